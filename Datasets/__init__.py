@@ -1,0 +1,1 @@
+"""Data sets; every file without a leading underscore is a plug-in."""

@@ -1,0 +1,111 @@
+"""Image arithmetic of the streams, vectorised over a micro-batch; every draw is keyed by (seed, epoch, record)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from emulator import draws
+
+_CHANNEL_MEAN = (123.68, 116.78, 103.94)
+_UNIT_MEAN = (0.485, 0.456, 0.406)
+_UNIT_DEVIATION = (0.229, 0.224, 0.225)
+_FRAME = 4  # zeros on every side before the random crop
+
+
+def standardise(image: tf.Tensor) -> tf.Tensor:
+    """Whole numbers 0 to 255 [n, h, w, c] to mean 0, deviation 1 per image, float32."""
+    return _standardised(image, *mean_and_scale(image))
+
+
+def mean_and_scale(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Of each image of whole numbers, float32 [n]: mean, and 1 / deviation, which is at least 1 / sqrt(h w c).
+
+    The sums are taken in integers: exact, so no bit depends on how many images are summed together. A scale to
+    multiply by leaves TensorFlow nothing to rewrite, as it does with divisions by what it finds to be constant.
+    """
+    count = image.shape[1] * image.shape[2] * image.shape[3]
+    whole = tf.cast(image, tf.int32)
+    total = tf.cast(tf.reduce_sum(whole, [1, 2, 3]), tf.int64)
+    squares = tf.reduce_sum(tf.cast(tf.reduce_sum(whole * whole, [2, 3]), tf.int64), 1)  # 32 bits hold one row
+    deviation = tf.sqrt(tf.cast(squares * count - total * total, tf.float64)) / count
+    deviation = tf.maximum(deviation, count**-0.5)
+    return tf.cast(tf.cast(total, tf.float64) / count, tf.float32), tf.cast(1.0 / deviation, tf.float32)
+
+
+def _standardised(image: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    return (tf.cast(image, tf.float32) - mean[:, None, None, None]) * scale[:, None, None, None]
+
+
+class Cuts(NamedTuple):
+    """For each image: the first row and column of its crop in the framed image, and whether it is mirrored."""
+
+    top: tf.Tensor
+    left: tf.Tensor
+    mirrored: tf.Tensor
+
+
+def random_cuts(record: tf.Tensor, epoch: tf.Tensor, seed: int) -> Cuts:
+    """Any place in the frame, half of the images mirrored."""
+    return Cuts(
+        top=draws.below(2 * _FRAME + 1, draws.key(seed, "data/crop-top"), epoch, record),
+        left=draws.below(2 * _FRAME + 1, draws.key(seed, "data/crop-left"), epoch, record),
+        mirrored=tf.equal(draws.below(2, draws.key(seed, "data/flip"), epoch, record), 1),
+    )
+
+
+def no_cuts(record: tf.Tensor) -> Cuts:
+    """Every image whole and as it is."""
+    middle = tf.fill(tf.shape(record), _FRAME)
+    return Cuts(top=middle, left=middle, mirrored=tf.zeros_like(record, tf.bool))
+
+
+def flip_and_crop(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
+    """Mirror, frame with zeros, and crop to the old size: images [n, side, side, c] of any type.
+
+    Two gathers do all three: rows first, then columns, counted from the right in a mirrored image.
+    """
+    side = image.shape[1]
+    rows = cuts.top[:, None] + tf.range(side)
+    columns = cuts.left[:, None] + tf.range(side)
+    columns = tf.where_v2(cuts.mirrored[:, None], side + 2 * _FRAME - 1 - columns, columns)
+    framed = tf.pad(image, [[0, 0], [_FRAME, _FRAME], [_FRAME, _FRAME], [0, 0]])
+    return tf.gather(tf.gather(framed, rows, axis=1, batch_dims=1), columns, axis=2, batch_dims=1)
+
+
+def moments(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
+    """What `from_bytes` needs to know of whole images: mean, scale, top, left; float32 [n, 4]."""
+    mean, scale = mean_and_scale(image)
+    return tf.stack([mean, scale, tf.cast(cuts.top, tf.float32), tf.cast(cuts.left, tf.float32)], axis=1)
+
+
+def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
+    """Cropped bytes standardised with the whole image's moments, the frame zero: the float stream's very bits."""
+    mean, scale, top, left = tf.unstack(moments, axis=1)
+    sent = image.shape[1]
+
+    def in_picture(first: tf.Tensor) -> tf.Tensor:
+        place = first[:, None] + tf.range(sent, dtype=tf.float32)
+        return tf.logical_and(place >= _FRAME, place < _FRAME + sent)  # the same for mirrored images
+
+    kept = tf.logical_and(in_picture(top)[:, :, None, None], in_picture(left)[:, None, :, None])
+    return sized(tf.where_v2(kept, _standardised(image, mean, scale), 0.0), side)
+
+
+def sized(image: tf.Tensor, side: int) -> tf.Tensor:
+    """Resized if it is not of this size yet."""
+    return image if image.shape[1] == side else resize(image, side, side)
+
+
+def resize(image: tf.Tensor, height: int | tf.Tensor, width: int | tf.Tensor) -> tf.Tensor:
+    """Bilinear, pixel centres at half; [n, h, w, c] of any number type to float32."""
+    return tf.raw_ops.ResizeBilinear(images=image, size=tf.stack([height, width]), half_pixel_centers=True)
+
+
+def normalise(image: tf.Tensor, unit: bool) -> tf.Tensor:
+    """Photographs 0 to 255: channel means subtracted, or (`unit`) to mean 0 and deviation 1 over ImageNet."""
+    image = tf.cast(image, tf.float32)
+    if unit:
+        return (image / 255.0 - tf.constant(_UNIT_MEAN)) / tf.constant(_UNIT_DEVIATION)
+    return image - tf.constant(_CHANNEL_MEAN)

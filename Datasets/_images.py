@@ -1,0 +1,61 @@
+"""Streams of small images from fixed-length records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from Datasets import _augment, _pipeline
+from Datasets._spec import ReadRequest
+
+_SIDE = 32
+
+Gather = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+Element = dict[str, tf.Tensor]
+
+
+def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
+    """Endless augmented micro-batches (or plainly preprocessed ones, when the request says so)."""
+    per_chunk = _pipeline.micro_batches_per_chunk(request)
+
+    def read(position: tf.Tensor) -> Element:
+        record, epoch = _pipeline.record_and_epoch(position, size, request.seed)
+        pixels, label = _gathered(gather, record)
+        cuts = _augment.random_cuts(record, epoch, request.seed) if request.augment else None
+        return _preprocessed(pixels, cuts, request) | {"label": label, "position": position}
+
+    positions = _pipeline.training_positions(request, per_chunk * request.batch_size)
+    chunks = positions.map(read, _pipeline.threads(request))
+    return _pipeline.finish(_pipeline.split_chunks(chunks, per_chunk, request.batch_size))
+
+
+def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
+    """Every image once, in file order; the last micro-batch is filled up with zeros labelled -1."""
+    per_chunk = _pipeline.micro_batches_per_chunk(request)
+    chunk = per_chunk * request.batch_size
+
+    def read(first: tf.Tensor) -> Element:
+        position = first + tf.range(chunk, dtype=tf.int64)
+        pixels, label = _gathered(gather, position)
+        return _preprocessed(pixels, None, request) | {"label": label, "position": position}  # zeros stay zeros
+
+    chunks = tf.data.Dataset.range(0, size, chunk).map(read, _pipeline.threads(request))
+    micro_batches = _pipeline.split_chunks(chunks, per_chunk, request.batch_size)
+    return _pipeline.finish(micro_batches.take(-(-size // request.batch_size)))
+
+
+def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    pixels, label = tf.numpy_function(gather, [record], [tf.uint8, tf.int32])
+    label.set_shape(record.shape)
+    return tf.ensure_shape(pixels, [record.shape[0], _SIDE, _SIDE, 3]), label
+
+
+def _preprocessed(pixels: tf.Tensor, cuts: _augment.Cuts | None, request: ReadRequest) -> Element:
+    """Standardised, then flipped and cropped, then resized; or the bytes and what the device needs for the same."""
+    if request.eight_bit:
+        image = _augment.flip_and_crop(pixels, cuts) if cuts else pixels
+        return {"image": image, "moments": _augment.moments(pixels, cuts or _augment.no_cuts(pixels[:, 0, 0, 0]))}
+    image = _augment.standardise(pixels)
+    return {"image": _augment.sized(_augment.flip_and_crop(image, cuts) if cuts else image, request.image_size)}

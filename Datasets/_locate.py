@@ -1,0 +1,68 @@
+"""Where the data lies: names inferred from paths, DATA_DIR, and the walk through a folder tree.
+
+Refuses to guess: what is not found is an error that says what was looked for, and where.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from Datasets._spec import DataError
+
+_NAMES_IN_PATHS = (  # the first row whose text is in the path wins
+    ("imagenet", "imagenet"),
+    ("cifar100", "cifar-100"),
+    ("cifar-100", "cifar-100"),
+    ("cifar", "cifar-10"),
+    ("fashion", "fashion-mnist-full"),
+)
+
+
+def infer(data_dir: str) -> str:
+    """The data set's name, from the text of the path to it."""
+    for text, name in _NAMES_IN_PATHS:
+        if text in data_dir.lower():
+            return name
+    known = ", ".join(text for text, _ in _NAMES_IN_PATHS)
+    raise DataError(f"no data set can be inferred from --data-dir {data_dir} (none of: {known}); give --dataset")
+
+
+def folder_given(name: str, wanted: str, data_dir: str | None, environ: Mapping[str, str]) -> Path:
+    """The folder of --data-dir, else of DATA_DIR."""
+    given = data_dir or environ.get("DATA_DIR")
+    if not given:
+        raise DataError(f"data set {name} needs its files ({wanted}): give --data-dir or set DATA_DIR")
+    if not Path(given).is_dir():
+        source = "--data-dir" if data_dir else "DATA_DIR"
+        raise DataError(f"data set {name}: {source} {given} is not a folder; looked there for {wanted}")
+    return Path(given)
+
+
+def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> Path:
+    """`top` if it holds one of `files`, else a folder called `folder` below it that does."""
+    for here in (top, *folders_called(folder, top)):
+        if any((here / file).is_file() for file in files):
+            missing = [file for file in files if not (here / file).is_file()]
+            if missing:
+                raise DataError(f"data set {name}: {here} lacks {', '.join(missing)} (needed: {', '.join(files)})")
+            return here
+    raise DataError(
+        f"data set {name}: no {files[0]} in {top}, nor in a folder named {folder} below it; give --data-dir the "
+        f"folder that holds {', '.join(files)}"
+    )
+
+
+def folders_called(name: str, top: Path) -> Iterator[Path]:
+    """Every folder of that name below `top`, in sorted order, through links."""
+    seen: set[str] = set()
+    for here, below, _ in os.walk(top, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:  # a link back up the tree would be walked for ever
+            below.clear()
+            continue
+        seen.add(real)
+        below.sort()
+        if os.path.basename(here) == name and Path(here) != top:
+            yield Path(here)

@@ -1,0 +1,86 @@
+"""Reading records into a stream, and saying what is wrong with one that failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from Datasets import _pipeline
+from Datasets._spec import DataError
+from Datasets._tfrecords import RecordIndex
+
+_CACHE_SHARE = 4  # the cache takes at most one part in this many of the machine's memory
+
+Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+
+
+def loader(index: RecordIndex, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function from record numbers [n] to their payloads [n], which it keeps if asked, while memory allows."""
+    kept: dict[int, bytes] = {}
+    room = _cache_bytes() if cache else 0
+
+    def one(record: int) -> bytes:
+        nonlocal room
+        if record in kept:
+            return kept[record]
+        try:
+            payload = index.payload(record)
+        except DataError:
+            return b""  # cannot be parsed, so it leaves a gap, and `fail` reads it again to say why
+        if len(payload) <= room:
+            kept[record] = payload
+            room -= len(payload)
+        return payload
+
+    def many(records: np.ndarray) -> np.ndarray:
+        return np.array([one(int(record)) for record in records], dtype=object)
+
+    def load(record: tf.Tensor) -> tf.Tensor:
+        payload = tf.numpy_function(many, [record], tf.string)
+        payload.set_shape(record.shape)
+        return payload
+
+    return load
+
+
+def check(index: RecordIndex, record: int, prepare: Prepare) -> None:
+    """Raise if one record cannot be used: a set of which none can would otherwise be searched for ever."""
+    reason = _reason(index.payload(record), prepare)
+    if reason:
+        raise DataError(f"{index.name(record)} cannot be used: {index.damage(record) or reason}")
+
+
+def fail(index: RecordIndex, record: int, prepare: Prepare) -> NoReturn:
+    """Raise the error of a record that left a gap."""
+    check(index, record, prepare)
+    raise DataError(f"{index.name(record)} could not be used, but can be now; is its file being written?")
+
+
+def record_at(position: int, size: int, seed: int) -> int:
+    """The record number at a position, outside any stream."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        where = tf.constant([position], tf.int64)
+        return int(session.run(_pipeline.record_and_epoch(where, size, seed)[0])[0])
+
+
+def _reason(payload: bytes, prepare: Prepare) -> str | None:
+    """What TensorFlow says when it prepares the payload alone; None if it can."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        zero = tf.constant(0, tf.int64)
+        made = prepare({"payload": tf.constant(payload), "record": zero, "epoch": zero, "position": zero})
+        try:
+            session.run(made)
+        except tf.errors.OpError as error:
+            said = [line.strip() for line in error.message.splitlines() if line.strip()]
+            return [line for line in said if not line.startswith("[[")][-1]  # headings before it, nodes after it
+        except UnicodeDecodeError:  # TensorFlow quotes the record in its message, which is no text
+            return "it is no tf.train.Example"
+    return None
+
+
+def _cache_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _CACHE_SHARE

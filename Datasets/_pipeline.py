@@ -1,0 +1,68 @@
+"""What every stream shares: positions in the endless epoch order, chunks of micro-batches, and the stream's end.
+
+A stream is a pure function of its request: no buffer is shuffled and no generator keeps a state, so starting at
+another position gives the later part of the same stream, on any number of threads.
+
+Streams call Python (`tf.numpy_function`), so they need an initializable iterator in the process that built them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow.compat.v1 as tf
+
+from Datasets._spec import ReadRequest
+from emulator import draws
+
+_ENDLESS = 1 << 60
+_CHUNK_SAMPLES = 256  # below this, per-call overhead outweighs the work on 32 x 32 images
+_CHUNK_BYTES = 16 << 20
+_PREFETCH = 2
+
+
+def place(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
+    """Position of the stream's `sample`-th sample (works on tensors and on numpy arrays)."""
+    if not request.period:
+        return request.start + sample
+    return request.start + sample // request.block * request.period + sample % request.block
+
+
+def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
+    """Endless vectors of `chunk` positions, int64."""
+    samples = tf.data.Dataset.range(0, _ENDLESS, chunk)
+    return samples.map(lambda first: place(request, first + tf.range(chunk, dtype=tf.int64)))
+
+
+def record_and_epoch(position: tf.Tensor, size: int, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which record of `size` stands at each position, and in which epoch; both int64."""
+    epoch = position // size
+    return draws.permuted(position % size, epoch, size, draws.key(seed, "data/order")), epoch
+
+
+def micro_batches_per_chunk(request: ReadRequest) -> int:
+    """How many micro-batches are worked on in one call; no result depends on it."""
+    sample_bytes = 4 * 3 * request.image_size**2
+    samples = min(_CHUNK_SAMPLES, _CHUNK_BYTES // sample_bytes)
+    return max(1, samples // request.batch_size)
+
+
+def threads(request: ReadRequest) -> int:
+    """Calls at once: as asked, but never more than there are processors."""
+    return max(1, min(request.parallel_calls, os.cpu_count() or 1))
+
+
+def split_chunks(stream: tf.data.Dataset, per_chunk: int, batch_size: int) -> tf.data.Dataset:
+    """Elements of [per_chunk * batch_size, ...] as micro-batches of [batch_size, ...]."""
+    if per_chunk == 1:
+        return stream
+
+    def rows(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {name: tf.reshape(x, [per_chunk, batch_size, *x.shape[1:]]) for name, x in element.items()}
+
+    return stream.map(rows).unbatch()
+
+
+def finish(stream: tf.data.Dataset) -> tf.data.Dataset:
+    """A small buffer, so that the next micro-batch is made while the device works on this one."""
+    return stream.prefetch(_PREFETCH)

@@ -1,0 +1,73 @@
+"""What every data set plug-in speaks: a description, a source that was found, a request for a stream.
+
+Nothing here imports TensorFlow: finding and counting data, and every error about it, must answer at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
+
+class DataError(Exception):
+    """Data that is missing or wrong. The message is one complete line; details may follow on further lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """What a model and a horizon need to know of a data set."""
+
+    name: str
+    num_classes: int
+    image_size: int | None  # the records' own side in pixels; None: pictures of any size (the model decides)
+    train_images: int
+    validation_images: int
+    class_names: tuple[str, ...] = ()
+    standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRequest:
+    """One stream of micro-batches.
+
+    `start`: position of the first sample in the endless epoch order (training only): position p is element
+    p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
+    `block`, `period`: with several processes, the stream holds the first `block` of every `period` positions,
+    counted from `start`; 0 is every position.
+    `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
+    `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
+    `augment` False: evaluation preprocessing on the training stream.
+    `host_normalise`: the plug-in normalises in its stream; otherwise `on_device` does.
+    """
+
+    batch_size: int
+    image_size: int
+    seed: int
+    start: int = 0
+    block: int = 0
+    period: int = 0
+    augment: bool = True
+    host_normalise: bool = False
+    unit_normalise: bool = False
+    eight_bit: bool = False
+    parallel_calls: int = 48
+    cache: bool = True
+
+
+class DataSource(Protocol):
+    """Data that was found and counted."""
+
+    spec: DataSpec
+
+    def train(self, request: ReadRequest) -> tf.data.Dataset:
+        """Endless stream of {"image": [batch, side, side, 3] float32, "label": [batch] int32,
+        "position": [batch] int64}; "moments": [batch, 4] float32 where `eight_bit` needs it."""
+
+    def validation(self, request: ReadRequest) -> tf.data.Dataset:
+        """Every image once, in order; the last micro-batch is filled up with zero images labelled -1."""
+
+    def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
+        """What is left to do to a micro-batch of images inside the device's graph; float32 [b, side, side, 3]."""

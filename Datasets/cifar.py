@@ -1,0 +1,61 @@
+"""CIFAR-10 and CIFAR-100 in their binary versions. Sizes are counted from the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from Datasets import _locate
+from Datasets._binary import BinarySource, Layout
+from Datasets._spec import DataSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """Which files a set is made of, and the folder its archive unpacks to."""
+
+    folder: str
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    layout: Layout
+
+
+_FILES = {
+    "cifar-10": _Files(
+        folder="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        validation=("test_batch.bin",),
+        layout=Layout(label_bytes=1, label_at=0),
+    ),
+    "cifar-100": _Files(
+        folder="cifar-100-binary",
+        train=("train.bin",),
+        validation=("test.bin",),
+        layout=Layout(label_bytes=2, label_at=1),  # byte 0 is the coarse label
+    ),
+}
+_TEN_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def _spec(name: str, num_classes: int, class_names: tuple[str, ...] = ()) -> DataSpec:
+    return DataSpec(
+        name=name, num_classes=num_classes, image_size=32, train_images=50_000, validation_images=10_000,
+        class_names=class_names, standardised=True,
+    )  # fmt: skip
+
+
+SPECS = {"cifar-10": _spec("cifar-10", 10, _TEN_NAMES), "cifar-100": _spec("cifar-100", 100)}
+
+
+def _open(name: str, data_dir: str | None, environ: Mapping[str, str]) -> BinarySource:
+    files = _FILES[name]
+    wanted = (*files.train, *files.validation)
+    top = _locate.folder_given(name, ", ".join(wanted), data_dir, environ)
+    folder = _locate.holding_folder(name, top, files.folder, wanted)
+    return BinarySource(
+        SPECS[name], [folder / file for file in files.train], [folder / file for file in files.validation], files.layout
+    )
+
+
+DATASETS = {name: partial(_open, name) for name in _FILES}

@@ -1,0 +1,76 @@
+"""Fashion-MNIST: a balanced selection that comes with the project, and the full set from its IDX files.
+
+Both are expanded once to CIFAR-10's binary records (32 x 32, grey three times), so CIFAR's reader reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from Datasets import _cache, _fashion_files
+from Datasets._binary import BinarySource, Layout
+from Datasets._spec import DataError, DataSpec
+
+_EMBEDDED = DataSpec(
+    name="fashion-mnist",
+    num_classes=10,
+    image_size=32,
+    train_images=10_000,
+    validation_images=2_000,
+    class_names=(
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    ),
+    standardised=True,
+)  # fmt: skip
+_FULL = replace(_EMBEDDED, name="fashion-mnist-full", train_images=60_000, validation_images=10_000)
+
+SPECS = {spec.name: spec for spec in (_EMBEDDED, _FULL)}
+
+
+def open_embedded(data_dir: str | None, environ: Mapping[str, str]) -> BinarySource:
+    """The selection in the package; with --data-dir the full set that lies there. DATA_DIR is not looked at."""
+    if data_dir:
+        if not _fashion_files.holds_idx(Path(data_dir)):
+            raise DataError(
+                f"data set fashion-mnist: --data-dir {data_dir} lacks the IDX files ({_idx_names()}); the embedded set "
+                "needs no --data-dir"
+            )
+        return _full(_EMBEDDED, Path(data_dir), environ)
+    build = _fashion_files.writer(partial(_fashion_files.unpacked, _fashion_files.EMBEDDED))
+    return _source(_EMBEDDED, _cache.expanded("fashion-mnist-v1", build, environ))
+
+
+def open_full(data_dir: str | None, environ: Mapping[str, str]) -> BinarySource:
+    """60,000 + 10,000 images from --data-dir, else from DATA_DIR if they are there, else from Debian's package."""
+    places = [data_dir] if data_dir else [environ.get("DATA_DIR"), str(_fashion_files.DEBIAN_FOLDER)]
+    folders = [Path(place) for place in places if place]
+    for folder in folders:
+        if _fashion_files.holds_idx(folder):
+            return _full(_FULL, folder, environ)
+    raise DataError(
+        f"data set fashion-mnist-full: no IDX files ({_idx_names()}) in {' or '.join(map(str, folders))}; "
+        "apt install dataset-fashion-mnist, or give --data-dir the folder that holds them"
+    )
+
+
+DATASETS = {"fashion-mnist": open_embedded, "fashion-mnist-full": open_full}
+
+
+def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySource:
+    sources = "".join(_cache.digest(file) for file in _fashion_files.idx_paths(folder))
+    name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # other files, other folder
+    return _source(
+        spec, _cache.expanded(name, _fashion_files.writer(partial(_fashion_files.read_idx, folder)), environ)
+    )
+
+
+def _source(spec: DataSpec, folder: Path) -> BinarySource:
+    return BinarySource(spec, [folder / "train.bin"], [folder / "test.bin"], Layout(label_bytes=1, label_at=0))
+
+
+def _idx_names() -> str:
+    return ", ".join(f"{name}[.gz]" for name in _fashion_files.IDX_FILES)

@@ -1,0 +1,124 @@
+"""Data without files: one random image and one label, every sample the same; from the host, or made on the device.
+
+No data set of its own: `generated` and `synthetic` imitate another one's description.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from Datasets._spec import DataError, DataSpec, ReadRequest
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
+DATASETS: dict = {}
+
+_MEAN = 127.0
+_DEVIATION = 60.0
+
+
+def spec_without_data(name: str) -> DataSpec:
+    """A data set's description with its published sizes, from the `SPECS` of the plug-ins; needs no files."""
+    specs: dict[str, DataSpec] = {}
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if not module.name.startswith("_"):
+            specs |= getattr(importlib.import_module(f"Datasets.{module.name}"), "SPECS", {})
+    if name not in specs:
+        raise DataError(f"no data set {name!r}; there are {', '.join(sorted(specs))}")
+    return specs[name]
+
+
+def generated(spec: DataSpec) -> GeneratedSource:
+    """Generated data with this description, made once on the host and sent again and again."""
+    return GeneratedSource(spec)
+
+
+def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The same images [n, side, side, 3] and labels [n] for positions [n], inside the device's graph.
+
+    They are what a stream would deliver without `eight_bit` (nothing is sent), so `on_device` comes next.
+    """
+    import tensorflow.compat.v1 as tf
+
+    sample = _sample(spec, replace(request, eight_bit=False))
+    image, label = (tf.repeat(sample[name][None], tf.shape(position)[0], axis=0) for name in ("image", "label"))
+    image.set_shape([position.shape[0], request.image_size, request.image_size, 3])
+    return image, label
+
+
+class GeneratedSource:
+    """A data set of one sample."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+
+    def train(self, request: ReadRequest) -> tf.data.Dataset:
+        from Datasets import _pipeline
+
+        return self._stream(_pipeline.training_positions(request, request.batch_size), request, None)
+
+    def validation(self, request: ReadRequest) -> tf.data.Dataset:
+        import tensorflow.compat.v1 as tf
+
+        size, batch = self.spec.validation_images, request.batch_size
+        positions = tf.data.Dataset.range(-(-size // batch) * batch).batch(batch, drop_remainder=True)
+        return self._stream(positions, request, size)
+
+    def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
+        """Normalisation as for the data set that is imitated; nothing for standardised images without moments."""
+        from Datasets import _augment
+
+        if moments is not None:
+            return _augment.from_bytes(image, moments, request.image_size)
+        if self.spec.standardised or (request.host_normalise and not request.eight_bit):
+            return image
+        return _augment.normalise(image, request.unit_normalise)
+
+    def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
+        import tensorflow.compat.v1 as tf
+
+        from Datasets import _pipeline
+
+        once = tf.data.Dataset.from_tensors(0).map(lambda _: _sample(self.spec, request)).cache().repeat()
+
+        def element(position: tf.Tensor, sample: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            many = {name: tf.repeat(x[None], request.batch_size, axis=0) for name, x in sample.items()}
+            if size is not None:
+                real = position < size
+                many["image"] *= tf.cast(real, many["image"].dtype)[:, None, None, None]
+                many["label"] = tf.where_v2(real, many["label"], -1)
+            return many | {"position": position}
+
+        return _pipeline.finish(tf.data.Dataset.zip((positions, once)).map(element))
+
+
+def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
+    """The image [side, side, 3] as a stream delivers it, and the label: both functions of the seed alone.
+
+    The last class never occurs, as in the original.
+    """
+    import tensorflow.compat.v1 as tf
+
+    from Datasets import _augment
+    from emulator import draws
+
+    side = request.image_size
+    drawn = tf.random.stateless_truncated_normal(
+        [1, side, side, 3], draws.stateless_seed(request.seed, "data/generated-image"), _MEAN, _DEVIATION
+    )
+    image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, so that eight bits hold them
+    made = {"label": draws.below(spec.num_classes - 1, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
+    if request.eight_bit:
+        made["image"] = tf.cast(image, tf.uint8)[0]
+        if spec.standardised:
+            made["moments"] = _augment.moments(image, _augment.no_cuts(tf.zeros([1])))[0]
+    elif spec.standardised:
+        made["image"] = _augment.standardise(image)[0]
+    else:
+        made["image"] = (_augment.normalise(image, request.unit_normalise) if request.host_normalise else image)[0]
+    return made

@@ -1,0 +1,35 @@
+"""What every schedule is built for, and the ramp at its start. A rate is a function of the update's index alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Rate = Callable[[int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateHorizon:
+    """The run a schedule is stretched over. `peak` is 2^exponent × global batch, or the absolute learning rate."""
+
+    peak: float
+    iterations: int
+    epochs: float
+    iterations_per_epoch: int
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "iterations", "epochs", "iterations_per_epoch"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} of a learning-rate schedule is {value} but must be > 0 and finite")
+
+
+def warmup_iterations(horizon: RateHorizon, warmup_epochs: float) -> int:
+    """The share of the updates that the warm-up's epochs have of all epochs; may exceed the run."""
+    return int(horizon.iterations * warmup_epochs // horizon.epochs)
+
+
+def ramp(rate: Rate, warmup: int) -> Rate:
+    """Multiply `rate` by i / warmup over the first `warmup` updates: the curve below keeps its shape."""
+    return lambda i: rate(i) * i / warmup if i < warmup else rate(i)

@@ -1,0 +1,27 @@
+"""Cosine: half a period of a cosine from the peak down to 0 at the end of the run."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from LR_Schedules._options import keep_rules, warmup_epochs
+from LR_Schedules._warmup import RateHorizon, ramp, warmup_iterations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing but the warm-up: the curve follows from the run's length."""
+
+    warmup_epochs: float = warmup_epochs()
+
+    def __post_init__(self) -> None:
+        keep_rules(self)
+
+
+def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
+    """Learning rate of update i: peak × (1 + cos(π i / iterations)) / 2."""
+
+    def rate(i: int) -> float:
+        return horizon.peak * 0.5 * (1 + math.cos(math.pi * i / horizon.iterations))
+
+    return ramp(rate, warmup_iterations(horizon, options.warmup_epochs))

@@ -1,0 +1,53 @@
+"""Stepped: the rate is multiplied by a constant each time a given fraction of the run is behind."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from LR_Schedules._options import above, keep_rules, opt, warmup_epochs
+from LR_Schedules._warmup import RateHorizon, ramp, warmup_iterations
+
+_RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
+
+
+def _broken(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        fractions = parse_fractions(text)
+    except ValueError:
+        return _RULE
+    inside = all(0 < f < 1 for f in fractions)
+    return None if inside and all(a < b for a, b in pairwise(fractions)) else _RULE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A factor, and the fractions of the run after which it is applied."""
+
+    learning_rate_decay: float = opt(0.1, "factor of the learning rate at each drop", check=above(0))
+    learning_rate_schedule: str | None = opt(
+        None, "fractions of the run at which the rate drops, comma-separated (default: the model's)", check=_broken
+    )
+    warmup_epochs: float = warmup_epochs()
+
+    def __post_init__(self) -> None:
+        keep_rules(self)
+
+
+def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
+    """Learning rate of update i: peak × decay ^ (drops behind update i)."""
+    if options.learning_rate_schedule is None:
+        raise ValueError("learning_rate_schedule is not given and the model has no default: it " + _RULE)
+    drops = [int(f * horizon.iterations) for f in parse_fractions(options.learning_rate_schedule)]
+
+    # Counting the drops behind i, instead of remembering the last one, makes a resumed run equal the unbroken one.
+    def rate(i: int) -> float:
+        return horizon.peak * options.learning_rate_decay ** sum(i > drop for drop in drops)
+
+    return ramp(rate, warmup_iterations(horizon, options.warmup_epochs))
+
+
+def parse_fractions(text: str) -> tuple[float, ...]:
+    """ "0.5,0.75" → (0.5, 0.75)"""
+    return tuple(float(part) for part in text.split(","))

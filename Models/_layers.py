@@ -1,0 +1,160 @@
+"""The layer vocabulary that models are written in. No TensorFlow here: two readers implement it.
+
+`TensorLayers` (Models/_tensor_layers.py) builds the graph; `CountingLayers` (emulator/cost/trace.py) counts
+parameters, multiply-adds and activations. A model never decides a precision or a device.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Initial values of a kernel: variance scaling as in He et al. 2015 (arXiv 1502.01852).
+
+    Variance = scale / n with n = fan_in, fan_out or their mean ("fan_avg"); "truncated_normal" cuts at two
+    deviations and keeps that variance, "uniform" has the same variance.
+    """
+
+    scale: float
+    mode: str
+    distribution: str = "truncated_normal"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable: its full name, shape, and initial values (a constant or a kernel's).
+
+    With a `decay` it is a moving statistic, which batches move and gradients do not:
+    value -= (1 - decay) * (value - the batch's).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    initial: Initial | float
+    decay: float | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients move it."""
+        return self.decay is None
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+    @property
+    def fans(self) -> tuple[int, int]:
+        """fan_in and fan_out of a kernel [.., in, out]."""
+        receptive = math.prod(self.shape[:-2])
+        return receptive * self.shape[-2], receptive * self.shape[-1]
+
+
+GLOROT = Initial(1.0, "fan_avg", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormPolicy:
+    """Which normalisation follows a convolution, and its constants."""
+
+    kind: str  # "batch", "group" or "none"
+    epsilon: float = 1e-5
+    decay: float = 0.97  # of the moving statistics of batch norm
+    groups: int = 1
+    two_pass: bool = False  # group norm: variance from the centred values
+
+    def label(self) -> str:
+        """The part of a run's name: BN, GN32 or noBN."""
+        return {"batch": "BN", "group": f"GN{self.groups}", "none": "noBN"}[self.kind]
+
+
+class Layers(ABC):
+    """What a model may use. `x` is whatever the reader works on: a tensor [batch, height, width, channels]
+    or its shape."""
+
+    def __init__(self) -> None:
+        self._scopes: list[str] = []
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Variables made inside are named below `name`."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def path(self, *names: str) -> str:
+        """The full name of something in the present scope."""
+        return "/".join([*self._scopes, *names])
+
+    def begin_segment(self, name: str) -> None:  # noqa: B027 - most readers need not know
+        """Called before each segment of a model."""
+
+    @abstractmethod
+    def channels(self, x: Any) -> int:
+        """The number of channels of x."""
+
+    @abstractmethod
+    def side(self, x: Any) -> int:
+        """The height of x in pixels."""
+
+    @abstractmethod
+    def conv(
+        self, x: Any, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False
+    ) -> Any:
+        """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
+
+    @abstractmethod
+    def norm(self, x: Any, policy: NormPolicy, *, zero_gamma: bool = False) -> Any:
+        """Normalisation with scale and offset; `zero_gamma` starts the scale at zero."""
+
+    @abstractmethod
+    def relu(self, x: Any) -> Any: ...
+
+    @abstractmethod
+    def swish(self, x: Any) -> Any:
+        """x * sigmoid(x)."""
+
+    @abstractmethod
+    def sigmoid(self, x: Any) -> Any: ...
+
+    @abstractmethod
+    def add(self, x: Any, y: Any) -> Any: ...
+
+    @abstractmethod
+    def gate(self, x: Any, factor: Any) -> Any:
+        """x * factor, the factor [batch, 1, 1, channels] being the same for every pixel."""
+
+    @abstractmethod
+    def max_pool(self, x: Any, kernel: int, stride: int) -> Any:
+        """Maximum with SAME padding."""
+
+    @abstractmethod
+    def global_mean(self, x: Any) -> Any:
+        """Mean over the pixels: [batch, 1, 1, channels]."""
+
+    @abstractmethod
+    def subsample(self, x: Any, stride: int, channels: int) -> Any:
+        """Every stride-th pixel, padded with zero channels to `channels`: the parameter-free shortcut
+        (option A of He et al. 2015, arXiv 1512.03385)."""
+
+    @abstractmethod
+    def dense(self, x: Any, units: int) -> Any:
+        """Fully connected with bias on [batch, 1, 1, channels]; gives [batch, units]."""
+
+    @abstractmethod
+    def dropout(self, x: Any, rate: float) -> Any:
+        """In training, zeroes elements with probability `rate` and divides the rest by 1 - rate."""
+
+    @abstractmethod
+    def drop_path(self, x: Any, survival: float) -> Any:
+        """In training, zeroes whole samples with probability 1 - survival and divides the rest by it
+        (stochastic depth, Huang et al. 2016, arXiv 1603.09382)."""

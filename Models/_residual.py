@@ -1,0 +1,122 @@
+"""Residual networks: the segments that ResNet and ResNeXt share (He et al., arXiv 1512.03385; the stride of a
+bottleneck unit sits on its 3x3 convolution, "v1.5")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from Models._layers import Initial, Layers, NormPolicy
+from Models._segments import Segment
+
+KERNEL = Initial(1.0, "fan_in")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the table of sizes: units per stage and the kind of unit."""
+
+    block: str  # "basic" or "bottleneck"
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Everything the segments need: a variant with its widths and options filled in."""
+
+    variant: Variant
+    large_stem: bool  # 7x7 stride 2 and max-pool, for ImageNet-sized pictures
+    stem_width: int
+    widths: tuple[int, ...]  # of the narrow convolutions, per stage; bottleneck units put out four times that
+    norm: NormPolicy
+    num_classes: int
+    projection: bool  # basic units begin a stage with a 1x1 convolution (else option A)
+    conv_groups: int = 1
+    grouped_width: int | None = None  # of the first stage's 3x3 in bottleneck units, if not that of `widths`
+
+
+def imagenet_variants(block: str, rows: dict[int, tuple[int, ...]]) -> dict[int, Variant]:
+    """{size: units per stage} as variants."""
+    return {size: Variant(block, units) for size, units in rows.items()}
+
+
+def cifar_variants(block: str, per_stage: tuple[int, ...]) -> dict[int, Variant]:
+    """Three equal stages: size 6n + 2 (basic) or 9n + 2 (bottleneck) for n units in each."""
+    layers = {"basic": 6, "bottleneck": 9}[block]
+    return {layers * n + 2: Variant(block, (n, n, n)) for n in per_stage}
+
+
+def segments(network: Network) -> list[Segment]:
+    """b0, then b<stage>/<unit> and b<stage>/<unit>/relu, reduce_mean, fc1."""
+    found = [Segment("b0", partial(_stem, network=network))]
+    unit_function = {"basic": _basic_unit, "bottleneck": _bottleneck_unit}[network.variant.block]
+    for stage, units in enumerate(network.variant.units):
+        for unit in range(units):
+            name = f"b{stage + 1}/{unit}"
+            stride = 2 if stage > 0 and unit == 0 else 1
+            width = network.widths[stage]
+            apply = partial(unit_function, network=network, name=name, width=width, stride=stride, first=unit == 0)
+            found += [Segment(name, apply), Segment(f"{name}/relu", _relu)]
+    found.append(Segment("reduce_mean", lambda layers, x: layers.global_mean(x)))
+    found.append(Segment("fc1", partial(_head, num_classes=network.num_classes)))
+    return found
+
+
+def _relu(layers: Layers, x: Any) -> Any:
+    return layers.relu(x)
+
+
+def _head(layers: Layers, x: Any, *, num_classes: int) -> Any:
+    with layers.scope("fc1"):
+        return layers.dense(x, num_classes)
+
+
+def _stem(layers: Layers, x: Any, *, network: Network) -> Any:
+    with layers.scope("b0"):
+        if not network.large_stem:
+            return layers.relu(_conv_norm(layers, x, network, network.stem_width, 3))
+        x = layers.relu(_conv_norm(layers, x, network, network.stem_width, 7, stride=2))
+        return layers.max_pool(x, 3, 2)
+
+
+def _conv_norm(
+    layers: Layers, x: Any, network: Network, filters: int, kernel: int, *, stride: int = 1, groups: int = 1, zero_gamma: bool = False
+) -> Any:
+    x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
+    return layers.norm(x, network.norm, zero_gamma=zero_gamma)
+
+
+def _basic_unit(layers: Layers, x: Any, *, network: Network, name: str, width: int, stride: int, first: bool) -> Any:
+    with layers.scope(name):
+        shortcut = _basic_shortcut(layers, x, network, width, stride) if first else x
+        with layers.scope("1"):
+            x = layers.relu(_conv_norm(layers, x, network, width, 3, stride=stride))
+        with layers.scope("2"):
+            x = _conv_norm(layers, x, network, width, 3)
+        return layers.add(shortcut, x)
+
+
+def _basic_shortcut(layers: Layers, x: Any, network: Network, width: int, stride: int) -> Any:
+    if not network.projection and (stride, width) == (1, layers.channels(x)):
+        return x
+    if not network.projection:
+        return layers.subsample(x, stride, width)
+    with layers.scope("p"):
+        return _conv_norm(layers, x, network, width, 1, stride=stride)
+
+
+def _bottleneck_unit(layers: Layers, x: Any, *, network: Network, name: str, width: int, stride: int, first: bool) -> Any:
+    with layers.scope(name):
+        shortcut = x
+        if first:
+            with layers.scope("p"):
+                shortcut = _conv_norm(layers, x, network, 4 * width, 1, stride=stride)
+        inner = width * network.grouped_width // network.stem_width if network.grouped_width else width
+        with layers.scope("1"):
+            x = layers.relu(_conv_norm(layers, x, network, inner, 1))
+        with layers.scope("2"):
+            x = layers.relu(_conv_norm(layers, x, network, inner, 3, stride=stride, groups=network.conv_groups))
+        with layers.scope("3"):
+            x = _conv_norm(layers, x, network, 4 * width, 1, zero_gamma=not first)
+        return layers.add(shortcut, x)

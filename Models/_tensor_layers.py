@@ -1,0 +1,175 @@
+"""The vocabulary as TensorFlow operations: the reader that trains.
+
+Weights come in as tensors by name, so that the caller decides how they are stored, cast and differentiated;
+this module creates no variable. Random draws are keyed by (seed, layer, sample position).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+import tensorflow.compat.v1 as tf
+
+from emulator import draws
+from Models._layers import Initial, Layers, NormPolicy, Variable
+
+
+def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Initial values as a function of (seed, name)."""
+    if not isinstance(variable.initial, Initial):
+        return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
+    fan_in, fan_out = variable.fans
+    fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[variable.initial.mode]
+    deviation = math.sqrt(variable.initial.scale / max(fan, 1))
+    key = draws.stateless_seed(seed, f"initial/{variable.name}")
+    if variable.initial.distribution == "uniform":
+        limit = math.sqrt(3.0) * deviation
+        values = tf.random.stateless_uniform(variable.shape, key, -limit, limit)
+    else:
+        # a normal cut at two deviations has 0.8796 of the uncut one's deviation
+        values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
+    return tf.cast(values, dtype)
+
+
+class TensorLayers(Layers):
+    """The vocabulary on tensors [batch, height, width, channels]."""
+
+    def __init__(
+        self, weights: Mapping[str, tf.Tensor], *, training: bool, seed: int = 0, positions: tf.Tensor | None = None
+    ) -> None:
+        """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
+        endless training order, the counter of its draws (needed in training only)."""
+        super().__init__()
+        self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
+        self._weights = weights
+        self._training = training
+        self._seed = seed
+        self._positions = positions
+
+    def channels(self, x: tf.Tensor) -> int:
+        return x.shape[-1]
+
+    def side(self, x: tf.Tensor) -> int:
+        return x.shape[1]
+
+    def conv(
+        self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False
+    ) -> tf.Tensor:
+        weights = self._weights[self.path("conv", "conv2d", "kernel")]
+        if groups == filters == self.channels(x) and groups > 1:
+            depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
+            y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
+        elif groups > 1 and not _native_group_gradients():
+            pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
+            y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
+        else:
+            y = tf.nn.conv2d(x, weights, stride, "SAME")
+        return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
+
+    def norm(self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False) -> tf.Tensor:
+        if policy.kind == "none":
+            return x
+        if policy.kind == "group":
+            with self.scope("GroupNorm"):
+                gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+            return group_norm(x, gamma, beta, policy)
+        with self.scope("batch_norm"):
+            return self._batch_norm(x, policy)
+
+    def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
+        gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+        names = self.path("moving_mean"), self.path("moving_variance")
+        no_values = tf.constant([], tf.float32)
+        moving = (no_values, no_values) if self._training else (self._weights[names[0]], self._weights[names[1]])
+        # the raw operation: the wrapper in tf.nn quietly raises small epsilons
+        result = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=policy.epsilon,
+            is_training=self._training,
+        )  # fmt: skip
+        if self._training:
+            count = tf.cast(tf.size(x) // self.channels(x), tf.float32)
+            # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
+            biased = result.batch_variance * ((count - 1) / count)
+            self.statistics |= {names[0]: result.batch_mean, names[1]: biased}
+        return result.y
+
+    def relu(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(x)
+
+    def swish(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.silu(x)
+
+    def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.sigmoid(x)
+
+    def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return x + y
+
+    def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        return x * factor
+
+    def max_pool(self, x: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
+        return tf.nn.max_pool2d(x, kernel, stride, "SAME")
+
+    def global_mean(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
+
+    def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
+        missing = channels - self.channels(x)
+        return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+
+    def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
+        kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
+        return tf.nn.bias_add(tf.matmul(tf.reshape(x, [-1, self.channels(x)]), kernel), bias)
+
+    def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
+        if not self._training or rate <= 0:
+            return x
+        elements = tf.reshape(tf.range(math.prod(x.shape[1:]), dtype=tf.int64), [1, *x.shape[1:]])
+        return self._keep(x, 1 - rate, "dropout", self._per_sample(), elements)
+
+    def drop_path(self, x: tf.Tensor, survival: float) -> tf.Tensor:
+        if not self._training or survival >= 1:
+            return x
+        return self._keep(x, survival, "drop_path", self._per_sample())
+
+    def _per_sample(self) -> tf.Tensor:
+        return tf.reshape(self._positions, [-1, 1, 1, 1])
+
+    def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
+        drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
+        return x * (tf.cast(drawn < probability, x.dtype) / probability)
+
+
+def group_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
+    """Group normalisation (Wu and He, arXiv 1803.08494) with the IPU's strided groups: group(c) = c mod groups.
+
+    x [batch, height, width, channels]; the statistics are formed per channel first, so that only vectors are
+    regrouped, and the result is one multiply-add per element.
+    """
+    channels = x.shape[-1]
+    if channels % policy.groups:
+        raise ValueError(f"group norm: {channels} channels do not divide into {policy.groups} groups")
+    mean = _group_mean(tf.reduce_mean(x, axis=[1, 2]), policy.groups)
+    if policy.two_pass:
+        centred = x - mean[:, None, None, :]
+        variance = _group_mean(tf.reduce_mean(tf.square(centred), axis=[1, 2]), policy.groups)
+    else:
+        square = _group_mean(tf.reduce_mean(tf.square(x), axis=[1, 2]), policy.groups)
+        variance = tf.maximum(square - tf.square(mean), 0.0)
+    factor = gamma * tf.math.rsqrt(variance + policy.epsilon)
+    return x * factor[:, None, None, :] + (beta - mean * factor)[:, None, None, :]
+
+
+def _group_mean(per_channel: tf.Tensor, groups: int) -> tf.Tensor:
+    """[batch, channels] -> the mean of each channel's group, at every channel."""
+    channels = per_channel.shape[-1]
+    means = tf.reduce_mean(tf.reshape(per_channel, [-1, channels // groups, groups]), axis=1)
+    return tf.tile(means, [1, channels // groups])
+
+
+def _native_group_gradients() -> bool:
+    """Whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN."""
+    return os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

@@ -1,0 +1,299 @@
+"""EfficientNet B0-B7 and a size for CIFAR (Tan and Le, arXiv 1905.11946), with group convolutions of any width
+(Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.fields import above, at_least, between, opt
+from Models._layers import GLOROT, Initial, Layers, NormPolicy
+from Models._segments import Segment
+
+CONV = Initial(2.0, "fan_out")
+GROUP_CONV = Initial(2.0, "fan_in")
+CHANNEL_MULTIPLE = 8
+SE_RATIO = 0.25  # of the block's input channels
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the paper's table."""
+
+    kernel: int
+    repeats: int
+    channels_in: int
+    channels_out: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """The scaling of one model size."""
+
+    width: float
+    depth: float
+    dropout: float
+    image: int
+
+
+STAGES = (
+    Stage(3, 1, 32, 16, 1),
+    Stage(3, 2, 16, 24, 2),
+    Stage(5, 2, 24, 40, 2),
+    Stage(3, 3, 40, 80, 2),
+    Stage(5, 3, 80, 112, 1),
+    Stage(5, 4, 112, 192, 2),
+    Stage(3, 1, 192, 320, 1),
+)
+SIZES = {
+    "CIFAR": Size(0.5, 1.0, 0.0, 32),
+    "B0": Size(1.0, 1.0, 0.2, 224),
+    "B1": Size(1.0, 1.1, 0.2, 240),
+    "B2": Size(1.1, 1.2, 0.3, 260),
+    "B3": Size(1.2, 1.4, 0.3, 300),
+    "B4": Size(1.4, 1.8, 0.4, 380),
+    "B5": Size(1.6, 2.2, 0.4, 456),
+    "B6": Size(1.8, 2.6, 0.5, 528),
+    "B7": Size(2.0, 3.1, 0.5, 600),
+}
+
+
+def _size_name(text: str) -> str:
+    """0..7 are read as B0..B7."""
+    return f"B{text}" if text.isdigit() else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of EfficientNet."""
+
+    model_size: str | None = opt(None, "B0..B7 (or 0..7), or cifar; default B0, on CIFAR-sized data cifar", read=_size_name)
+    batch_norm: bool | None = opt(None, "batch normalisation instead of group norm")
+    group_norm: bool | None = opt(None, "group normalisation (the default)")
+    groups: int = opt(4, "number of channel groups of group norm", check=at_least(1))
+    norm_epsilon: float = opt(1e-3, "epsilon of the norms", check=above(0))
+    BN_decay: float = opt(0.97, "decay of batch norm's moving statistics", check=between(0, 1))
+    dropout_rate: float | None = opt(None, "dropout before the classifier (default by size)", check=between(0, 0.99))
+    block_survival_prob: float = opt(0.8, "survival probability of the last block (drop-connect)", check=between(0.01, 1))
+    se: bool = opt(True, "squeeze and excitation; --no-se leaves it out")
+    depth_divisor: int = opt(CHANNEL_MULTIPLE, "channels are rounded to multiples of this", check=at_least(1))
+    top_width: int = opt(1280, "width of the last 1x1 convolution before scaling; 0 leaves it out", check=at_least(0))
+    use_relu: bool = opt(False, "relu instead of swish")
+    expand_ratio: int = opt(6, "expansion of the blocks from the second stage on", check=at_least(1))
+    group_dim: int = opt(1, "channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
+    width_coefficient: float | None = opt(None, "scaling of the widths (default by size)", check=above(0))
+    depth_coefficient: float | None = opt(None, "scaling of the depths (default by size)", check=above(0))
+    proxy_norm: bool = opt(False, "proxy normalisation after batch-independent norms", kind="later")
+    proxy_epsilon: float = opt(0.03, "epsilon of the proxy variance", kind="later", check=above(0))
+    proxy_recompute: bool = opt(True, "recompute the proxy activations in the backward pass", kind="later")
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "imagenet": {
+        "model_size": "B0", "group_norm": True, "batch_norm": False, "micro_batch_size": 4,
+        "weight_decay": 1e-5, "lars_weight_decay": 1e-5, "epochs": 350.0, "label_smoothing": 0.1, "stable_norm": True,
+        "learning_rate_schedule": "0.3,0.6,0.8,0.9", "lr_decay_rate": 0.97, "lr_drops": 146,
+    },
+    "cifar": {
+        "model_size": "CIFAR", "group_norm": True, "batch_norm": False, "micro_batch_size": 8,
+        "weight_decay": 1e-6, "lars_weight_decay": 1e-6, "epochs": 300.0, "stable_norm": True,
+        "learning_rate_schedule": "0.5,0.75", "lr_decay_rate": 0.97, "lr_drops": 146,
+    },
+}  # fmt: skip
+LEARNING_RATE_EXPONENTS = {"imagenet": {"sgd": -7.0, "momentum": -10.0, "rmsprop": -14.0}, "cifar": -6.0}
+NOT_DECAYED = {"imagenet": ("beta", "gamma", "proxy"), "cifar": ()}
+
+
+def image_size(options: Options, family: str) -> int:
+    """The side of the pictures in pixels: the size's own, on CIFAR-sized data 32."""
+    return 32 if family == "cifar" else SIZES[options.model_size].image
+
+
+def sizes(family: str) -> tuple[str, ...]:
+    """Every model size there is."""
+    return tuple(SIZES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One block with its numbers filled in; `index` counts from 0 over the whole network."""
+
+    name: str
+    kernel: int
+    channels_in: int
+    channels_out: int
+    expand: int
+    stride: int
+    survival: float
+
+    @property
+    def skips(self) -> bool:
+        """Whether the block has an identity shortcut, and so is one segment."""
+        return self.stride == 1 and self.channels_in == self.channels_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What every block shares."""
+
+    norm: NormPolicy
+    activation: str
+    group_dim: int
+    se: bool
+
+    def activate(self, layers: Layers, x: Any) -> Any:
+        """Swish, or relu."""
+        return getattr(layers, self.activation)(x)
+
+    def norm_for(self, channels: int) -> NormPolicy:
+        """Never more groups than channels."""
+        return NormPolicy(**{**vars(self.norm), "groups": min(self.norm.groups, channels)})
+
+
+def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
+    """The network's segments: block0, the blocks, Top."""
+    size = SIZES[options.model_size]
+    width = options.width_coefficient or size.width
+    parts = Parts(
+        norm=_norm_policy(options, two_pass),
+        activation="relu" if options.use_relu else "swish",
+        group_dim=options.group_dim,
+        se=options.se,
+    )
+    small = options.model_size == "CIFAR"
+    stem = partial(_stem, parts=parts, filters=_round_width(32, width, options), stride=1 if small else 2)
+    found = [Segment("block0", stem)]
+    for block in blocks(options):
+        found += _block_segments(block, parts)
+    top_width = int(_round_width(options.top_width, width, options)) if options.top_width else 0
+    dropout = size.dropout if options.dropout_rate is None else options.dropout_rate
+    top = partial(_top, parts=parts, filters=top_width, dropout=dropout, num_classes=num_classes)
+    found.append(Segment("Top", top))
+    return found
+
+
+def blocks(options: Options) -> list[Block]:
+    """Every block of the network; names block<stage><letter>."""
+    size = SIZES[options.model_size]
+    width = options.width_coefficient or size.width
+    depth = options.depth_coefficient or size.depth
+    repeats = [math.ceil(depth * stage.repeats) for stage in STAGES]
+    found: list[Block] = []
+    for number, (stage, count) in enumerate(zip(STAGES, repeats), start=1):
+        channels_out = _round_width(stage.channels_out, width, options)
+        stage_stride = 1 if options.model_size == "CIFAR" and number == 2 else stage.stride
+        for unit in range(count):
+            found.append(
+                Block(
+                    name=f"block{number}{_letters(unit)}",
+                    kernel=stage.kernel,
+                    channels_in=_round_width(stage.channels_in, width, options) if unit == 0 else channels_out,
+                    channels_out=channels_out,
+                    expand=1 if number == 1 else options.expand_ratio,
+                    stride=stage_stride if unit == 0 else 1,
+                    survival=1 - (1 - options.block_survival_prob) * len(found) / sum(repeats),
+                )
+            )
+    return found
+
+
+def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
+    """EfficientNet-<size>_bs<batch>_<norm>."""
+    return f"EfficientNet-{options.model_size}_bs{micro}{accumulation}{replicas}_{_norm_policy(options, False).label()}"
+
+
+def _conv_groups(channels: int, group_dim: int) -> int:
+    """Groups of about `group_dim` channels: as many as divide the channels evenly, at least one."""
+    wanted = max(channels // group_dim, 1)
+    return next(groups for groups in range(wanted, 0, -1) if channels % groups == 0)
+
+
+def _norm_policy(options: Options, two_pass: bool) -> NormPolicy:
+    kind = "batch" if options.batch_norm else "group"
+    return NormPolicy(
+        kind=kind, epsilon=options.norm_epsilon, decay=options.BN_decay, groups=options.groups, two_pass=two_pass
+    )
+
+
+def _letters(unit: int) -> str:
+    """a, b, ... z, aa, ab, ..."""
+    return ("" if unit < 26 else _letters(unit // 26 - 1)) + chr(ord("a") + unit % 26)
+
+
+def _round_width(channels: int, coefficient: float, options: Options) -> int:
+    """Scaled and rounded to a multiple of the divisor, but not below 90 % of the target."""
+    divisor = options.depth_divisor
+    target = channels * coefficient
+    rounded = max(divisor, int(target + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * target else rounded
+
+
+def _block_segments(block: Block, parts: Parts) -> list[Segment]:
+    """One segment with a shortcut, or one for each part of a block without."""
+    steps = [("", _expand)] if block.expand > 1 else []
+    steps += [("/b", _spatial)] + ([("/SE", partial(_squeeze_excite))] if parts.se else []) + [("/c", _project)]
+    if block.skips:
+        inner = [partial(step, block=block, parts=parts) for _, step in steps]
+        return [Segment(block.name, partial(_with_shortcut, block=block, steps=inner))]
+    return [Segment(block.name + suffix, partial(step, block=block, parts=parts)) for suffix, step in steps]
+
+
+def _with_shortcut(layers: Layers, x: Any, *, block: Block, steps: list[Any]) -> Any:
+    y = x
+    for step in steps:
+        y = step(layers, y)
+    with layers.scope(block.name):
+        return layers.add(layers.drop_path(y, block.survival), x)
+
+
+def _stem(layers: Layers, x: Any, *, parts: Parts, filters: int, stride: int) -> Any:
+    with layers.scope("block0"):
+        x = layers.conv(x, filters, 3, CONV, stride=stride)
+        return parts.activate(layers, layers.norm(x, parts.norm_for(filters)))
+
+
+def _expand(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+    filters = block.channels_in * block.expand
+    with layers.scope(block.name), layers.scope("a"):
+        x = layers.conv(x, filters, 1, CONV)
+        return parts.activate(layers, layers.norm(x, parts.norm_for(filters)))
+
+
+def _spatial(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+    channels = layers.channels(x)
+    groups = _conv_groups(channels, parts.group_dim)
+    with layers.scope(block.name), layers.scope("b"):
+        x = layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups)
+        return parts.activate(layers, layers.norm(x, parts.norm_for(channels)))
+
+
+def _squeeze_excite(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+    """A gate per channel from the picture's mean (Hu et al., arXiv 1709.01507)."""
+    channels = layers.channels(x)
+    with layers.scope(block.name), layers.scope("SE"):
+        gate = layers.global_mean(x)
+        with layers.scope("1"):
+            gate = layers.conv(gate, max(1, int(block.channels_in * SE_RATIO)), 1, CONV, bias=True)
+            gate = parts.activate(layers, gate)
+        with layers.scope("2"):
+            gate = layers.sigmoid(layers.conv(gate, channels, 1, CONV, bias=True))
+        return layers.gate(x, gate)
+
+
+def _project(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+    with layers.scope(block.name), layers.scope("c"):
+        x = layers.conv(x, block.channels_out, 1, CONV)
+        return layers.norm(x, parts.norm_for(block.channels_out))
+
+
+def _top(layers: Layers, x: Any, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Any:
+    with layers.scope("Top"):
+        if filters:
+            x = layers.conv(x, filters, 1, CONV)
+            x = parts.activate(layers, layers.norm(x, parts.norm_for(filters)))
+        x = layers.dropout(layers.global_mean(x), dropout)
+        with layers.scope("logits"):
+            return layers.dense(x, num_classes)

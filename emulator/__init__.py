@@ -1,0 +1,1 @@
+"""The emulated IPU device layer: plans, schedules, draws, and the TensorFlow executor."""

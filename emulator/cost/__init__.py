@@ -1,0 +1,1 @@
+"""What a model costs: counted without TensorFlow."""

@@ -1,0 +1,189 @@
+"""Counts a model's parameters, multiply-adds and activations by running it on shapes.
+
+The second reader of the layer vocabulary; it knows nothing of time, memory layout or TensorFlow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from Models import _segments
+from Models._layers import GLOROT, Initial, Layers, NormPolicy, Variable
+from Models._segments import Segment
+
+
+class TraceError(Exception):
+    """A model whose numbers do not fit together."""
+
+
+class Shape(NamedTuple):
+    """One sample's activation; a vector is 1 x 1."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def elements(self) -> int:
+        """Numbers in one sample."""
+        return self.height * self.width * self.channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One layer as the cost model sees it; all counts are for one sample, forward."""
+
+    segment: str
+    name: str
+    kind: str
+    source: Shape
+    result: Shape
+    multiply_adds: int = 0
+    kernel: int = 0
+    stride: int = 1
+    groups: int = 1
+    variables: tuple[Variable, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A model's operations in order, and its segments' names."""
+
+    segments: tuple[str, ...]
+    operations: tuple[Operation, ...]
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Every variable, in the order of creation."""
+        return tuple(variable for operation in self.operations for variable in operation.variables)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, moving statistics included, as the line `Total Parameters:` counts them."""
+        return sum(variable.elements for variable in self.variables)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that gradients move."""
+        return sum(variable.elements for variable in self.variables if variable.trainable)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of the convolutions and dense layers, per sample, forward."""
+        return sum(operation.multiply_adds for operation in self.operations)
+
+    @property
+    def activation_elements(self) -> int:
+        """Numbers put out by convolutions and dense layers, per sample."""
+        return sum(operation.result.elements for operation in self.operations if operation.kind in ("conv", "dense"))
+
+    def activation_bytes(self, bytes_per_element: int) -> int:
+        """Bytes of every layer's output, per sample."""
+        return bytes_per_element * sum(operation.result.elements for operation in self.operations)
+
+
+def trace(segments: list[Segment], image_size: int, channels: int = 3) -> Trace:
+    """Count `segments` on pictures of image_size x image_size x channels."""
+    layers = CountingLayers()
+    _segments.run(segments, layers, Shape(image_size, image_size, channels))
+    return Trace(tuple(segment.name for segment in segments), tuple(layers.operations))
+
+
+class CountingLayers(Layers):
+    """The vocabulary on shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self._segment = ""
+
+    def begin_segment(self, name: str) -> None:
+        self._segment = name
+
+    def channels(self, x: Shape) -> int:
+        return x.channels
+
+    def side(self, x: Shape) -> int:
+        return x.height
+
+    def conv(
+        self, x: Shape, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False
+    ) -> Shape:
+        if x.channels % groups or filters % groups:
+            raise TraceError(
+                f"{self.path()}: {x.channels} input and {filters} output channels do not divide into {groups} "
+                f"convolution groups"
+            )
+        result = Shape(_strided(x.height, stride), _strided(x.width, stride), filters)
+        weights = (kernel, kernel, x.channels // groups, filters)
+        variables = [Variable(self.path("conv", "conv2d", "kernel"), weights, initial)]
+        if bias:
+            variables.append(Variable(self.path("conv", "conv2d", "bias"), (filters,), 0.0))
+        multiply_adds = result.elements * kernel * kernel * (x.channels // groups)
+        return self._add(
+            "conv", x, result, multiply_adds=multiply_adds, kernel=kernel, stride=stride, groups=groups,
+            variables=tuple(variables),
+        )  # fmt: skip
+
+    def norm(self, x: Shape, policy: NormPolicy, *, zero_gamma: bool = False) -> Shape:
+        if policy.kind == "none":
+            return x
+        scope = {"batch": "batch_norm", "group": "GroupNorm"}[policy.kind]
+        rows: list[tuple[str, float, float | None]] = [("beta", 0.0, None), ("gamma", 0.0 if zero_gamma else 1.0, None)]
+        if policy.kind == "batch":
+            rows += [("moving_mean", 0.0, policy.decay), ("moving_variance", 1.0, policy.decay)]
+        elif x.channels % policy.groups:
+            raise TraceError(f"{self.path()}: {x.channels} channels do not divide into {policy.groups} norm groups")
+        variables = tuple(Variable(self.path(scope, name), (x.channels,), value, decay) for name, value, decay in rows)
+        return self._add("norm", x, x, variables=variables)
+
+    def relu(self, x: Shape) -> Shape:
+        return self._add("relu", x, x)
+
+    def swish(self, x: Shape) -> Shape:
+        return self._add("swish", x, x)
+
+    def sigmoid(self, x: Shape) -> Shape:
+        return self._add("sigmoid", x, x)
+
+    def add(self, x: Shape, y: Shape) -> Shape:
+        return self._add("add", x, x)
+
+    def gate(self, x: Shape, factor: Shape) -> Shape:
+        return self._add("gate", x, x)
+
+    def max_pool(self, x: Shape, kernel: int, stride: int) -> Shape:
+        result = Shape(_strided(x.height, stride), _strided(x.width, stride), x.channels)
+        return self._add("max_pool", x, result, kernel=kernel, stride=stride)
+
+    def global_mean(self, x: Shape) -> Shape:
+        return self._add("global_mean", x, Shape(1, 1, x.channels))
+
+    def subsample(self, x: Shape, stride: int, channels: int) -> Shape:
+        result = Shape(_strided(x.height, stride), _strided(x.width, stride), channels)
+        return self._add("subsample", x, result, stride=stride)
+
+    def dense(self, x: Shape, units: int) -> Shape:
+        variables = (
+            Variable(self.path("dense", "kernel"), (x.channels, units), GLOROT),
+            Variable(self.path("dense", "bias"), (units,), 0.0),
+        )
+        return self._add("dense", x, Shape(1, 1, units), multiply_adds=x.channels * units, variables=variables)
+
+    def dropout(self, x: Shape, rate: float) -> Shape:
+        return self._add("dropout", x, x) if rate > 0 else x
+
+    def drop_path(self, x: Shape, survival: float) -> Shape:
+        return self._add("drop_path", x, x) if survival < 1 else x
+
+    def _add(self, kind: str, source: Shape, result: Shape, **details: Any) -> Shape:
+        self.operations.append(
+            Operation(segment=self._segment, name=self.path(), kind=kind, source=source, result=result, **details)
+        )
+        return result
+
+
+def _strided(side: int, stride: int) -> int:
+    """The side after a SAME-padded window operation."""
+    return -(-side // stride)

@@ -1,0 +1,86 @@
+"""Random draws as a pure function of (seed, what, index).
+
+Nothing here keeps a state: the same key and counters give the same number in any order, on any number of
+threads, before and after a restart. A key is made once, in Python, from the run's seed and a name; the counters
+(sample position, epoch, element) are tensors, so a whole batch is drawn in a few vector operations.
+
+The generator is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014), applied once per counter. It is not meant for cryptography.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import tensorflow.compat.v1 as tf
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def key(seed: int, what: str) -> int:
+    """A 64-bit key for one purpose ("data/flip", "all/Top/dropout") under one seed."""
+    digest = hashlib.blake2b(f"{seed}|{what}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def stateless_seed(seed: int, what: str) -> tuple[int, int]:
+    """The two int32 halves of `key`, as the seed of TensorFlow's own stateless operations."""
+    whole = key(seed, what)
+    return _signed(whole & 0xFFFFFFFF), _signed(whole >> 32)
+
+
+def bits(key: int, *counters: tf.Tensor) -> tf.Tensor:
+    """64 random bits (uint64) for each element of the broadcast integer counters."""
+    state = tf.constant(key, tf.uint64)
+    for counter in counters:
+        state = _mix(state + tf.constant(_GOLDEN, tf.uint64) * (tf.cast(counter, tf.uint64) + 1))
+    return state
+
+
+def uniform(key: int, *counters: tf.Tensor) -> tf.Tensor:
+    """float32 in [0, 1), a multiple of 2^-24, for each element of the broadcast counters."""
+    top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(40, tf.uint64))
+    return tf.cast(tf.cast(top, tf.int32), tf.float32) * (2.0**-24)
+
+
+def below(limit: int, key: int, *counters: tf.Tensor) -> tf.Tensor:
+    """int32 in [0, limit), limit at most 2^31; the bias of the division is below limit / 2^32."""
+    top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(32, tf.uint64))
+    scaled = tf.bitwise.right_shift(top * tf.constant(limit, tf.uint64), tf.constant(32, tf.uint64))
+    return tf.cast(scaled, tf.int32)
+
+
+def seed_pairs(key: int, *counters: tf.Tensor) -> tf.Tensor:
+    """int32 [..., 2] seeds for TensorFlow's stateless operations, one pair per counter."""
+    whole = bits(key, *counters)
+    low = tf.bitcast(tf.cast(tf.bitwise.bitwise_and(whole, tf.constant(0xFFFFFFFF, tf.uint64)), tf.uint32), tf.int32)
+    high = tf.bitcast(tf.cast(tf.bitwise.right_shift(whole, tf.constant(32, tf.uint64)), tf.uint32), tf.int32)
+    return tf.stack([low, high], axis=-1)
+
+
+def permuted(index: tf.Tensor, epoch: tf.Tensor, size: int, key: int) -> tf.Tensor:
+    """Element `index` of a permutation of range(size) that depends on (key, epoch); int64, shapes [n].
+
+    A keyed bijection (TensorFlow's RandomIndexShuffle), so that no shuffled list exists anywhere and any
+    position of any epoch is found at once.
+    """
+    low = tf.fill(tf.shape(index), tf.constant(key & 0xFFFFFFFF, tf.uint32))
+    high = tf.fill(tf.shape(index), tf.constant(key >> 32, tf.uint32))
+    seeds = tf.stack([low, high, tf.cast(epoch, tf.uint32)], axis=-1)
+    return tf.raw_ops.RandomIndexShuffle(
+        index=tf.cast(index, tf.int64), seed=seeds, max_index=tf.constant(size - 1, tf.int64), rounds=8
+    )
+
+
+def _mix(z: tf.Tensor) -> tf.Tensor:
+    z = _xor_shift(z, 30) * tf.constant(0xBF58476D1CE4E5B9, tf.uint64)
+    z = _xor_shift(z, 27) * tf.constant(0x94D049BB133111EB, tf.uint64)
+    return _xor_shift(z, 31)
+
+
+def _xor_shift(z: tf.Tensor, by: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, tf.constant(by, tf.uint64)))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word

@@ -1,0 +1,1 @@
+"""Everything around the device layer: options, horizon, checkpoints, losses, optimisers."""

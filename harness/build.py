@@ -1,0 +1,84 @@
+"""From a run to its programs: the data stream, loss and update rule handed to the device layer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+import ipu_utils
+from Datasets._spec import ReadRequest
+from Datasets.generated import synthetic
+from harness import losses, optimisers
+from harness.run import Run
+from ipu_utils import InferenceProgram, TrainingProgram
+
+
+def training_program(run: Run, start: int) -> TrainingProgram:
+    """The training program, its data stream beginning at weight update `start`."""
+    training = run.options.training
+    update = optimisers.make(training.optimiser, training.momentum)
+    request = run.request(run.plan.micro_batch, start * run.plan.global_batch)
+    return ipu_utils.compile_training(
+        run.segments,
+        run.trace,
+        run.plan,
+        seed=run.seed,
+        stream=partial(_stream, run, request, training=True),
+        loss=partial(losses.cross_entropy, smoothing=training.label_smoothing or 0.0),
+        hits=losses.hits,
+        update=update,
+        scale=optimisers.LossScale(training.loss_scaling, update.linear),
+        weight_decay=training.weight_decay,
+        decayed=run.decayed,
+    )
+
+
+def validation_program(run: Run) -> InferenceProgram:
+    """The validation program; sums are hits, top-5 hits, loss and the number of real samples."""
+    sums = _predictions if run.options.checkpoint.inference else _scores
+    names = ("hits", "samples") if run.options.checkpoint.inference else ("hits", "samples", "top5", "loss")
+    return ipu_utils.compile_inference(
+        run.segments,
+        run.trace,
+        stream=partial(_stream, run, run.request(run.validation_batch), training=False),
+        names=names,
+        sums=sums,
+    )
+
+
+def _stream(run: Run, request: ReadRequest, training: bool) -> ipu_utils.Stream:
+    prepare = partial(run.source.on_device, request=request)
+    if run.options.dataset.synthetic_data:
+        return _synthetic_stream(run, request, training, prepare)
+    dataset = run.source.train(request) if training else run.source.validation(request)
+    return ipu_utils.stream_of(dataset, prepare)
+
+
+def _synthetic_stream(run: Run, request: ReadRequest, training: bool, prepare: Any) -> ipu_utils.Stream:
+    """Data made on the device. Samples past the validation set's end are marked as filling."""
+    limit = None if training else run.source.spec.validation_images
+
+    def features(step: tf.Tensor, m: tf.Tensor) -> dict[str, tf.Tensor]:
+        first = step * run.plan.global_batch + tf.cast(m, tf.int64) * request.batch_size
+        position = first + tf.range(request.batch_size, dtype=tf.int64)
+        image, label = synthetic(run.source.spec, request, position)
+        if limit is not None:
+            label = tf.where_v2(position < limit, label, -1)
+        return {"image": prepare(image), "label": label, "position": position}
+
+    return ipu_utils.Stream(features)
+
+
+def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    real = tf.cast(labels >= 0, tf.float32)
+    loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
+    return {**_predictions(logits, labels), "top5": tf.reduce_sum(losses.top_hits(logits, labels, 5)), "loss": tf.reduce_sum(loss)}
+
+
+def _predictions(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {
+        "hits": tf.reduce_sum(losses.hits(logits, labels)),
+        "samples": tf.reduce_sum(tf.cast(labels >= 0, tf.float32)),
+    }

@@ -1,0 +1,169 @@
+"""Checkpoints of a run folder: saving, finding, reading, and the little state that is not a variable."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from log import write_atomically
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.executor import TrainingProgram
+
+_NUMBERED = re.compile(r"^ckpt-(\d+)$")
+
+
+class CheckpointError(Exception):
+    """A checkpoint that is not there, or does not fit."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One saved state: the prefix of its files, and the updates done (-1: an average, or another name)."""
+
+    prefix: str
+    iteration: int
+
+    @property
+    def name(self) -> str:
+        """As the logs call it."""
+        return Path(self.prefix).name
+
+    @property
+    def state_path(self) -> Path:
+        """Where the state lies that is not a variable."""
+        return Path(self.prefix + ".state.json")
+
+
+def save(program: TrainingProgram, folder: Path, iteration: int, state: Mapping[str, Any]) -> Checkpoint:
+    """Writes ckpt-<iteration>.* into the folder; the state first, so that a checkpoint never lacks it."""
+    checkpoint = Checkpoint(str(folder / f"ckpt-{iteration}"), iteration)
+    write_atomically(checkpoint.state_path, json.dumps(state))
+    with program.graph.as_default():
+        program.saver.save(program.session, str(folder / "ckpt"), global_step=iteration)
+    return checkpoint
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Deletes all but the `count` newest numbered checkpoints."""
+    for old in numbered(folder)[:-count]:
+        for file in folder.glob(f"{old.name}.*"):
+            file.unlink(missing_ok=True)
+
+
+def numbered(folder: Path) -> list[Checkpoint]:
+    """The ckpt-<n> of a folder in order of n."""
+    found = []
+    for index in folder.glob("ckpt-*.index"):
+        match = _NUMBERED.match(index.name[: -len(".index")])
+        if match:
+            found.append(Checkpoint(str(index)[: -len(".index")], int(match[1])))
+    return sorted(found, key=lambda checkpoint: checkpoint.iteration)
+
+
+def latest(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run folder."""
+    found = numbered(_existing(folder))
+    if not found:
+        raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+    return found[-1]
+
+
+def select(path: Path) -> list[Checkpoint]:
+    """What `--restore-path` means to validation: all checkpoints of a folder (numbered first, then averages in
+    its ckpt/ folder), or those whose prefix is given."""
+    if path.is_dir():
+        averages = [Checkpoint(str(index)[: -len(".index")], -1) for index in sorted(path.glob("ckpt/*.index"))]
+        found = numbered(path) + averages
+        if not found:
+            raise CheckpointError(f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)")
+        return found
+    prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
+    if prefix.with_name(prefix.name + ".index").exists():
+        return [_at(prefix)]
+    found = [_at(Path(str(index)[: -len(".index")])) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
+    if not found:
+        raise CheckpointError(f"--restore-path {path}: no such folder, and no checkpoint {path}*.index")
+    return sorted(found, key=lambda checkpoint: checkpoint.iteration)
+
+
+def _at(prefix: Path) -> Checkpoint:
+    match = re.search(r"-(\d+)$", prefix.name)
+    return Checkpoint(str(prefix), int(match[1]) if match else -1)
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
+    return folder
+
+
+def run_folder(path: Path) -> Path:
+    """The run folder that a restore path speaks of: itself, or the one that holds the checkpoint."""
+    if path.is_dir():
+        return path
+    return path.parent.parent if path.parent.name == "ckpt" else path.parent
+
+
+def state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state that is not a variable; empty if it is missing."""
+    try:
+        return json.loads(checkpoint.state_path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.state_path} cannot be read: {error}") from None
+
+
+def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint by name."""
+    import tensorflow.compat.v1 as tf
+
+    try:
+        reader = tf.train.NewCheckpointReader(checkpoint.prefix)
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint.prefix} cannot be read: {_reason(error)}") from None
+
+
+def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint of another network or optimiser, naming the first differences."""
+    problems = [f"{name} is missing" for name in wanted if name not in values]
+    problems += [
+        f"{name} has shape {list(values[name].shape)} instead of {variable.shape.as_list()}"
+        for name, variable in wanted.items()
+        if name in values and list(values[name].shape) != variable.shape.as_list()
+    ]
+    if problems:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.prefix} does not fit the network asked for: {problems[0]}"
+            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+            + "; give the model options that it was trained with"
+        )
+
+
+def recorded_options(folder: Path) -> dict[str, Any]:
+    """The options of the run in a folder, as its arguments files record them; a later restore wins."""
+    found: dict[str, Any] = {}
+    for name in ("arguments.json", "arguments_restore.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path} is not a run's record: it must hold one JSON object")
+        found = values
+    return {**found, **found.get("asked", {})}
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "message", None) or str(error)).splitlines()[0]

@@ -1,0 +1,155 @@
+"""Named blocks of a YAML file, with merge keys, line numbers, and no code execution.
+
+Works on the composed nodes instead of loaded values: an alias is the same node twice, so nothing is copied,
+every key knows its line, and several `<<` in one mapping (a later one beats an earlier one, explicit keys beat
+all) are plain to follow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import yaml
+
+from harness.options import OptionError
+
+MAX_BYTES = 4 << 20
+MAX_MERGES = 1000
+MAX_NESTING = 50
+MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value of a block and the place of its key."""
+
+    value: Any
+    where: str
+
+
+def read_block(path: str, name: str) -> dict[str, Entry]:
+    """The block `name` of the file at `path`, merges followed."""
+    return ConfigFile(path).block(name)
+
+
+class ConfigFile:
+    """A configuration file, parsed but not yet constructed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._merges = 0
+        root, self._loader = _compose(path)
+        self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        if root is None:
+            return
+        if not isinstance(root, yaml.MappingNode):
+            raise OptionError(f"{self._at(root)}: the file must be a mapping of block names to options")
+        for key, node in root.value:
+            label = self._key(key)
+            if label in self._blocks:
+                first = self._blocks[label][0].start_mark.line + 1
+                raise OptionError(f"{self._at(key)}: block '{label}' is defined twice; first in line {first}")
+            self._blocks[label] = (key, node)
+
+    @property
+    def names(self) -> list[str]:
+        """The blocks' names in the order of the file."""
+        return list(self._blocks)
+
+    def block(self, name: str) -> dict[str, Entry]:
+        """{option: Entry} of one block."""
+        if name not in self._blocks:
+            near = get_close_matches(name, self.names, n=3, cutoff=0.3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise OptionError(f"{self.path}: no configuration '{name}'{hint}\nThere are: {', '.join(self.names)}")
+        return self._flatten(self._blocks[name][1], f"configuration '{name}'", 0)
+
+    def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
+        self._merges += 1
+        if self._merges > MAX_MERGES or depth > MAX_NESTING:
+            raise OptionError(f"{self._at(node)}: {what} merges more than {MAX_MERGES} mappings; is there a loop?")
+        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            raise OptionError(f"{self._at(node)}: {what} must be a mapping of options, not {_kind(node)}")
+        merged: dict[str, Entry] = {}
+        explicit: dict[str, Entry] = {}
+        for key, value in node.value:
+            if key.tag == MERGE_TAG:
+                for source in self._merge_sources(value):
+                    merged.update(self._flatten(source, f"what '<<' merges into {what}", depth + 1))
+                continue
+            label = self._key(key)
+            if label in explicit:
+                raise OptionError(f"{self._at(key)}: '{label}' is given twice in {what}; first at {explicit[label].where}")
+            explicit[label] = Entry(self._value(value, label), self._at(key))
+        return {**merged, **explicit}
+
+    def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
+        """The mappings of one `<<`; within a list the first one wins, as YAML's merge type has it."""
+        return list(reversed(value.value)) if isinstance(value, yaml.SequenceNode) else [value]
+
+    def _value(self, node: yaml.Node, label: str) -> Any:
+        """A scalar, or a list of scalars."""
+        if isinstance(node, yaml.SequenceNode):
+            return [self._scalar(item, label) for item in node.value]
+        return self._scalar(node, label)
+
+    def _scalar(self, node: yaml.Node, label: str) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise OptionError(f"{self._at(node)}: '{label}' must be a value or a list of values, not {_kind(node)}")
+        try:
+            return self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            raise OptionError(f"{self._at(node)}: '{label}' cannot be read: {_first_line(error)}") from None
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise OptionError(f"{self._at(node)}: a key must be a name, not {_kind(node)}")
+        return node.value
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.path}:{node.start_mark.line + 1}"
+
+
+def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
+    try:
+        size = os.path.getsize(path)
+        if size > MAX_BYTES:
+            raise OptionError(f"{path}: {size} bytes; a configuration file may have at most {MAX_BYTES}")
+        with open(path, encoding="utf-8") as file:
+            loader = _Loader(file.read())
+        return loader.get_single_node(), loader
+    except OSError as error:
+        raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise OptionError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{node.value}'"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

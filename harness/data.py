@@ -1,0 +1,55 @@
+"""The data set of a run: which one it is, before anything is opened, and then its source.
+
+The one place of the harness that knows how data set plug-ins are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from Datasets._locate import infer
+from Datasets._spec import DataSource
+from Datasets.generated import generated, spec_without_data
+from harness import plugins
+from harness.options import DatasetOptions, OptionError
+
+Opener = Callable[[str | None, Mapping[str, str]], DataSource]
+
+
+def openers() -> dict[str, Opener]:
+    """Every data set by name."""
+    found: dict[str, Opener] = {}
+    for plugin in plugins.names("Datasets"):
+        found |= getattr(plugins.load("Datasets", plugin), "DATASETS", {})
+    return found
+
+
+def name_of(dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = "") -> tuple[str, str | None]:
+    """The data set's name, and how it was inferred if it was not given."""
+    known = sorted(openers())
+    if dataset is not None:
+        if dataset.lower() not in known:
+            prefix = f"{where}: " if where else ""
+            hint = plugins.did_you_mean(dataset, known)
+            raise OptionError(f"{prefix}no data set '{dataset}'{hint}\nThere are: {', '.join(known)}")
+        return dataset.lower(), None
+    if data_dir:
+        return infer(data_dir), f"inferred from --data-dir {data_dir}"
+    if environ.get("DATA_DIR"):
+        return infer(environ["DATA_DIR"]), "inferred from the environment's DATA_DIR"
+    raise OptionError(
+        "no data set given: --dataset fashion-mnist needs no files, the others need --data-dir or DATA_DIR\n"
+        f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}"
+    )
+
+
+def family(name: str) -> str:
+    """ "cifar" for 32-pixel pictures, "imagenet" for photographs: which of a model's two tables applies."""
+    return "cifar" if spec_without_data(name).image_size == 32 else "imagenet"
+
+
+def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
+    """Finds and counts the data; generated and synthetic data need no files."""
+    if options.generated_data or options.synthetic_data:
+        return generated(spec_without_data(options.dataset))
+    return openers()[options.dataset](options.data_dir, environ)

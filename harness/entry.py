@@ -1,0 +1,128 @@
+"""The edges of a command: help and questions about options answered, errors turned into one line and an exit
+code (2: wrong input, 1: failure at run time, 130: interrupted)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from Datasets._spec import DataError
+from harness import checkpoints, cli, plot
+from harness.checkpoints import CheckpointError
+from harness.cli import Parsed
+from harness.options import OptionError
+from harness.run import Run, prepare
+from log import LogError
+
+WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError)
+# recorded with a run, but a matter of one call only
+NOT_RECORDED = (
+    "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "help", "stop_after", "repeat", "inference",
+    "latency",
+)  # fmt: skip
+
+
+def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
+    """main(argv) with every foreseeable error as one line on standard error."""
+    prog = f"{script}.py"
+    try:
+        return main(sys.argv[1:] if argv is None else argv)
+    except WRONG_INPUT as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{prog}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 1
+    except OSError as error:
+        print(f"{prog}: error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if not type(error).__module__.startswith("tensorflow"):
+            raise
+        print(f"{prog}: error: {device_error(error)}", file=sys.stderr)
+        return 1
+
+
+def device_error(error: Exception) -> str:
+    """TensorFlow's error in one line: what our own readers raised inside it, or its first line."""
+    text = str(getattr(error, "message", error))
+    for line in text.splitlines():
+        for marker in ("DataError: ", "ValueError: "):
+            if marker in line:
+                return line.split(marker, 1)[1]
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:
+    """The options, or None when the call only asked for help or an explanation (which is printed)."""
+    parsed = cli.parse(argv, script, recorded)
+    if parsed.options.main.help:
+        print(cli.help_text(parsed.catalogue, f"{script}.py", INTRODUCTIONS[script]), end="")
+        return None
+    if parsed.options.main.explain:
+        print(cli.explain(parsed.options))
+        return None
+    return parsed
+
+
+def prepare_or_describe(parsed: Parsed) -> Run | None:
+    """The run, or None after --dry-run has printed it."""
+    run = prepare(parsed.options, os.environ, parsed.notes)
+    if not parsed.options.main.dry_run:
+        return run
+    for note in run.notes:
+        print(note)
+    print(describe(run))
+    return None
+
+
+def describe(run: Run) -> str:
+    """The resolved run as text: summary, learning-rate curve, log and checkpoint points."""
+    horizon = run.horizon
+    points = horizon.checkpoint_points()
+    shown = ", ".join(map(str, points[:8])) + (f", ... {points[-1]}" if len(points) > 8 else "")
+    return "\n".join(
+        [
+            run.summary(),
+            f"Host steps of {horizon.iterations_per_step} updates; a log line every {horizon.log_interval or 'run'}; "
+            f"{len(points)} checkpoints after the initial one: {shown or 'none'}",
+            "Learning rate:",
+            plot.text_curve(run.rate, horizon.iterations, horizon.epochs),
+        ]
+    )
+
+
+def recorded_options(folder: Path) -> dict[str, Any]:
+    """The recorded options of a run folder, less those that belong to one call."""
+    return {k: v for k, v in checkpoints.recorded_options(folder).items() if k not in NOT_RECORDED}
+
+
+def restore_path(argv: list[str], script: str) -> str | None:
+    """The value of --restore-path, before the other options are known."""
+    return cli.value_of(argv, "restore_path", script)
+
+
+def wants_help(argv: list[str]) -> bool:
+    """Whether the call asks for help."""
+    return "--help" in argv or "-h" in argv
+
+
+def command(script: str, *words: str) -> str:
+    """A command line that the user can paste."""
+    python = os.path.relpath(sys.executable)
+    python = python if not python.startswith("..") and os.sep in python else "python"
+    return " ".join([python, f"{script}.py", *map(shlex.quote, words)])
+
+
+INTRODUCTIONS = {
+    "train": "Trains a convolutional network on emulated IPUs.",
+    "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
+    "restore": "Resumes the run in a folder; other options override what it recorded.",
+}

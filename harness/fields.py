@@ -1,0 +1,79 @@
+"""`opt`: one option as a dataclass field, with its help text and everything the command line must know of it.
+
+A leaf: plug-ins import it, it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+NOW, HINT, LATER = "now", "hint", "later"
+
+
+def opt(
+    default: Any,
+    help: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    rewrites: Mapping[str, Callable[[str], dict[str, str]]] | None = None,
+    choices: tuple[str, ...] = (),
+    check: Callable[[Any], str | None] | None = None,
+    kind: str = NOW,
+    read: Callable[[str], str] | None = None,
+    bare: str | None = None,
+    off: str | None = None,
+    later: tuple[str, ...] = (),
+    metavar: str | None = None,
+    flags: tuple[str, ...] = (),
+    scripts: tuple[str, ...] = (),
+) -> Any:
+    """One option; field name = flag = YAML key.
+
+    `aliases`: older spellings with the same value. `rewrites`: older spellings whose value means something
+    else (spelling -> function of the raw value giving {option: raw value}).
+    `check`: the rule a value breaks, as text ("must be at least 1"), or None.
+    `kind`: "now" works; "hint" is recorded for the cost model and changes no arithmetic; "later" is refused
+    when its value asks for more than the default. `read`: rewrites the raw text before it is converted. `bare`: the raw value when the flag stands alone; `off`: that of its --no- form.
+    `later`: choices that are refused so far. `flags`: spellings other than --field-name.
+    `scripts`: the scripts that know the option; empty means all of them.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "help": help,
+            "aliases": aliases,
+            "rewrites": dict(rewrites or {}),
+            "choices": choices,
+            "check": check,
+            "kind": kind,
+            "read": read,
+            "bare": bare,
+            "off": off,
+            "later": later,
+            "metavar": metavar,
+            "flags": flags,
+            "scripts": scripts,
+        },
+    )
+
+
+def at_least(bound: float) -> Callable[[Any], str | None]:
+    """Check: value >= bound."""
+    return lambda value: None if value >= bound else f"must be at least {bound:g}"
+
+
+def above(bound: float) -> Callable[[Any], str | None]:
+    """Check: value > bound."""
+    return lambda value: None if value > bound else f"must be greater than {bound:g}"
+
+
+def between(low: float, high: float) -> Callable[[Any], str | None]:
+    """Check: low <= value <= high, for a number or for each of several."""
+
+    def check(value: Any) -> str | None:
+        values = value if isinstance(value, tuple) else (value,)
+        return None if all(low <= v <= high for v in values) else f"must lie between {low:g} and {high:g}"
+
+    return check

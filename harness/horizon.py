@@ -1,0 +1,119 @@
+"""When is it time: host steps, log rows, checkpoints. Whole numbers only; nothing here keeps a place in the run.
+
+So a resumed run gets the answers of the unbroken one. `first`: updates done before a piece of it; `end`: after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """The length of a run and its periods, in weight updates unless the name says otherwise."""
+
+    images: int
+    global_batch: int
+    iterations: int
+    epochs: float
+    log_interval: int  # 0: only the first and the last host step
+    iterations_per_step: int
+    iterations_per_ckpt: int  # 0: never
+    ckpt_epochs_offset: int = 0
+
+    @classmethod
+    def of(
+        cls, *, images: int, global_batch: int, epochs: float | None = None, iterations: int | None = None,
+        logs_per_epoch: int | None = None, log_freq: int | None = None, batches_per_step: int = 1000,
+        ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: int = 0,
+    ) -> Horizon:  # fmt: skip
+        """`iterations`, `log_freq`, `epochs_per_ckpt` go before `epochs`, `logs_per_epoch`, `ckpts_per_epoch`."""
+        _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
+               iterations=iterations, log_freq=log_freq)  # fmt: skip
+        if epochs is None and iterations is None:
+            raise ValueError("the length of the run is not given: give epochs or iterations")
+        per_epoch = max(1, images // global_batch)
+        if log_freq is None and logs_per_epoch is None:
+            log_freq, logs_per_epoch = (None, LOGS_PER_EPOCH) if iterations is None else (LOG_FREQ, None)
+        interval = log_freq or (max(1, per_epoch // logs_per_epoch) if logs_per_epoch else 0)
+        ckpt = per_epoch * epochs_per_ckpt or (max(1, per_epoch // ckpts_per_epoch) if ckpts_per_epoch else 0)
+        return cls(
+            images=images, global_batch=global_batch, iterations_per_ckpt=ckpt, ckpt_epochs_offset=ckpt_epochs_offset,
+            iterations=iterations or max(1, int(images * epochs // global_batch)),
+            epochs=epochs if iterations is None else iterations * global_batch / images,
+            log_interval=interval,
+            # Without log rows in between the grid follows the epoch: it must not depend on the run's length.
+            iterations_per_step=_host_step(interval or per_epoch, batches_per_step),
+        )  # fmt: skip
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        return max(1, self.images // self.global_batch)
+
+    @property
+    def window_steps(self) -> int:
+        """Host steps in the averaging window, about an epoch."""
+        return max(1, self.iterations_per_epoch // self.iterations_per_step)
+
+    def epoch(self, i: int) -> float:
+        return i * self.global_batch / self.images
+
+    def grid_start(self, first: int) -> int:
+        """Start of the host step that contains update `first`."""
+        return first - first % self.iterations_per_step
+
+    def grid_end(self, first: int) -> int:
+        return min(self.grid_start(first) + self.iterations_per_step, self.iterations)
+
+    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Pieces (first, end) that tile [start, stop): host steps, cut at a start or stop off their grid."""
+        stop = self.iterations if stop is None else min(stop, self.iterations)
+        while start < stop:
+            end = min(self.grid_end(start), stop)
+            yield start, end
+            start = end
+
+    def logs(self, first: int, end: int) -> bool:
+        """Whether the piece completes a host step that has a log row.
+
+        The row is the whole step's: a piece that a stop cut short has none, the piece that completes the step has it.
+        """
+        whole = self.grid_start(first)
+        if end != self.grid_end(first) or not self.log_interval:
+            return end == self.grid_end(first) and (whole == 0 or end == self.iterations)
+        last_two = self.grid_start(self.iterations - 1) - self.iterations_per_step
+        return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
+
+    def checkpoints(self, first: int, end: int) -> bool:
+        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`."""
+        period, left = self.iterations_per_ckpt, self.iterations - end
+        if not period or end != self.grid_end(first):
+            return False
+        late_enough = end * self.global_batch >= self.ckpt_epochs_offset * self.images
+        # Not twice near the end: the last checkpoint stands for one less than half a period before it.
+        return left == 0 or (2 * left >= period and late_enough and _crosses(period, self.grid_start(first), end))
+
+    def log_points(self) -> list[int]:
+        return [end for first, end in self.steps() if self.logs(first, end)]
+
+    def checkpoint_points(self) -> list[int]:
+        return [end for first, end in self.steps() if self.checkpoints(first, end)]
+
+
+def _host_step(interval: int, batches_per_step: int) -> int:
+    """Updates per host step: at most about `batches_per_step`, and a whole number of steps per log interval."""
+    return interval if interval < batches_per_step else interval // round(interval / batches_per_step)
+
+
+def _crosses(period: int, first: int, end: int) -> bool:
+    """Whether a multiple of `period` lies in (first, end]."""
+    return end // period > first // period
+
+
+def _check(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}: it must be greater than 0")

@@ -1,0 +1,26 @@
+"""Loss and accuracy of a micro-batch."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+
+def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
+    """Softmax cross entropy of each sample, [batch]. The true class has the target 1 - smoothing, every other
+    of the C classes smoothing / (C - 1)."""
+    if not smoothing:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    classes = logits.shape[-1]
+    targets = tf.one_hot(labels, classes, 1.0 - smoothing, smoothing / (classes - 1), dtype=logits.dtype)
+    return tf.nn.softmax_cross_entropy_with_logits_v2(labels=targets, logits=logits)
+
+
+def hits(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """1.0 where the largest logit is the label's, [batch] float32."""
+    return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
+
+
+def top_hits(logits: tf.Tensor, labels: tf.Tensor, k: int) -> tf.Tensor:
+    """1.0 where the label is among the k largest logits, [batch] float32; a label below 0 is never."""
+    best = tf.math.top_k(logits, min(k, logits.shape[-1])).indices
+    return tf.cast(tf.reduce_any(tf.equal(best, labels[:, None]), axis=-1), tf.float32)

@@ -1,0 +1,77 @@
+"""From the metrics of weight updates to log rows: host-step averages, the averaging window, times.
+
+A host step may be done in pieces, when a run is stopped and restored; its row is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness.horizon import Horizon
+
+
+class Meter:
+    """Collects updates; `row` describes the host step that has just ended."""
+
+    def __init__(self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]) -> None:
+        """`state`: what `state()` gave at the checkpoint, or nothing."""
+        self._horizon = horizon
+        self._increment = step_increment
+        self._rate = rate
+        self._steps: int = state.get("host_steps", 0)
+        self._seconds: float = state.get("seconds", 0.0)
+        self._window: deque[tuple[float, float]] = deque(
+            (tuple(pair) for pair in state.get("window", ())), maxlen=horizon.window_steps
+        )
+        self._open: list[tuple[float, float]] = [tuple(pair) for pair in state.get("open", ())]
+        self._since_report: list[float] = [0, 0.0]  # updates, seconds
+        self._skip_time = True
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "host_steps": self._steps,
+            "seconds": self._seconds,
+            "window": list(self._window),
+            "open": self._open,
+        }
+
+    def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float) -> None:
+        """The updates of one piece of a host step; accuracy as a fraction."""
+        self._open += [(float(a), float(b)) for a, b in zip(loss, accuracy)]
+        self._seconds += seconds
+        # the first call of a process warms caches up: it would spoil the average
+        if self._skip_time:
+            self._skip_time, self._first = False, seconds / max(len(loss), 1)
+        else:
+            self._since_report[0] += len(loss)
+            self._since_report[1] += seconds
+
+    def end_host_step(self) -> None:
+        """Closes the host step: its mean enters the window."""
+        self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
+        self._open = []
+        self._steps += 1
+
+    def row(self, end: int) -> dict[str, Any]:
+        """The log row after `end` updates."""
+        loss, accuracy = self._window[-1]
+        loss_average, accuracy_average = (sum(column) / len(self._window) for column in zip(*self._window))
+        updates, seconds = self._since_report
+        seconds_per_update = max(seconds / updates if updates else self._first, 1e-9)
+        self._since_report = [0, 0.0]
+        return {
+            "step": self._steps * self._increment,
+            "iteration": end,
+            "epoch": self._horizon.epoch(end),
+            "lr": self._rate(end - 1),
+            "loss_batch": loss,
+            "loss_avg": loss_average,
+            "train_acc_batch": 100 * accuracy,
+            "train_acc_avg": 100 * accuracy_average,
+            "it_time": seconds_per_update,
+            "img_per_sec": self._horizon.global_batch / seconds_per_update,
+            "total_time": self._seconds,
+        }

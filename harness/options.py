@@ -1,0 +1,252 @@
+"""Every option of the scripts, typed: what a person can ask for.
+
+One frozen section per argument group. A section checks nothing that needs another section; rules between
+options live in `harness/resolve.py`. The model's and the schedule's own options are the `Options` classes of
+their plug-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.fields import HINT, LATER, above, at_least, between, opt
+
+ACCUMULATION = "gradient_accumulation_count"
+
+
+class OptionError(Exception):
+    """Something asked for that cannot be. The first line is complete in itself; lists may follow."""
+
+
+def _percentages(value: int) -> str | None:
+    return None if 1 <= value <= 100 else "must lie between 1 and 100"
+
+
+def _pipeline_depth(raw: str) -> dict[str, str]:
+    """The old --pipeline-depth D: D micro-batches per update, pipelined if D > 1."""
+    return {ACCUMULATION: raw, "pipeline": "false" if raw.strip() == "1" else "true"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MainOptions:
+    """Main"""
+
+    model: str = opt("resnet", "the network: a module of Models/")
+    lr_schedule: str = opt("stepped", "the learning-rate curve: a module of LR_Schedules/")
+    config: str | None = opt(None, "named block of the configuration file")
+    config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
+    restore_path: str | None = opt(None, "run folder to resume (train, restore), run folder or checkpoint (validation)")
+    explain: bool = opt(False, "print every value and where it came from, then stop")
+    dry_run: bool = opt(False, "print the resolved run (batches, updates, learning rate, size), then stop")
+    help: bool = opt(False, "print this help", flags=("-h",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Data set"""
+
+    dataset: str | None = opt(None, "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100 or imagenet; inferred from the data folder's name if not given")  # fmt: skip
+    data_dir: str | None = opt(None, "folder of the data (default: the environment's DATA_DIR)")
+    image_size: int | None = opt(None, "side of the pictures in pixels (default by model or data set)", check=at_least(8))
+    generated_data: bool = opt(False, "random data made once on the host")
+    synthetic_data: bool = opt(False, "random data made on the device, no host input or output")
+    dataset_cache: bool = opt(True, "keep raw records in host memory; --no-dataset-cache reads them each time")
+    normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean")
+    hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device")
+    train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation")
+    standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
+    pipeline_num_parallel: int = opt(48, "pictures preprocessed in parallel", check=at_least(1))
+    mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", kind=LATER, check=at_least(0))
+    cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", kind=LATER, check=between(0, 1))
+    cutmix_version: int = opt(1, "1: the part varies around cutmix-lambda, 2: it is fixed", kind=LATER, choices=("1", "2"))
+    hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host", kind=LATER)
+    eight_bit_io: bool = opt(False, "send pictures to the device as bytes", kind=LATER)
+    dataset_percentage_to_use: int = opt(100, "part of ImageNet's files to use", kind=LATER, check=_percentages)
+    fused_preprocessing: bool = opt(False, "normalisation fused into the device, picture padded to 4 channels", kind=LATER)
+    dataset_benchmark: bool = opt(False, "only measure the input pipeline", kind=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Training"""
+
+    micro_batch_size: int | None = opt(None, "samples of one micro-batch (default by model)", aliases=("batch_size",), check=at_least(1))
+    gradient_accumulation_count: int = opt(
+        1, "micro-batches per replica and weight update", aliases=("gradients_to_accumulate",),
+        rewrites={"pipeline_depth": _pipeline_depth}, check=at_least(1),
+    )  # fmt: skip
+    global_batch_size: int | None = opt(
+        None, "samples per weight update; sets the accumulation count (validation: for the epoch shown)",
+        aliases=("total_batch_size",), check=at_least(1),
+    )  # fmt: skip
+    epochs: float | None = opt(None, "length of training in passes over the data (default by model)", aliases=("epoch",), check=above(0))
+    iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
+    stop_after: int | None = opt(None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1))
+    base_learning_rate_exponent: float | None = opt(
+        None, "learning rate = 2^exponent x global batch (default by model)", aliases=("base_learning_rate",)
+    )
+    abs_learning_rate: float | None = opt(None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0))
+    optimiser: str = opt("SGD", "weight update rule", choices=("SGD", "momentum", "RMSprop", "LARS", "LAMB"), later=("RMSprop", "LARS", "LAMB"))
+    momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
+    weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))
+    loss_scaling: float = opt(128.0, "the loss is multiplied by it before differentiation", check=above(0))
+    label_smoothing: float | None = opt(None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1))
+    stable_norm: bool | None = opt(None, "two-pass statistics in group norm (default by model)")
+    rmsprop_decay: float | None = opt(None, "decay of the mean square", kind=LATER, check=between(0, 1))
+    rmsprop_base_decay_exp: float | None = opt(None, "decay = 1 - global batch x 2^exp", kind=LATER)
+    rmsprop_epsilon: float = opt(0.001, "added inside the root", kind=LATER, check=above(0))
+    lars_epsilon: float = opt(0.0, "added to the trust ratio's denominator", kind=LATER, check=at_least(0))
+    lars_eeta: float = opt(0.001, "trust coefficient", kind=LATER, check=above(0))
+    lars_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without trust ratio", kind=LATER)
+    lars_weight_decay: float | None = opt(None, "LARS' own weight decay (default by model)", kind=LATER, check=at_least(0))
+    lamb_beta1: float = opt(0.9, "decay of the first moment", kind=LATER, check=between(0, 1))
+    lamb_beta2: float = opt(0.999, "decay of the second moment", kind=LATER, check=between(0, 1))
+    lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", kind=LATER, check=above(0))
+    lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", kind=LATER, check=at_least(0))
+    lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio", kind=LATER)
+    variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these", kind=LATER)
+    init_path: str | None = opt(None, "checkpoint to start from, at update 0", kind=LATER)
+    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=LATER)
+    weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
+    weight_avg_exp: tuple[float, ...] = opt((), "exponential average of the run's checkpoints", kind=LATER, check=between(0, 1))
+    distributed: bool = opt(False, "several workers, described by TF_CONFIG", kind=LATER)
+    syncs_per_epoch: int = opt(0, "poprun: broadcasts of the weights per epoch", kind=LATER, check=at_least(0))
+    epochs_per_sync: float = opt(0.0, "poprun: epochs between broadcasts of the weights", kind=LATER, check=at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Checkpoints and validation"""
+
+    ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0))
+    epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0))
+    ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0))
+    ckpt_all_instances: bool = opt(False, "every instance writes checkpoints", kind=LATER, bare="true")
+    max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
+    validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")
+    valid_batch_size: int | None = opt(None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1))
+    repeat: int = opt(1, "validation.py: times to run each checkpoint", check=at_least(1), scripts=("validation",))
+    inference: bool = opt(False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",))
+    latency: bool = opt(False, "measure the latency of one validation batch at a time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Device layer"""
+
+    shards: int = opt(1, "IPUs per replica", kind=LATER, check=at_least(1))
+    replicas: int = opt(1, "copies of the model that share each update", check=at_least(1))
+    pipeline: bool = opt(False, "run the stages as a pipeline", kind=LATER)
+    pipeline_splits: tuple[str, ...] = opt((), "segments that begin a new stage", aliases=("pipeline_split",), kind=LATER)
+    pipeline_schedule: str = opt("Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential"), kind=LATER)
+    sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these", kind=LATER)
+    sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these", kind=LATER)
+    enable_recomputation: bool = opt(
+        False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute"), kind=LATER
+    )
+    batches_per_step: int = opt(1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1))
+    precision: str | None = opt(None, "compute.master (default 32.32)", choices=("16.16", "16.32", "32.32"), later=("16.16", "16.32"))
+    stochastic_rounding: str = opt(
+        "ON", "rounding of half-precision results; --no-stochastic-rounding rounds to nearest", bare="ON",
+        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF"), off="OFF",
+    )  # fmt: skip
+    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN", kind=LATER)
+    fp_exceptions: bool = opt(False, "stop on invalid operations, division by zero and overflow", kind=LATER)
+    seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
+    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers", kind=LATER)
+    BN_span: int = opt(1, "replicas that share batch-norm statistics", kind=LATER, check=at_least(1))
+    select_ipu: str = opt("AUTO", "device id, AUTO for any", aliases=("select_ipus",), kind=LATER)
+    compile_only: bool = opt(False, "build, report and stop", kind=LATER)
+    disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
+    rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
+    min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))
+    available_memory_proportion: tuple[float, ...] = opt(
+        (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
+    )
+    enable_half_partials: bool = opt(False, "half-precision partial sums", kind=HINT)
+    gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
+    enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
+    internal_exchange_optimisation_target: str | None = opt(None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT)
+    max_cross_replica_buffer_size: int = opt(10485760, "bytes of gradients reduced at once", kind=HINT, check=at_least(0))
+    max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
+    scheduling_algorithm: str = opt(
+        "choose-best", "compiler scheduling", kind=HINT,
+        choices=("choose-best", "clustering", "post-order", "look-ahead", "shortest-path"),
+    )  # fmt: skip
+    on_demand: bool = opt(True, "attach to devices only when needed", kind=HINT)
+    prefetch_depth: int | None = opt(None, "micro-batches fetched ahead: 1 to 255", kind=HINT, check=between(1, 255))
+    num_io_tiles: int = opt(0, "tiles reserved for host input and output", kind=HINT, check=between(0, 1472))
+    executable_cache_path: str | None = opt(None, "folder of compiled programs", kind=HINT)
+    gcl_method: str | None = opt(None, "collectives' method", kind=HINT)
+    gcl_max_broadcast_size: int | None = opt(None, "bytes of one broadcast", kind=HINT, check=at_least(0))
+    poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)
+    gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients reduced by their mean", kind=HINT)
+    only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
+    force_weight_to_fp16: tuple[str, ...] = opt((), "weights kept in FP16", kind=LATER)
+    force_weight_to_fp32: tuple[str, ...] = opt((), "weights kept in FP32", kind=LATER)
+    force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
+    analyse_nans: bool = opt(False, "name the layer of the first NaN", kind=LATER)
+    gc_profile: str | None = opt(
+        None, "profile of the run", bare="IPU_PROFILE", kind=LATER, aliases=("profile",),
+        choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
+    )  # fmt: skip
+    profile_compilation: bool = opt(False, "profile the compilation", kind=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingOptions:
+    """Logging"""
+
+    log_dir: str = opt("./logs/", "parent of the run folders")
+    logs_path: str | None = opt(None, "the run folder itself, instead of a generated name below log-dir")
+    name_suffix: str | None = opt(None, "appended to the run's name")
+    logs_per_epoch: int | None = opt(None, "log lines per epoch (default 16 when epochs are given)", check=at_least(0))
+    log_freq: int | None = opt(None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1))
+    logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
+    log_all_instances: bool = opt(False, "every instance writes logs", kind=LATER, bare="true")
+    mlperf_logging: bool = opt(False, "MLPerf log lines", kind=LATER)
+    wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in")
+    wandb_project: str = opt("tf-cnn", "its project")
+    wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",))
+
+
+SECTIONS: dict[str, type] = {
+    "main": MainOptions,
+    "dataset": DatasetOptions,
+    "training": TrainingOptions,
+    "checkpoint": CheckpointOptions,
+    "device": DeviceOptions,
+    "logging": LoggingOptions,
+}
+# at most one of each group may be asked for in one layer; a higher layer's choice drops the others'
+EXCLUSIVE: tuple[tuple[str, ...], ...] = (
+    ("iterations", "epochs"),
+    ("abs_learning_rate", "base_learning_rate_exponent"),
+    ("group_norm", "batch_norm"),
+    ("generated_data", "synthetic_data"),
+    ("epochs_per_ckpt", "ckpts_per_epoch"),
+    ("log_freq", "logs_per_epoch"),
+    ("global_batch_size", ACCUMULATION),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What was asked, complete but for the values that only the data can give."""
+
+    main: MainOptions
+    dataset: DatasetOptions
+    training: TrainingOptions
+    checkpoint: CheckpointOptions
+    device: DeviceOptions
+    logging: LoggingOptions
+    model: Any  # the model plug-in's Options
+    schedule: Any  # the schedule plug-in's Options
+    sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value came from
+
+    def values(self) -> dict[str, Any]:
+        """Every option by its name."""
+        sections = [getattr(self, name) for name in (*SECTIONS, "model", "schedule")]
+        return {name: value for section in sections for name, value in vars(section).items()}

@@ -1,0 +1,199 @@
+"""A run as a picture: the learning-rate curve as text, and loss, accuracy and rate as one SVG file.
+
+Draws the CSV's own columns and computes no statistics; needs no plotting library.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+Rows = Sequence[Mapping[str, Any]]
+Points = list[tuple[float, float]]
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+WIDTH, LEFT, RIGHT, TOP = 920, 78, 30, 72  # pixels: the picture, and the margins around its panels
+PANEL, GAP, BOTTOM = 200, 62, 54  # pixels: height of a panel, space above the next, space under the last
+INK, PALE, BLUE, ORANGE, GREEN = "#333", "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
+
+
+def text_curve(rate: Callable[[int], float], iterations: int, epochs: float, width: int = 60, height: int = 8) -> str:
+    """The learning rate over the run: `width` × `height` characters between its axes."""
+    edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
+    columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
+    tops = [max((_number(rate(i)), -i) for i in column) for column in columns]
+    # A sampled maximum can miss the tip of the warm-up, so every update around it is looked at.
+    near, reach = -max(tops)[1], iterations // width // 16 + 1
+    peak, at = max((_number(rate(i)), -i) for i in range(max(0, near - reach), min(iterations, near + reach + 1)))
+    eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top, _ in tops]
+    labels = {height - 1: peak, height // 2 - 1: peak * (height // 2) / height}
+    lines = [f"learning rate: {peak:.4g} at its peak (epoch {-at * epochs / iterations:.4g}), "
+             f"{rate(iterations - 1):.4g} at the last of {iterations:,} updates"]  # fmt: skip
+    for row in reversed(range(height)):
+        axis = f"{labels[row]:>9.4g} ┤" if row in labels else " " * 10 + "│"
+        lines.append((axis + "".join(BLOCKS[min(8, max(0, e - 8 * row))] for e in eighths)).rstrip())
+    return "\n".join(lines + _text_axis(epochs, width))
+
+
+def _text_axis(epochs: float, width: int) -> list[str]:
+    line, names = ["─"] * (width + 1), [" "] * (width + 20)
+    for tick in _ticks(0, epochs, max(2, width // 9)):
+        name, line[round(tick / epochs * width)] = f"{tick:g}", "┬"
+        start = round(tick / epochs * width) + 10 - len(name) // 2
+        names[start : start + len(name)] = name
+    return [" " * 8 + "0 └" + "".join(line[1:]), "".join(names).rstrip() + "  epochs"]
+
+
+def run_svg(training_rows: Rows, validation_rows: Rows, title: str) -> str:
+    """Loss, top-1 accuracy and learning rate over the epochs, from rows with the CSV's columns."""
+    batch, average = _points(training_rows, "loss_batch"), _points(training_rows, "loss_avg")
+    training, validation = _points(training_rows, "train_acc_avg"), _points(validation_rows, "val_acc")
+    # Averaged weights have no place on the epoch axis; their rows carry a negative iteration.
+    validation = sorted(p for p in validation if p[0] >= 0 and math.isfinite(p[1]))
+    panels = (
+        Panel("Loss", (Line("single batches", PALE, 1.2, batch, outliers=True),
+                       Line("average over an epoch", BLUE, 2.4, average))),
+        Panel("Top-1 accuracy, %", (Line("training, average over an epoch", BLUE, 2.4, training),
+                                    Line("validation", ORANGE, 2, validation, dots=True)), floor=0),
+        Panel("Learning rate", (Line("at each log row", GREEN, 2.4, _points(training_rows, "lr")),), floor=0),
+    )  # fmt: skip
+    x_axis = _span([x for panel in panels for line in panel.lines for x, _ in line.points], floor=0, count=10)
+    height = TOP + len(panels) * (PANEL + GAP) - GAP + BOTTOM
+    drawn = [part for k, panel in enumerate(panels) for part in panel.draw(TOP + k * (PANEL + GAP), x_axis)]
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
+        _text(LEFT, 30, title[:100], size=16 if len(title) <= 72 else 12, weight="bold"),
+        *drawn, _text((LEFT + WIDTH - RIGHT) / 2, height - 14, "epoch", anchor="middle"), "</svg>\n",
+    ])  # fmt: skip
+
+
+def write_run_svg(run_dir: str | Path) -> Path:
+    """Draw a run's `training.csv` and `validation.csv` as its `training.svg`, whole or not at all."""
+    folder = Path(run_dir)
+    picture = run_svg(_read(folder / "training.csv"), _read(folder / "validation.csv"), folder.resolve().name)
+    target, partial = folder / "training.svg", folder / "training.svg.partial"
+    partial.write_text(picture, encoding="utf-8")
+    return partial.replace(target)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel. `outliers`: its extreme points leave the picture instead of stretching the axis."""
+
+    label: str
+    colour: str
+    width: float
+    points: Points
+    dots: bool = False
+    outliers: bool = False
+
+    def scaling(self) -> list[float]:
+        """The values that the axis must show."""
+        values = sorted(y for _, y in self.points if math.isfinite(y))
+        cut = len(values) // 50 if self.outliers else 0
+        return values[cut : len(values) - cut]
+
+    def draw(self, place: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
+        path, pen = [], "M"
+        for x, y in self.points:
+            if math.isfinite(y):
+                path.append(pen + "{:.1f},{:.1f}".format(*place(x, y)))
+            pen = "L" if math.isfinite(y) else "M"  # a value that is not a number breaks the line
+        if path:
+            yield f'<path d="{"".join(path)}" fill="none" stroke="{self.colour}" stroke-width="{self.width}"/>'
+        for x, y in self.points:
+            if math.isfinite(y) and (self.dots or len(path) == 1):
+                yield '<circle cx="{:.1f}" cy="{:.1f}" r="4" '.format(*place(x, y)) + f'fill="{self.colour}" stroke="#fff"/>'
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes, and the lines in them."""
+
+    title: str
+    lines: tuple[Line, ...]
+    floor: float | None = None
+
+    def draw(self, top: float, x_axis: tuple[float, float]) -> Iterator[str]:
+        right, bottom, (x0, x1) = WIDTH - RIGHT, top + PANEL, x_axis
+        y0, y1 = _span([y for line in self.lines for y in line.scaling()], self.floor, slack=1)
+
+        def place(x: float, y: float) -> tuple[float, float]:
+            return LEFT + (x - x0) / (x1 - x0) * (right - LEFT), bottom - (y - y0) / (y1 - y0) * PANEL
+
+        yield _text(LEFT, top - 12, self.title, weight="bold")
+        for tick in _ticks(x0, x1, 10):
+            x, _ = place(tick, y0)
+            yield _rule(x, top, x, bottom) + _text(x, bottom + 17, f"{tick:g}", anchor="middle")
+        for tick in _ticks(y0, y1, 6):
+            _, y = place(x0, tick)
+            yield _rule(LEFT, y, right, y) + _text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
+        yield _rule(LEFT, bottom, right, bottom, "#888")
+        # A nested picture cuts off what leaves the panel, without an identifier that could clash on a page.
+        yield f'<svg x="{LEFT - 5}" y="{top - 5}" width="{right - LEFT + 10}" height="{PANEL + 10}">'
+        for line in self.lines:
+            yield from line.draw(lambda x, y: (place(x, y)[0] - LEFT + 5, place(x, y)[1] - top + 5))
+        yield "</svg>"
+        if not any(line.scaling() for line in self.lines):
+            yield _text((LEFT + right) / 2, (top + bottom) / 2, "no rows yet", anchor="middle")
+        for k, line in enumerate(self.lines):
+            x = LEFT + 150 + 370 * k
+            yield f'<rect x="{x}" y="{top - 18}" width="20" height="{line.width + 1}" fill="{line.colour}"/>'
+            yield _text(x + 28, top - 12, line.label + (f" (last: {line.points[-1][1]:.4g})" if line.points else " (none)"))
+
+
+def _span(values: list[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> tuple[float, float]:
+    """Ends of an axis that shows all values, moved out to a tick that lies within `slack` of a tick's distance."""
+    finite = [v for v in values if math.isfinite(v)] + ([] if floor is None else [floor])
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if high - low <= 1e-9 * abs(high):
+        low, high = (low, low + 1) if low == floor else (low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1))
+    step = _step(low, high, count)
+    below, above = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return below if low - below <= slack * step else low, above if above - high <= slack * step else high
+
+
+def _step(low: float, high: float, count: int) -> float:
+    """The smallest of 1, 2, 5 × 10^n that cuts the range into at most `count` pieces."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    step = _step(low, high, count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
+
+
+def _points(rows: Rows, column: str) -> Points:
+    points = [(_number(row.get("epoch"), math.nan), _number(row.get(column), math.nan)) for row in rows]
+    return [(x, y) for x, y in points if math.isfinite(x)]
+
+
+def _number(value: Any, otherwise: float = 0.0) -> float:
+    try:
+        return float(value) if math.isfinite(float(value)) else otherwise
+    except (TypeError, ValueError):
+        return otherwise
+
+
+def _read(path: Path) -> Rows:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+
+
+def _rule(x0: float, y0: float, x1: float, y1: float, colour: str = "#e4e4e4") -> str:
+    return f'<path d="M{x0:.1f},{y0:.1f}L{x1:.1f},{y1:.1f}" stroke="{colour}"/>'
+
+
+def _text(x: float, y: float, text: str, *, size: int = 13, anchor: str = "start", weight: str = "normal") -> str:
+    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{INK}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

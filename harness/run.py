@@ -1,0 +1,247 @@
+"""From options to a run that is ready to build: data found and counted, model traced, batches and updates
+worked out, learning rates known. No TensorFlow, no files written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from Datasets._spec import DataSource, ReadRequest
+from emulator import plan as plans
+from emulator.cost.trace import Trace, TraceError, trace
+from emulator.plan import ExecutionPlan, PlanError
+from harness import data, plugins
+from harness.horizon import Horizon
+from harness.options import OptionError, RunOptions
+from LR_Schedules._warmup import RateHorizon
+from Models._segments import Segment
+
+EMBEDDED = "fashion-mnist"
+IMPLIED_PRECISION = "32.32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that training and validation are built from."""
+
+    options: RunOptions
+    source: DataSource
+    image_size: int
+    segments: list[Segment]
+    trace: Trace
+    plan: ExecutionPlan
+    horizon: Horizon
+    peak_rate: float
+    rate: Callable[[int], float]
+    seed: int
+    name: str
+    not_decayed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def request(self, batch_size: int, start: int = 0) -> ReadRequest:
+        """What is asked of the data source for one stream."""
+        options = self.options.dataset
+        return ReadRequest(
+            batch_size=batch_size,
+            image_size=self.image_size,
+            seed=self.seed,
+            start=start,
+            augment=not options.train_with_valid_preprocessing,
+            host_normalise=options.hostside_norm,
+            unit_normalise=options.normalise_input,
+            parallel_calls=options.pipeline_num_parallel,
+            cache=options.dataset_cache,
+        )
+
+    @property
+    def validation_batch(self) -> int:
+        """Samples of one micro-batch in validation."""
+        return self.options.checkpoint.valid_batch_size or self.plan.micro_batch
+
+    def decayed(self, name: str) -> bool:
+        """Whether weight decay applies to a variable."""
+        return not any(part in name for part in self.not_decayed)
+
+    def summary(self) -> str:
+        """The head of a log: what is about to run."""
+        spec, horizon = self.source.spec, self.horizon
+        lines = [
+            f"Run: {self.name}, seed {self.seed}",
+            f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
+            f"{spec.num_classes} classes",
+            f"Image Size: {self.image_size}x{self.image_size}",
+            self.plan.summary(),
+            f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
+            f"{self.options.training.optimiser}, learning rate up to {self.peak_rate:.4g} ({self.options.main.lr_schedule})",
+            f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
+            f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
+            f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations a picture",
+        ]
+        return "\n".join(lines)
+
+
+def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = ()) -> Run:
+    """Resolves `options`; raises OptionError or DataError for what does not fit."""
+    model = plugins.load("Models", options.main.model)
+    family = data.family(options.dataset.dataset)
+    source = data.open_source(options.dataset, environ)
+    image_size = options.dataset.image_size or model.image_size(options.model, family)
+    two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
+    segments = model.build(options.model, family, source.spec.num_classes, two_pass)
+    traced = _trace(segments, image_size)
+    plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images)
+    peak = _peak_rate(options, plan.global_batch)
+    return Run(
+        options=options,
+        source=source,
+        image_size=image_size,
+        segments=segments,
+        trace=traced,
+        plan=plan,
+        horizon=horizon,
+        peak_rate=peak,
+        rate=_rate(options, horizon, peak),
+        seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
+        name=_name(options, model, plan),
+        not_decayed=model.NOT_DECAYED[family],
+        notes=(*notes, *_resolution_notes(options, plan, source.spec.train_images)),
+    )
+
+
+def _trace(segments: list[Segment], image_size: int) -> Trace:
+    try:
+        return trace(segments, image_size)
+    except TraceError as error:
+        raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
+
+
+def _plan_and_horizon(options: RunOptions, traced: Trace, images: int) -> tuple[ExecutionPlan, Horizon]:
+    training, device, logging, checkpoint = options.training, options.device, options.logging, options.checkpoint
+
+    def plan_with(updates: int) -> ExecutionPlan:
+        return plans.resolve(
+            segments=traced.segments,
+            micro_batch=training.micro_batch_size,
+            accumulation=training.gradient_accumulation_count,
+            replicas=device.replicas,
+            global_batch=training.global_batch_size,
+            updates_per_step=updates,
+            precision=device.precision or IMPLIED_PRECISION,
+        )
+
+    try:
+        horizon = Horizon.of(
+            images=images,
+            global_batch=plan_with(1).global_batch,
+            epochs=training.epochs,
+            iterations=training.iterations,
+            logs_per_epoch=logging.logs_per_epoch,
+            log_freq=logging.log_freq,
+            batches_per_step=device.batches_per_step,
+            ckpts_per_epoch=checkpoint.ckpts_per_epoch,
+            epochs_per_ckpt=checkpoint.epochs_per_ckpt,
+            ckpt_epochs_offset=checkpoint.ckpt_epochs_offset,
+        )
+        return plan_with(horizon.iterations_per_step), horizon
+    except (PlanError, ValueError) as error:
+        raise OptionError(str(error)) from None
+
+
+def _peak_rate(options: RunOptions, global_batch: int) -> float:
+    training = options.training
+    if training.abs_learning_rate is not None:
+        return training.abs_learning_rate
+    if training.base_learning_rate_exponent is None:
+        raise OptionError(
+            f"model {options.main.model} has no default learning rate for --optimiser {training.optimiser}: give "
+            "--base-learning-rate-exponent or --abs-learning-rate"
+        )
+    try:
+        return 2.0**training.base_learning_rate_exponent * global_batch
+    except OverflowError:
+        raise OptionError(f"--base-learning-rate-exponent {training.base_learning_rate_exponent:g} is too large") from None
+
+
+def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int], float]:
+    schedule = plugins.load("LR_Schedules", options.main.lr_schedule)
+    try:
+        return schedule.build(
+            options.schedule,
+            RateHorizon(
+                peak=peak,
+                iterations=horizon.iterations,
+                epochs=horizon.epochs,
+                iterations_per_epoch=horizon.iterations_per_epoch,
+            ),
+        )
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
+    """The run's name without its random end, and its suffix."""
+    precision = plan.precision + ("_noSR" if options.device.stochastic_rounding == "OFF" else "")
+    name = model.run_name(
+        options.model,
+        micro=str(plan.micro_batch),
+        replicas=f"x{plan.replicas}r" if plan.replicas > 1 else "",
+        accumulation=f"x{plan.accumulation}a" if plan.accumulation > 1 else "",
+        precision=precision,
+    )
+    suffix = options.logging.name_suffix
+    if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):
+        raise OptionError(f"--name-suffix '{suffix}' must not contain / \\ .. or unprintable characters")
+    return f"{name}_{suffix}" if suffix else name
+
+
+def _resolution_notes(options: RunOptions, plan: ExecutionPlan, images: int) -> list[str]:
+    notes = []
+    if options.device.precision is None:
+        notes.append(f"precision {IMPLIED_PRECISION}: half precision is not available yet")
+    if plan.global_batch > images:
+        notes.append(f"one update takes {plan.global_batch} samples: more than the {images} images of an epoch")
+    memory = options.device.available_memory_proportion
+    if len(memory) not in (0, 1, 2 * options.device.shards):
+        raise OptionError(
+            f"--available-memory-proportion has {len(memory)} values but needs 1, or 2 for each of the "
+            f"{options.device.shards} shards"
+        )
+    return notes
+
+
+def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What arguments.json records: every option's value and source, and what follows from them."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
+    linear = run.options.training.optimiser in ("SGD", "momentum")
+    scale = run.options.training.loss_scaling
+    derived = {
+        "batch_size": run.plan.micro_batch,
+        "command": command,
+        "data_dir": _data_dir(run.options),
+        "global_batch_size": run.plan.global_batch,
+        "grad_scale": 1.0 if linear else scale,
+        "iterations_per_epoch": run.horizon.iterations_per_epoch,
+        "lr_scale": scale if linear else 1.0,
+        "name": run.name,
+        "precision": run.plan.precision,
+        "seed": run.seed,
+        "seed_specified": run.options.device.seed is not None,
+        "summary_str": run.summary(),
+        "total_batch_size": run.plan.global_batch,
+        "total_iterations": run.horizon.iterations,
+        "total_replicas": run.plan.replicas,
+        "image_size": run.image_size,
+        "wd_exclude": list(run.not_decayed),
+    }
+    asked = {"global_batch_size": run.options.training.global_batch_size, "image_size": run.options.dataset.image_size}
+    return {**values, **derived, **extra, "asked": asked, "sources": dict(run.options.sources)}
+
+
+def _data_dir(options: RunOptions) -> str | None:
+    """The data's folder, so that the run can be resumed from anywhere."""
+    given = options.dataset.data_dir or (os.environ.get("DATA_DIR") if options.dataset.dataset != EMBEDDED else None)
+    return os.path.abspath(given) if given else None

@@ -1,0 +1,78 @@
+"""The device layer's public face: (model, plan, data) -> compiled training and validation programs.
+
+Says nothing of files, logs or command lines; the machinery is in `emulator/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow.compat.v1 as tf
+
+from emulator.cost.trace import Trace
+from emulator.executor import InferenceProgram, Metrics, Score, Stream, Training, TrainingProgram
+from emulator.plan import ExecutionPlan
+from Models._segments import Segment
+
+__all__ = ["InferenceProgram", "Metrics", "Stream", "TrainingProgram", "compile_inference", "compile_training", "stream_of"]
+
+
+def compile_training(
+    segments: list[Segment],
+    trace: Trace,
+    plan: ExecutionPlan,
+    *,
+    seed: int,
+    stream: Callable[[], Stream],
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    update: object,
+    scale: object,
+    weight_decay: float = 0.0,
+    decayed: Callable[[str], bool] = lambda name: True,
+) -> TrainingProgram:
+    """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
+
+    `stream` is called inside the program's graph. `loss`, `hits`: (logits, labels) -> [batch].
+    `update`: an optimiser; `scale`: the loss scale that fits it.
+    """
+
+    def training() -> Training:
+        return Training(
+            segments=segments,
+            variables=trace.variables,
+            plan=plan,
+            seed=seed,
+            stream=stream(),
+            loss=loss,
+            hits=hits,
+            optimiser=update,
+            scale=scale,
+            weight_decay=weight_decay,
+            decayed=decayed,
+        )
+
+    return TrainingProgram(training)
+
+
+def compile_inference(
+    segments: list[Segment],
+    trace: Trace,
+    *,
+    stream: Callable[[], Stream],
+    names: tuple[str, ...],
+    sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
+) -> InferenceProgram:
+    """A program whose `step(n)` adds up `sums(logits, labels)` over the next n micro-batches."""
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums))
+
+
+def stream_of(dataset: tf.data.Dataset, prepare: Callable[[tf.Tensor], tf.Tensor]) -> Stream:
+    """The infeed: micro-batches of a host data set, their pictures prepared on the device."""
+    iterator = tf.data.make_initializable_iterator(dataset)
+
+    def features(step: tf.Tensor, m: tf.Tensor) -> dict[str, tf.Tensor]:
+        found = iterator.get_next()
+        return {**found, "image": prepare(found["image"])}
+
+    return Stream(features, iterator)

@@ -1,0 +1,239 @@
+"""The run's log: folder and name, log.txt, CSV rows, TensorBoard events, Weights & Biases, progress.
+
+No module state; a logger that fails warns once and the run goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import secrets
+import string
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+TRAINING_COLUMNS = (
+    "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
+    "it_time", "img_per_sec", "total_time",
+)  # fmt: skip
+VALIDATION_COLUMNS = (
+    "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
+    "top5_acc", "loss",
+)  # fmt: skip
+TRAINING_LINE = (
+    "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
+    "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "
+    "total_time: {total_time:8.1f}"
+)
+VALIDATION_LINE = (
+    "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
+    "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
+)
+
+
+class LogError(Exception):
+    """A run folder that cannot be made or written."""
+
+
+def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -> Path:
+    """A folder for a new run: `logs_path` itself, or <log_dir>/<name>_<three random characters>.
+
+    With `keep` False it lies below the system's temporary folder. A folder that holds a run is refused.
+    """
+    try:
+        if not keep:
+            return Path(tempfile.mkdtemp(prefix=f"{name}_"))
+        if logs_path is not None:
+            folder = Path(logs_path)
+            if (folder / "arguments.json").exists() or list(folder.glob("ckpt-*.index")):
+                raise LogError(
+                    f"--logs-path {folder} holds a run already; give another folder, or go on with it: "
+                    f"python restore.py --restore-path {folder}"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        return _fresh(Path(log_dir), name)
+    except OSError as error:
+        raise LogError(f"cannot make a run folder in {error.filename}: {error.strerror}; see --log-dir, --no-logs") from None
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    alphabet = string.ascii_uppercase + string.digits
+    while True:
+        folder = parent / f"{name}_{''.join(secrets.choice(alphabet) for _ in range(3))}"
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            continue
+
+
+class RunLog:
+    """Where a run tells what happens. `folder` None: console only."""
+
+    def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None) -> None:
+        self.folder = folder
+        self._text = open(folder / "log.txt", "a", encoding="utf-8") if folder else None
+        self._board: Any = None
+        self._bar = _Bar()
+        self._wandb = _quietly(wandb, self.note) if wandb else None
+
+    def note(self, text: str = "") -> None:
+        """A line for the console and log.txt."""
+        self._bar.clear()
+        print(text, flush=True)
+        if self._text:
+            self._text.write(text + "\n")
+            self._text.flush()
+
+    def file_only(self, text: str) -> None:
+        """A line for log.txt alone."""
+        if self._text:
+            self._text.write(text + "\n")
+            self._text.flush()
+
+    def arguments(self, values: Mapping[str, Any]) -> None:
+        """Records every option; a resumed run has a file of its own."""
+        if self.folder:
+            first = self.folder / "arguments.json"
+            path = self.folder / "arguments_restore.json" if first.exists() else first
+            write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
+
+    def training_row(self, row: Mapping[str, Any]) -> None:
+        """One row of training.csv and its line."""
+        self.note(TRAINING_LINE.format(**row))
+        self._row("training.csv", TRAINING_COLUMNS, row)
+        self._publish({"training/" + name: row[name] for name in ("loss_avg", "train_acc_avg", "lr", "img_per_sec")}, row)
+
+    def validation_row(self, row: Mapping[str, Any]) -> None:
+        """One row of validation.csv and its lines."""
+        self.note(VALIDATION_LINE.format(**row))
+        if row["loss"] != "":
+            self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
+        self._row("validation.csv", VALIDATION_COLUMNS, row)
+        shown = {"validation/" + name: row[name] for name in ("val_acc", "top5_acc", "loss") if row[name] != ""}
+        if row["iteration"] >= 0:
+            self._publish(shown, row)
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """A bar on a terminal; nothing elsewhere."""
+        self._bar.show(done, total, text)
+
+    def forget_after(self, iteration: int) -> None:
+        """Drops CSV rows of updates that are about to be done again."""
+        for name in ("training.csv", "validation.csv"):
+            path = self.folder / name if self.folder else None
+            if path is not None and path.exists():
+                rows = read_rows(path)
+                kept = [row for row in rows if int(row["iteration"]) <= iteration]
+                if len(kept) < len(rows):
+                    columns = TRAINING_COLUMNS if name == "training.csv" else VALIDATION_COLUMNS
+                    lines = [",".join(columns)] + [",".join(row[c] for c in columns) for row in kept]
+                    write_atomically(path, "\n".join(lines) + "\n")
+
+    def open_board(self, iteration: int) -> None:
+        """Starts TensorBoard events; those after `iteration` count as superseded."""
+        if self.folder is None:
+            return
+        import tensorflow.compat.v1 as tf
+
+        with tf.Graph().as_default():
+            self._board = tf.summary.FileWriter(str(self.folder))
+        self._board.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
+
+    def close(self) -> None:
+        """Ends the log; further lines go to the console only."""
+        self._bar.clear()
+        if self._board:
+            self._board.close()
+        if self._text:
+            self._text.close()
+            self._text = None
+
+    def _row(self, file: str, columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        if self.folder is None:
+            return
+        path = self.folder / file
+        fresh = not path.exists()
+        with open(path, "a", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out, lineterminator="\n")
+            if fresh:
+                writer.writerow(columns)
+            writer.writerow([row[column] for column in columns])
+
+    def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
+        if self._board:
+            import tensorflow.compat.v1 as tf
+
+            summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+            self._board.add_summary(summary, row["iteration"])
+            self._board.flush()
+        if self._wandb:
+            step = row["iteration"]
+            if _quietly(lambda: self._wandb.log(dict(values), step=step) or True, self.note) is None:
+                self._wandb = None
+
+
+def wandb_run(project: str, name: str, values: Mapping[str, Any], run_id: str | None) -> Callable[[], Any]:
+    """Starts a Weights & Biases run without ever asking a question."""
+
+    def start() -> Any:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        return wandb.init(
+            project=project, name=name, config=dict(values), id=run_id, resume="must" if run_id else None,
+            settings=wandb.Settings(init_timeout=30, login_timeout=5),
+        )  # fmt: skip
+
+    return start
+
+
+def _quietly(action: Callable[[], Any], note: Callable[[str], None]) -> Any:
+    """The action's result, or None after one line about its failure."""
+    try:
+        return action()
+    except Exception as error:  # whatever a third-party logger may raise must not end a run
+        reason = (str(error).splitlines() or [""])[0]
+        note(f"--wandb is off for the rest of this run: {type(error).__name__}: {reason}")
+        return None
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; a last row that was cut short is left out."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes beside the file, then renames, so that a reader sees the old or the new text whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+class _Bar:
+    """A progress bar on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty()
+        self._shown = False
+
+    def show(self, done: int, total: int, text: str) -> None:
+        if self._on:
+            filled = int(24 * done / max(total, 1))
+            print(f"\r\x1b[2K[{'#' * filled}{'.' * (24 - filled)}] {done}/{total} {text}", end="", file=sys.stderr, flush=True)
+            self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+            self._shown = False

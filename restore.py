@@ -1,0 +1,23 @@
+"""Resumes the run in a folder: `python restore.py --restore-path logs/<run> [--epochs 60] [any option]`."""
+
+from __future__ import annotations
+
+import sys
+
+from harness import entry
+from harness.options import OptionError
+from train import resume
+
+
+def main(argv: list[str]) -> int:
+    """The run's recorded options under those given now, then on from its newest checkpoint."""
+    path = entry.restore_path(argv, "restore")
+    if path is None and entry.wants_help(argv):
+        return 0 if entry.parse(argv, "restore") is None else 2
+    if path is None:
+        raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
+    return resume(argv, path, "restore")
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("restore", main, None))

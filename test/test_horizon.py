@@ -1,0 +1,169 @@
+"""When is it time: tables of (length, periods) → firing points, and that a resumed run has the unbroken run's."""
+
+import random
+
+import pytest
+
+from harness.horizon import Horizon
+
+
+def of(iterations=None, *, images=1000, global_batch=10, **rest):
+    """100 updates per epoch unless said otherwise."""
+    return Horizon.of(images=images, global_batch=global_batch, iterations=iterations, **rest)
+
+
+@pytest.mark.parametrize(
+    "images, batch, epochs, per_epoch, iterations",
+    [
+        (50_000, 32, 160, 1562, 250_000),
+        (1_281_167, 1024, 100, 1251, 125_113),
+        (1_281_167, 768, 350, 1668, 583_865),
+        (10, 100, 1, 1, 1),  # a batch larger than the data set
+        (10, 100, 25, 1, 2),
+        (1000, 10, 0.5, 100, 50),
+    ],
+)
+def test_length_in_epochs(images, batch, epochs, per_epoch, iterations):
+    horizon = of(images=images, global_batch=batch, epochs=epochs)
+    assert (horizon.iterations_per_epoch, horizon.iterations, horizon.epochs) == (per_epoch, iterations, epochs)
+
+
+def test_length_in_iterations_goes_before_epochs():
+    horizon = of(250, epochs=90)
+    assert (horizon.iterations, horizon.epochs, horizon.epoch(50)) == (250, 2.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "iterations, rest, steps",
+    [
+        (10, {}, [(0, 10)]),  # 500 updates per log row: the step is cut, the run not lengthened
+        (10, {"batches_per_step": 10}, [(0, 10)]),
+        (4, {"batches_per_step": 2}, [(0, 2), (2, 4)]),
+        (1, {"batches_per_step": 1}, [(0, 1)]),
+        (7, {"log_freq": 3}, [(0, 3), (3, 6), (6, 7)]),
+        (20, {"log_freq": 10, "batches_per_step": 4}, [(0, 5), (5, 10), (10, 15), (15, 20)]),  # round(2.5) = 2
+        (9, {"log_freq": 10, "batches_per_step": 3}, [(0, 3), (3, 6), (6, 9)]),
+        (12, {"log_freq": 11, "batches_per_step": 10}, [(0, 11), (11, 12)]),
+        (250, {"logs_per_epoch": 1}, [(0, 100), (100, 200), (200, 250)]),
+        (200, {"logs_per_epoch": 0}, [(0, 100), (100, 200)]),
+        (3, {"logs_per_epoch": 1000}, [(0, 1), (1, 2), (2, 3)]),  # more rows than updates: every update
+    ],
+)
+def test_host_steps(iterations, rest, steps):
+    assert list(of(iterations, **rest).steps()) == steps
+
+
+@pytest.mark.parametrize(
+    "start, stop, steps",
+    [
+        (0, 7, [(0, 3), (3, 6), (6, 7)]),
+        (7, None, [(7, 9), (9, 10)]),
+        (4, 5, [(4, 5)]),
+        (6, 99, [(6, 9), (9, 10)]),
+        (10, None, []),
+        (5, 5, []),
+        (8, 3, []),
+    ],
+)
+def test_steps_off_the_grid(start, stop, steps):
+    horizon = of(10, log_freq=3)
+    assert list(horizon.steps(start, stop)) == steps
+    assert all(horizon.grid_start(first) == first // 3 * 3 for first, _ in steps)
+
+
+@pytest.mark.parametrize(
+    "iterations, rest, points",
+    [
+        (10, {}, [10]),
+        (60, {"log_freq": 20, "batches_per_step": 5}, [5, 20, 40, 55, 60]),  # first, multiples, last two
+        (62, {"log_freq": 20, "batches_per_step": 5}, [5, 20, 40, 60, 62]),
+        (60, {"logs_per_epoch": 0, "batches_per_step": 5}, [5, 60]),
+        (250, {"logs_per_epoch": 2}, [50, 100, 150, 200, 250]),
+        (20, {"log_freq": 1, "batches_per_step": 1}, list(range(1, 21))),
+    ],
+)
+def test_log_points(iterations, rest, points):
+    assert of(iterations, **rest).log_points() == points
+
+
+@pytest.mark.parametrize(
+    "iterations, rest, points",
+    [
+        (400, {"log_freq": 10}, [100, 200, 300, 400]),
+        (430, {"log_freq": 10}, [100, 200, 300, 430]),  # not twice near the end
+        (449, {"log_freq": 10}, [100, 200, 300, 449]),
+        (450, {"log_freq": 10}, [100, 200, 300, 400, 450]),  # half a period is far enough
+        (50, {"log_freq": 10}, [50]),
+        (200, {"log_freq": 10, "ckpts_per_epoch": 4}, [30, 50, 80, 100, 130, 150, 180, 200]),
+        (100, {"log_freq": 20, "ckpts_per_epoch": 1_000_000}, [20, 40, 60, 80, 100]),
+        (900, {"log_freq": 50, "epochs_per_ckpt": 3}, [300, 600, 900]),
+        (900, {"log_freq": 50, "ckpts_per_epoch": 0, "epochs_per_ckpt": 4}, [400, 900]),
+        (400, {"log_freq": 10, "ckpts_per_epoch": 0}, []),
+        (500, {"log_freq": 10, "ckpt_epochs_offset": 3}, [300, 400, 500]),
+        (200, {"log_freq": 10, "ckpt_epochs_offset": 9}, [200]),  # the last one always
+    ],
+)
+def test_checkpoint_points(iterations, rest, points):
+    assert of(iterations, **rest).checkpoint_points() == points
+
+
+@pytest.mark.parametrize(
+    "rest, steps",
+    [({"log_freq": 10}, 10), ({"log_freq": 30}, 3), ({"log_freq": 500}, 1), ({"logs_per_epoch": 16}, 16)],
+)
+def test_averaging_window(rest, steps):
+    assert of(1000, **rest).window_steps == steps
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_resumed_equals_unbroken(seed):
+    """A stop anywhere, even twice within one host step, moves no boundary, no log row and no checkpoint."""
+    draw = random.Random(seed)
+    horizon = of(
+        draw.randint(1, 400),
+        global_batch=draw.choice([1, 3, 10, 64, 5000]),
+        log_freq=draw.choice([None, draw.randint(1, 90)]),
+        logs_per_epoch=draw.choice([None, 0, draw.randint(1, 200)]),
+        batches_per_step=draw.randint(1, 60),
+        ckpts_per_epoch=draw.randint(0, 12),
+        epochs_per_ckpt=draw.choice([0, 0, 1, 2]),
+        ckpt_epochs_offset=draw.choice([0, 0, 1]),
+    )
+    whole = list(horizon.steps())
+    assert [0] + [end for _, end in whole] == [first for first, _ in whole] + [horizon.iterations]
+    assert max(end - first for first, end in whole) <= horizon.iterations_per_step
+    assert horizon.log_points()[-1] == horizon.iterations
+
+    stops = sorted(draw.randint(0, horizon.iterations) for _ in range(3)) + [horizon.iterations]
+    pieces = [piece for start, stop in zip([0] + stops, stops) for piece in horizon.steps(start, stop)]
+    assert [0] + [end for _, end in pieces] == [first for first, _ in pieces] + [horizon.iterations]
+    assert [end for first, end in pieces if horizon.logs(first, end)] == horizon.log_points()
+    assert [end for first, end in pieces if horizon.checkpoints(first, end)] == horizon.checkpoint_points()
+
+    resumed = list(horizon.steps(stops[0]))
+    assert resumed[1:] == whole[len(whole) - len(resumed) + 1 :]
+    assert not resumed or horizon.grid_start(resumed[0][0]) == whole[-len(resumed)][0]
+
+
+def test_a_longer_run_has_the_same_grid():
+    """Without log rows in between, too: an extended run resumes on the boundaries it had."""
+    for rest in ({"log_freq": 7}, {"logs_per_epoch": 0}, {"logs_per_epoch": 16}):
+        short, long = (of(iterations, batches_per_step=40, **rest) for iterations in (300, 600))
+        assert list(long.steps(0, 300)) == list(short.steps())
+
+
+@pytest.mark.parametrize(
+    "rest, text",
+    [
+        ({}, "give epochs or iterations"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"iterations": -1}, "iterations is -1"),
+        ({"epochs": 1, "global_batch": 0}, "global_batch is 0"),
+        ({"epochs": 1, "images": 0}, "images is 0"),
+        ({"epochs": 1, "batches_per_step": 0}, "batches_per_step is 0"),
+        ({"epochs": 1, "log_freq": 0}, "log_freq is 0"),
+    ],
+)
+def test_errors(rest, text):
+    with pytest.raises(ValueError, match=text):
+        of(**rest)

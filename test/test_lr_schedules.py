@@ -1,0 +1,169 @@
+"""Learning-rate schedules: worked values, warm-up, and that update i has one rate whatever was asked before."""
+
+import dataclasses
+import importlib
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+import LR_Schedules
+from LR_Schedules import cosine, exponential, polynomial_decay_lr, stepped
+from LR_Schedules._warmup import RateHorizon
+
+NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
+NEEDED = {
+    "stepped": {"learning_rate_schedule": "0.3,0.6,0.8,0.9"},
+    "exponential": {"lr_decay_rate": 0.97, "lr_drops": 146},
+}
+
+
+def horizon(peak=1.0, iterations=1000, epochs=100.0, iterations_per_epoch=None):
+    per_epoch = iterations_per_epoch or max(1, int(iterations / epochs))
+    return RateHorizon(peak=peak, iterations=iterations, epochs=epochs, iterations_per_epoch=per_epoch)
+
+
+def rate(name, where=None, **options):
+    plugin = importlib.import_module(f"LR_Schedules.{name}")
+    return plugin.build(plugin.Options(**{**NEEDED.get(name, {}), **options}), where or horizon())
+
+
+# ResNet-20 on CIFAR: 32 × 2^-6, 160 epochs of 1562.5 updates
+RESNET20 = horizon(32 * 2**-6, 250_000, 160.0, 1562)
+# ResNet-50, momentum, batch 1024: 2^-11 × 1024; EfficientNet, RMSprop, batch 768: 2^-14 × 768
+RESNET50 = horizon(1024 * 2**-11, 125_113, 100.0, 1251)
+EFFICIENTNET = horizon(768 * 2**-14, 583_865, 350.0, 1668)
+# Fine-tuning, batch 512, exponent -11, on 10,000 pictures; EfficientNet-B4, LARS: 2^-9.5 × 6144
+FINE_TUNE = horizon(512 * 2**-11, 390, 20.0, 19)
+B4_LARS = horizon(6144 * 2**-9.5, 72_983, 350.0, 208)
+
+
+@pytest.mark.parametrize(
+    "name, where, options, i, expected",
+    [
+        ("stepped", RESNET20, {"learning_rate_schedule": "0.5,0.75"}, 0, 0.0),
+        ("stepped", RESNET20, {"learning_rate_schedule": "0.5,0.75"}, 3906, 0.5 * 3906 / 7812),
+        ("stepped", RESNET20, {"learning_rate_schedule": "0.5,0.75"}, 7812, 0.5),
+        ("stepped", RESNET20, {"learning_rate_schedule": "0.5,0.75"}, 125_000, 0.5),
+        ("stepped", RESNET20, {"learning_rate_schedule": "0.5,0.75"}, 125_001, 0.05),
+        ("stepped", RESNET20, {"learning_rate_schedule": "0.5,0.75"}, 249_999, 0.005),
+        ("stepped", RESNET50, {}, 37_533, 0.5),
+        ("stepped", RESNET50, {}, 37_534, 0.05),
+        ("stepped", RESNET50, {}, 125_112, 0.5e-4),
+        ("cosine", RESNET50, {"warmup_epochs": 0}, 0, 0.5),
+        ("cosine", RESNET50, {}, 3000, 0.5 * 3000 / 6255 * 0.5 * (1 + math.cos(math.pi * 3000 / 125_113))),
+        ("cosine", FINE_TUNE, {}, 195, 0.125),
+        ("exponential", EFFICIENTNET, {}, 4170, 0.046875 * 4170 / 8340 * 0.97),
+        ("exponential", EFFICIENTNET, {}, 583_864, 0.046875 * 0.97**145),
+        ("exponential", EFFICIENTNET, {"warmup_epochs": 0}, 3999, 0.046875),
+        ("exponential", EFFICIENTNET, {"warmup_epochs": 0}, 4000, 0.046875 * 0.97),
+        ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 7298, 8.48528137 * 7298 / 14_596),
+        ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 14_596, 8.48528137),
+        ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 72_983, 8.48528137e-5),
+        ("polynomial_decay_lr", horizon(), {"warmup_epochs": 20}, 600, 0.25 * (1 - 1e-5) + 1e-5),
+        ("polynomial_decay_lr", horizon(), {"warmup_epochs": 0, "poly_lr_decay_power": 1.0}, 250, 0.75 + 0.25e-5),
+        ("polynomial_decay_lr", horizon(4.588), {"abs_end_learning_rate": 1e-4}, 1000, 1e-4),
+        ("polynomial_decay_lr", horizon(4.588), {"abs_end_learning_rate": 0.0}, 1000, 0.0),
+        ("polynomial_decay_lr", horizon(), {}, 1500, 1e-5),
+    ],
+)
+def test_worked_values(name, where, options, i, expected):
+    assert rate(name, where, **options)(i) == pytest.approx(expected, rel=1e-7, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_value_ignores_earlier_calls(name):
+    """A schedule that remembered its drops gave a resumed run another rate than the unbroken one."""
+    where = horizon(iterations=500, epochs=50.0)
+    in_order = [rate(name, where)(i) for i in range(500)]
+    shuffled, one = random.Random(5).sample(range(500), 500), rate(name, where)
+    assert {i: one(i) for i in shuffled} == dict(enumerate(in_order))
+    assert all(isinstance(value, float) for value in in_order)
+    assert len(set(in_order)) > 4
+
+
+@pytest.mark.parametrize(
+    "name, warmup",
+    [("stepped", 78), ("cosine", 78), ("polynomial_decay_lr", 78), ("exponential", 75)],
+)
+def test_length_of_the_warmup(name, warmup):
+    """1,000 updates in 64 epochs: 1000 × 5 ÷ 64 = 78; exponential counts whole epochs of 15 updates."""
+    where = horizon(iterations=1000, epochs=64.0)
+    with_ramp, bare = rate(name, where), rate(name, where, warmup_epochs=0)
+    shape = (lambda i: 1.0) if name == "polynomial_decay_lr" else bare  # only the polynomial's own curve starts later
+    assert [with_ramp(i) for i in range(warmup)] == pytest.approx([i / warmup * shape(i) for i in range(warmup)])
+    assert with_ramp(warmup) == pytest.approx(shape(warmup))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("iterations, epochs", [(1, 0.01), (10, 0.1), (10, 5.0), (10, 5.1), (3, 100.0)])
+@pytest.mark.parametrize("warmup_epochs", [0, 0.03, 5, 1000.0])
+def test_any_length_of_run_and_warmup(name, iterations, epochs, warmup_epochs):
+    one = rate(name, horizon(1.0, iterations, epochs), warmup_epochs=warmup_epochs)
+    assert all(0 <= one(i) <= 1 for i in range(iterations + 2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_peak_is_a_factor(name):
+    # The absolute end value of the polynomial is not given, so everything scales.
+    assert rate(name, horizon(8.0))(700) == pytest.approx(8 * rate(name, horizon(1.0))(700))
+
+
+@pytest.mark.parametrize("text", ["", "0.5,", "0.5;0.7", "half", "0,0.5", "0.5,1", "0.7,0.5", "0.5,0.5", "nan", "-0.5"])
+def test_fractions_are_checked(text):
+    with pytest.raises(ValueError, match=r"learning_rate_schedule is .* increasing order"):
+        stepped.Options(learning_rate_schedule=text)
+
+
+@pytest.mark.parametrize(
+    "plugin, options, named",
+    [
+        (stepped, {}, "learning_rate_schedule"),
+        (exponential, {}, "lr_decay_rate and lr_drops"),
+        (exponential, {"lr_drops": 3}, "lr_decay_rate not given"),
+        (exponential, {"lr_decay_rate": 0.9}, "lr_drops not given"),
+    ],
+)
+def test_missing_values_are_named(plugin, options, named):
+    with pytest.raises(ValueError, match=named):
+        plugin.build(plugin.Options(**options), horizon())
+
+
+@pytest.mark.parametrize(
+    "plugin, options",
+    [
+        (cosine, {"warmup_epochs": -1}),
+        (cosine, {"warmup_epochs": math.inf}),
+        (cosine, {"warmup_epochs": math.nan}),
+        (stepped, {"learning_rate_decay": 0}),
+        (exponential, {"lr_drops": -1}),
+        (polynomial_decay_lr, {"poly_lr_decay_power": 0}),
+        (polynomial_decay_lr, {"abs_end_learning_rate": -1e-4}),
+    ],
+)
+def test_values_out_of_range(plugin, options):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))} is .* but must be"):
+        plugin.Options(**options)
+
+
+@pytest.mark.parametrize("name, value", [("peak", 0.0), ("iterations", 0), ("epochs", -1.0), ("peak", math.nan)])
+def test_horizon_is_checked(name, value):
+    with pytest.raises(ValueError, match=name):
+        dataclasses.replace(horizon(), **{name: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_has_help_and_a_rule_its_default_keeps(name):
+    for field in dataclasses.fields(importlib.import_module(f"LR_Schedules.{name}").Options):
+        assert field.metadata["help"]
+        assert field.metadata["check"](field.default) is None
+
+
+def test_defaults():
+    assert dataclasses.asdict(stepped.Options()) == {
+        "learning_rate_decay": 0.1, "learning_rate_schedule": None, "warmup_epochs": 5.0}  # fmt: skip
+    assert dataclasses.asdict(exponential.Options()) == {"lr_decay_rate": None, "lr_drops": None, "warmup_epochs": 5.0}
+    assert dataclasses.asdict(polynomial_decay_lr.Options()) == {
+        "warmup_epochs": 5.0, "poly_lr_decay_power": 2.0, "poly_lr_end_ratio": 1e-5,
+        "abs_end_learning_rate": None}  # fmt: skip

@@ -1,0 +1,147 @@
+"""Pictures of a run: well-formed, complete, and drawn from whatever rows there are."""
+
+import csv
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from harness.plot import _span, _ticks, run_svg, text_curve, write_run_svg
+
+COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
+BATCHES, AVERAGE = (0, "#a9c4e4"), (0, "#1f5a99")
+TRAINING, VALIDATION, RATE = (1, "#1f5a99"), (1, "#c4561a"), (2, "#3b7d4f")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def training(count):
+    values = lambda i: (i, i * 10, i / 16, 0.5 - i / 1000, 2 - i / 100 + (i % 3) / 9, 2 - i / 100, i / 2, i / 2 - 1)
+    return [dict(zip(COLUMNS, values(i))) for i in range(count)]
+
+
+def validation(count):
+    return [{"name": f"ckpt-{i}", "iteration": i * 160, "epoch": i, "val_acc": 10.0 * i} for i in range(count)]
+
+
+def drawn(picture):
+    """(Panel, colour) → coordinates of the line's points, in the pixels of the panel."""
+    panels = [e for e in ET.fromstring(picture) if e.tag == SVG + "svg"]
+    return {
+        (k, path.get("stroke")): [tuple(map(float, p.split(","))) for p in path.get("d").replace("M", "L").split("L")[1:]]
+        for k, panel in enumerate(panels)
+        for path in panel.iter(SVG + "path")
+    }
+
+
+def texts(picture):
+    return [e.text for e in ET.fromstring(picture).iter(SVG + "text")]
+
+
+def test_picture_holds_every_series():
+    picture = run_svg(training(130), validation(8), "a run & its <name>")
+    lines = drawn(picture)
+    expected = {BATCHES: 130, AVERAGE: 130, TRAINING: 130, VALIDATION: 8, RATE: 130}
+    assert {line: len(points) for line, points in lines.items()} == expected
+    assert len(list(ET.fromstring(picture).iter(SVG + "circle"))) == 8
+    assert {"a run & its <name>", "Loss", "Top-1 accuracy, %", "Learning rate", "epoch"} <= set(texts(picture))
+    assert "validation (last: 70)" in texts(picture)
+
+
+def test_values_land_where_the_axis_says():
+    """Accuracy 0 … 70 on an axis 0 … 80 of 200 pixels, epochs 0 … 7: a straight line."""
+    points = drawn(run_svg([], validation(8), ""))[VALIDATION]
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    assert (x0, y0) == (5, 205) and (x1, y1) == (817, 30)
+    assert all(abs((x - x0) / (x1 - x0) - k / 7) < 1e-3 for k, (x, _) in enumerate(points))
+    assert all(abs((y - y0) / (y1 - y0) - k / 7) < 1e-3 for k, (_, y) in enumerate(points))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("validations", [0, 1])
+def test_few_rows(rows, validations):
+    picture = run_svg(training(rows), validation(validations), "short")
+    assert texts(picture).count("no rows yet") == (0 if rows else 3 - validations)
+    assert "nan" not in picture and "inf" not in picture
+
+
+def test_values_that_are_no_numbers_break_the_line():
+    rows = training(20)
+    rows[5]["loss_batch"], rows[6]["loss_batch"], rows[7]["loss_batch"], rows[8]["epoch"] = math.nan, "inf", "", None
+    as_text = [{k: str(v) for k, v in row.items()} for row in rows]
+    picture = run_svg(as_text, [{"epoch": 1}], "")
+    assert len(drawn(picture)[BATCHES]) == 20 - 3 - 1
+    assert next(p for p in picture.split("<path ") if BATCHES[1] in p).count("M") == 2
+    assert "inf" not in picture
+
+
+def test_an_outlier_does_not_flatten_the_loss():
+    rows = training(100)
+    rows[50]["loss_batch"] = 1e6
+    heights = [y for _, y in drawn(run_svg(rows, [], ""))[AVERAGE]]
+    assert max(heights) - min(heights) > 50
+
+
+def test_averaged_weights_have_no_place_on_the_axis():
+    rows = validation(4) + [{"name": "weight_avg_N_5", "iteration": -1, "epoch": -0.01, "val_acc": 99}]
+    assert len(drawn(run_svg(training(9), rows, ""))[VALIDATION]) == 4
+
+
+@pytest.mark.parametrize(
+    "low, high, ticks",
+    [
+        (0, 8, [0, 2, 4, 6, 8]),
+        (0, 0.5, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
+        (55, 75, [55, 60, 65, 70, 75]),
+        (0, 1e-5, [0, 2e-6, 4e-6, 6e-6, 8e-6, 1e-5]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+    ],
+)
+def test_ticks(low, high, ticks):
+    assert _ticks(low, high, 6) == ticks
+
+
+def test_an_axis_is_never_empty():
+    for values in ([], [0.0], [7.0], [-3.0], [math.nan], [1e-12], [5.0, 5.0]):
+        for floor in (None, 0.0):
+            low, high = _span(values, floor, slack=1)
+            assert low < high and all(low <= v <= high for v in values if math.isfinite(v))
+
+
+def test_file_is_written_from_the_csvs(tmp_path):
+    with open(tmp_path / "training.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(training(12))
+    assert write_run_svg(tmp_path) == tmp_path / "training.svg"
+    picture = (tmp_path / "training.svg").read_text(encoding="utf-8")
+    assert len(drawn(picture)[AVERAGE]) == 12 and VALIDATION not in drawn(picture)
+    assert tmp_path.name in texts(picture)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["training.csv", "training.svg"]
+
+
+def test_curve_as_text():
+    """A ramp over half the run, then a tenth: 8 updates in 8 columns of 4 rows."""
+    rates = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1, 0.1, 0.0]
+    head, *rows = text_curve(rates.__getitem__, 8, 4.0, width=8, height=4).split("\n")
+    assert head == "learning rate: 1 at its peak (epoch 2), 0 at the last of 8 updates"
+    assert rows == [
+        "        1 ┤    █",
+        "          │   ██",
+        "      0.5 ┤  ███",
+        "          │ ████▃▃",
+        "        0 └───┬───┬",
+        "          0   2   4  epochs",
+    ]
+
+
+@pytest.mark.parametrize("iterations", [1, 7, 60, 61, 5000])
+@pytest.mark.parametrize("rate", [lambda i: 0.0, lambda i: 0.5, lambda i: i * 1e-6, lambda i: math.nan])
+def test_curve_of_any_run(iterations, rate):
+    lines = text_curve(rate, iterations, iterations / 100).split("\n")
+    assert len(lines) == 11 and max(map(len, lines[1:-1])) <= 71
+
+
+def test_curve_finds_the_tip_between_its_columns():
+    peak = 12_345
+    text = text_curve(lambda i: i / peak if i <= peak else 0.2, 200_000, 100.0)
+    assert text.startswith("learning rate: 1 at its peak (epoch 6.173)")

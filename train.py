@@ -1,0 +1,247 @@
+"""Trains a network: parse, plan, report, build, restore, loop, validate.
+
+    python train.py --config quickstart
+    python train.py --dataset imagenet --data-dir DIR --model-size 50
+    python train.py --help
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from platform import node
+from typing import TYPE_CHECKING, Any
+
+import validation
+from harness import checkpoints, entry, plot
+from harness.checkpoints import Checkpoint
+from harness.meter import Meter
+from harness.options import OptionError
+from harness.run import Run, arguments
+from log import RunLog, new_run_folder, read_rows, wandb_run
+
+if TYPE_CHECKING:
+    from ipu_utils import InferenceProgram, TrainingProgram
+
+
+def main(argv: list[str]) -> int:
+    """A new run; with --restore-path, the same as restore.py."""
+    path = entry.restore_path(argv, "train")
+    if path is not None:
+        return resume(argv, path, "train")
+    parsed = entry.parse(argv, "train")
+    run = entry.prepare_or_describe(parsed) if parsed else None
+    if run is None:
+        return 0
+    logging = run.options.logging
+    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
+    return train(run, folder, None)
+
+
+def resume(argv: list[str], path: str, script: str) -> int:
+    """Goes on with the run in the folder `path`."""
+    newest = checkpoints.latest(Path(path))
+    parsed = entry.parse(argv, script, entry.recorded_options(Path(path)))
+    run = entry.prepare_or_describe(parsed) if parsed else None
+    return 0 if run is None else train(run, Path(path), newest)
+
+
+def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
+    """One run in its folder, from the beginning or from its newest checkpoint."""
+    start = newest.iteration if newest else 0
+    stop = _stop(run, start)
+    log = _open_log(run, folder, newest)
+    try:
+        session = _start(run, folder, log, newest)
+        for first, end in run.horizon.steps(start, stop):
+            session.advance(first, end)
+        session.finish(stop)
+    finally:
+        log.close()
+    return 0
+
+
+def _stop(run: Run, start: int) -> int:
+    """The update to end after."""
+    stop_after = run.options.training.stop_after
+    if stop_after is not None and stop_after <= start and start:
+        raise OptionError(f"--stop-after {stop_after}: the run has done {start} updates already; give a larger number")
+    return min(run.horizon.iterations, stop_after or run.horizon.iterations)
+
+
+def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
+    """The log with its head: command, notes, summary, variables."""
+    options = run.options
+    command = " ".join(sys.argv)
+    values = arguments(run, command, _circumstances(folder, newest))
+    wandb = wandb_run(options.logging.wandb_project, folder.name, values, options.logging.wandb_id) if options.logging.wandb else None
+    log = RunLog(folder if options.logging.logs else None, wandb)
+    log.file_only(f"Command line: {command}")
+    if options.logging.logs:
+        log.note(f" Saving to {folder}")
+        log.arguments(values)
+    for note in run.notes:
+        log.note(note)
+    log.note(run.summary())
+    log.file_only(f"Options:\n{entry.cli.explain(options)}")
+    trainable = [variable for variable in run.trace.variables if variable.trainable]
+    log.file_only("Trainable Variables:\n" + "\n".join(f"  {v.name} {list(v.shape)}" for v in trainable))
+    log.note(f"Trainable Variables: {len(trainable)}")
+    log.note(f"Total Parameters:{run.trace.parameters}")
+    return log
+
+
+def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
+    """What arguments.json says of this call beyond the options."""
+    return {
+        "checkpoint_path": str(folder / "ckpt"),
+        "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hostname": node(),
+        "logs_path": str(folder),
+        "restoring": newest is not None,
+        "restored_from": newest.name if newest else None,
+    }
+
+
+def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _Session:
+    """Builds the program, restores or saves the initial weights."""
+    from harness.build import training_program
+
+    started = time.perf_counter()
+    program = training_program(run, newest.iteration if newest else 0)
+    program.compile()
+    log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
+    increment = run.plan.accumulation
+    if newest is None:
+        meter = Meter(run.horizon, increment, run.rate, {})
+        session = _Session(run, folder, log, program, meter)
+        if session.saves:
+            session.save(0, initial=True)
+    else:
+        log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
+        _report_overrides(run, log)
+        values = checkpoints.read(newest)
+        checkpoints.fit(values, program.weights.saved, newest)
+        program.load(values)
+        log.forget_after(newest.iteration)
+        meter = Meter(run.horizon, increment, run.rate, checkpoints.state(newest))
+        session = _Session(run, folder, log, program, meter, validated=_validated(log))
+    log.open_board(newest.iteration if newest else 0)
+    return session
+
+
+def _validated(log: RunLog) -> dict[str, Mapping[str, Any]]:
+    """The rows that validation.csv has already, by checkpoint."""
+    path = log.folder / "validation.csv" if log.folder else None
+    return {row["name"]: row for row in read_rows(path)} if path and path.exists() else {}
+
+
+def _report_overrides(run: Run, log: RunLog) -> None:
+    """Which options differ from what the run recorded."""
+    values = run.options.values()
+    for name, source in run.options.sources.items():
+        if source.startswith("command line") and name != "restore_path":
+            log.note(f"overridden: {name} = {values[name]}")
+
+
+@dataclass
+class _Session:
+    """A run in progress."""
+
+    run: Run
+    folder: Path
+    log: RunLog
+    program: TrainingProgram
+    meter: Meter
+    inference: InferenceProgram | None = None
+    validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self.run.horizon.iterations_per_ckpt > 0
+
+    def advance(self, first: int, end: int) -> None:
+        """One host step, or a piece of one, and what is due after it."""
+        run, horizon = self.run, self.run.horizon
+        started = time.perf_counter()
+        metrics = self.program.step([run.rate(i) for i in range(first, end)])
+        self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
+        if end == horizon.grid_end(first):
+            self.meter.end_host_step()
+        if horizon.logs(first, end):
+            self.log.training_row(self.meter.row(end))
+        self.log.progress(end, horizon.iterations, f"loss {metrics.loss[-1]:.3f}")
+        if horizon.checkpoints(first, end):
+            self.validate(self.save(end))
+
+    def save(self, iteration: int, initial: bool = False) -> Checkpoint:
+        """Writes a checkpoint."""
+        started = time.perf_counter()
+        saved = checkpoints.save(self.program, self.folder, iteration, self.meter.state())
+        if initial:
+            self.log.note(f"Saved initial checkpoint to {saved.prefix}")
+        else:
+            self.log.note(f"Saved checkpoint to {saved.prefix} in {time.perf_counter() - started:.2f}s")
+        if self.run.options.checkpoint.max_ckpts_to_keep:
+            checkpoints.keep_newest(self.folder, self.run.options.checkpoint.max_ckpts_to_keep)
+        return saved
+    def validate(self, saved: Checkpoint) -> None:
+        """One checkpoint's accuracy on the validation set, unless it is known or not wanted."""
+        run = self.run
+        if not run.options.checkpoint.validation or saved.name in self.validated:
+            return
+        if not run.source.spec.validation_images:
+            self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
+            return
+        if self.inference is None:
+            self.inference = validation.build(run, self.log)
+        values = checkpoints.read(saved) if self.saves else self.program.values()
+        row = validation.validate(run, self.inference, saved, values, run.plan.global_batch, self.log)
+        self.validated[saved.name] = row
+        self.log.validation_row(row)
+
+    def finish(self, done: int) -> None:
+        """What is left after the last update of this call."""
+        if done < self.run.horizon.iterations:
+            self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
+            if checkpoints_missing(self.folder, done):
+                self.save(done)
+        elif self.saves:
+            self.validate(checkpoints.latest(self.folder))
+        else:
+            self.validate(Checkpoint("final", done))
+        self._report(done)
+
+    def _report(self, done: int) -> None:
+        """The last lines: accuracy, where the run lies, how to go on."""
+        note = self.log.note
+        last = list(self.validated.values())[-1:]
+        if last:
+            note(f"Final validation top-1 accuracy: {float(last[0]['val_acc']):.2f}%")
+        if not self.run.options.logging.logs:
+            note(f"No logs were kept; checkpoints, if any, are in {self.folder}")
+            return
+        note(f"The run is in {self.folder}; its picture: {plot.write_run_svg(self.folder)}")
+        path = str(self.folder)
+        horizon = self.run.horizon
+        if done < horizon.iterations:
+            note(f"Go on:           {entry.command('restore', '--restore-path', path)}")
+            return
+        if self.saves:
+            note(f"Validate again:  {entry.command('validation', '--restore-path', path)}")
+            longer = f"{4 * max(1, round(horizon.epochs / 3)):g}"
+            note(f"Train further:   {entry.command('restore', '--restore-path', path, '--epochs', longer)}")
+
+
+def checkpoints_missing(folder: Path, iteration: int) -> bool:
+    """Whether the folder has no checkpoint of this update."""
+    return iteration not in [checkpoint.iteration for checkpoint in checkpoints.numbered(folder)]
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("train", main, None))

@@ -1,0 +1,151 @@
+"""Validates checkpoints: accuracy, loss and speed over the whole validation set.
+
+    python validation.py --restore-path logs/<run>          every checkpoint of a run
+    python validation.py --restore-path logs/<run>/ckpt-500 one of them
+    python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import checkpoints, entry
+from harness.checkpoints import Checkpoint
+from harness.run import Run, arguments
+from log import RunLog, new_run_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ipu_utils import InferenceProgram
+
+RANDOM_WEIGHTS = Checkpoint("random", -1)
+
+
+def main(argv: list[str]) -> int:
+    """parse -> report -> build -> validate every checkpoint."""
+    path = entry.restore_path(argv, "validation")
+    folder = checkpoints.run_folder(Path(path)) if path else None
+    found = checkpoints.select(Path(path)) if path else []
+    recorded = entry.recorded_options(folder) if folder else {}
+    parsed = entry.parse(argv, "validation", recorded)
+    run = entry.prepare_or_describe(parsed) if parsed else None
+    if run is None:
+        return 0
+    log = _open_log(run)
+    if not found:
+        log.note("no --restore-path: random weights, for speed only")
+    try:
+        program = build(run, log)
+        batch = epoch_batch(run, recorded)
+        for checkpoint in found or [RANDOM_WEIGHTS]:
+            values = checkpoints.read(checkpoint) if found else None
+            for _ in range(run.options.checkpoint.repeat):
+                log.validation_row(validate(run, program, checkpoint, values, batch, log))
+    finally:
+        log.close()
+    return 0
+
+
+def build(run: Run, log: RunLog) -> InferenceProgram:
+    """The compiled validation program."""
+    from harness.build import validation_program
+
+    started = time.perf_counter()
+    program = validation_program(run)
+    program.rewind()
+    program.step(0, 0)
+    log.note(f"Validation program ready in {time.perf_counter() - started:.1f}s.")
+    return program
+
+
+def validate(
+    run: Run,
+    program: InferenceProgram,
+    checkpoint: Checkpoint,
+    values: Mapping[str, np.ndarray] | None,
+    global_batch: int,
+    log: RunLog,
+) -> dict[str, Any]:
+    """One checkpoint over the whole validation set, as a row of validation.csv."""
+    if values is not None:
+        checkpoints.fit(values, program.weights.model, checkpoint)
+        program.load(values)
+    program.rewind()
+    size = run.source.spec.validation_images
+    micro_batches = -(-size // run.validation_batch)
+    totals, seconds = _sums(run, program, micro_batches, log)
+    iteration = checkpoint.iteration
+    samples = max(totals["samples"], 1)
+    accuracy = 100 * totals["hits"] / samples
+    return {
+        "name": checkpoint.name,
+        "iteration": iteration,
+        "epoch": iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1,
+        "val_acc": accuracy,
+        "raw_acc": accuracy,
+        "val_time": seconds,
+        "val_size": int(totals["samples"]),
+        "img_per_sec": totals["samples"] / seconds,
+        "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / micro_batches,
+        "top5_acc": 100 * totals["top5"] / samples if "top5" in totals else "",
+        "loss": totals["loss"] / samples if "loss" in totals else "",
+    }
+
+
+def epoch_batch(run: Run, recorded: Mapping[str, Any]) -> int:
+    """The training's global batch, for the epoch column."""
+    return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
+
+
+def _sums(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> tuple[dict[str, float], float]:
+    """All sums and the seconds on the device, in about twenty calls so that progress shows."""
+    chunk = max(1, -(-micro_batches // 20))
+    totals: dict[str, float] = {}
+    seconds = 0.0
+    for first in range(0, micro_batches, chunk):
+        end = min(first + chunk, micro_batches)
+        started = time.perf_counter()
+        for name, value in program.step(first, end).items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+        seconds += time.perf_counter() - started
+        log.progress(end, micro_batches, "validation micro-batches")
+    return totals, seconds
+
+
+def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> float | None:
+    """Mean milliseconds of one micro-batch at a time, host call included; None if not asked for."""
+    if not run.options.checkpoint.latency:
+        return None
+    if run.options.dataset.synthetic_data:
+        log.note("--latency is off: synthetic data has no host input to wait for")
+        return None
+    program.rewind()
+    calls = min(micro_batches, 100)
+    started = time.perf_counter()
+    for i in range(calls):
+        program.step(i, i + 1)
+    return 1000 * (time.perf_counter() - started) / calls
+
+
+def _open_log(run: Run) -> RunLog:
+    """Validation has a run folder of its own."""
+    logging = run.options.logging
+    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
+    log = RunLog(folder if logging.logs else None)
+    if logging.logs:
+        log.note(f" Saving to {folder}")
+    log.file_only(" ".join(sys.argv))
+    log.arguments(arguments(run, " ".join(sys.argv), {"logs_path": str(folder)}))
+    for note in run.notes:
+        log.note(note)
+    log.note(f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}")
+    return log
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("validation", main, None))
