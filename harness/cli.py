@@ -332,7 +332,7 @@ def _short(where: str) -> str:
 
 def _recorded(known: Catalogue, recorded: Mapping[str, Any]) -> dict[str, Given]:
     return {
-        name: Given(value, "arguments.json")
+        name: Given(value, RECORDED)
         for name, value in recorded.items()
         if name in known.options and value is not None
     }
@@ -367,13 +367,15 @@ def _refuse_contradictions(known: Catalogue, layer: Layer, converted: Mapping[st
 
 
 def _source(layer: Layer, given: Given) -> str:
-    return given.where if layer.source == COMMAND_LINE else f"{layer.source} ({given.where})"
+    return f"{layer.source} ({given.where})" if layer.source.startswith("configuration") else given.where
 
 
 def _refuse_unavailable(known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     for name, value in values.items():
-        if known.options[name].asks_for_more(value):
-            raise OptionError(f"{sources[name]}: {known.options[name].flag} {_shown(value)} is not available yet")
+        # a recorded run's values were accepted when it began
+        if known.options[name].asks_for_more(value) and not sources[name].startswith(RECORDED):
+            shown = "" if value is True else f" {_shown(value)}"
+            raise OptionError(f"{sources[name]}: {known.options[name].flag}{shown} is not available yet")
 
 
 def _assemble(

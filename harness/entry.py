@@ -37,6 +37,11 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
     except KeyboardInterrupt:
         print(f"\n{prog}: interrupted", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("tensorflow", "numpy", "yaml"):
+            raise
+        print(f"{prog}: error: Python package {error.name} is not installed; `make setup` installs it", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1
