@@ -14,7 +14,15 @@ from emulator.executor import InferenceProgram, Metrics, Score, Stream, Training
 from emulator.plan import ExecutionPlan
 from Models._segments import Segment
 
-__all__ = ["InferenceProgram", "Metrics", "Stream", "TrainingProgram", "compile_inference", "compile_training", "stream_of"]
+__all__ = [
+    "InferenceProgram",
+    "Metrics",
+    "Stream",
+    "TrainingProgram",
+    "compile_inference",
+    "compile_training",
+    "stream_of",
+]
 
 
 def compile_training(

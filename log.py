@@ -230,7 +230,12 @@ class _Bar:
     def show(self, done: int, total: int, text: str) -> None:
         if self._on:
             filled = int(24 * done / max(total, 1))
-            print(f"\r\x1b[2K[{'#' * filled}{'.' * (24 - filled)}] {done}/{total} {text}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r\x1b[2K[{'#' * filled}{'.' * (24 - filled)}] {done}/{total} {text}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
             self._shown = True
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
 """Trains a network: parse, plan, report, build, restore, loop, validate.
 
-    python train.py --config quickstart
-    python train.py --dataset imagenet --data-dir DIR --model-size 50
-    python train.py --help
+python train.py --config quickstart
+python train.py --dataset imagenet --data-dir DIR --model-size 50
+python train.py --help
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 import validation
-from harness import checkpoints, entry, plot
+from harness import checkpoints, cli, entry, plot
 from harness.checkpoints import Checkpoint
 from harness.meter import Meter
 from harness.options import OptionError
@@ -78,7 +78,11 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
     options = run.options
     command = " ".join(sys.argv)
     values = arguments(run, command, _circumstances(folder, newest))
-    wandb = wandb_run(options.logging.wandb_project, folder.name, values, options.logging.wandb_id) if options.logging.wandb else None
+    wandb = (
+        wandb_run(options.logging.wandb_project, folder.name, values, options.logging.wandb_id)
+        if options.logging.wandb
+        else None
+    )
     log = RunLog(folder if options.logging.logs else None, wandb)
     log.file_only(f"Command line: {command}")
     if options.logging.logs:
@@ -87,7 +91,7 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
     for note in run.notes:
         log.note(note)
     log.note(run.summary())
-    log.file_only(f"Options:\n{entry.cli.explain(options)}")
+    log.file_only(f"Options:\n{cli.explain(options)}")
     trainable = [variable for variable in run.trace.variables if variable.trainable]
     log.file_only("Trainable Variables:\n" + "\n".join(f"  {v.name} {list(v.shape)}" for v in trainable))
     log.note(f"Trainable Variables: {len(trainable)}")
@@ -190,6 +194,7 @@ class _Session:
         if self.run.options.checkpoint.max_ckpts_to_keep:
             checkpoints.keep_newest(self.folder, self.run.options.checkpoint.max_ckpts_to_keep)
         return saved
+
     def validate(self, saved: Checkpoint) -> None:
         """One checkpoint's accuracy on the validation set, unless it is known or not wanted."""
         run = self.run

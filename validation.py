@@ -1,8 +1,8 @@
 """Validates checkpoints: accuracy, loss and speed over the whole validation set.
 
-    python validation.py --restore-path logs/<run>          every checkpoint of a run
-    python validation.py --restore-path logs/<run>/ckpt-500 one of them
-    python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
+python validation.py --restore-path logs/<run>          every checkpoint of a run
+python validation.py --restore-path logs/<run>/ckpt-500 one of them
+python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ class BinarySource:
         self._layout = layout
         self._train = [_checked(file, layout, spec.num_classes) for file in train]
         self._validation = [_checked(file, layout, spec.num_classes) for file in validation]
-        self.spec = replace(
-            spec, train_images=sum(map(len, self._train)), validation_images=sum(map(len, self._validation))
-        )
+        self.spec = replace(spec, train_images=sum(map(len, self._train)), validation_images=sum(map(len, self._validation)))
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets import _images

@@ -22,9 +22,7 @@ _PADDING = 2
 
 # Images of one class next to each other, and bytes that do not depend on their place in a word: 4.46 MB against
 # 4.64 MB with the usual settings. Differences between neighbouring pixels make the file larger, not smaller.
-_FILTERS = [
-    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 1 << 24}
-]
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 1 << 24}]
 
 Split = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 28, 28], labels uint8 [n]
 
@@ -113,9 +111,7 @@ def _idx(file: Path, dimensions: int) -> np.ndarray:
         raise DataError(f"{file} is not an IDX file of bytes in {dimensions} dimension(s)")
     shape = tuple(int(size) for size in np.frombuffer(data, ">u4", dimensions, 4))
     if len(data) != header + int(np.prod(shape)):
-        raise DataError(
-            f"{file} holds {len(data)} bytes, its header says {header + int(np.prod(shape))}; is it cut short?"
-        )
+        raise DataError(f"{file} holds {len(data)} bytes, its header says {header + int(np.prod(shape))}; is it cut short?")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 

@@ -27,9 +27,7 @@ _NAMED = 5
 
 def shards(folder: Path, split: str) -> list[Path]:
     """All shards of a split, in order; [] when there is none. Incomplete sets are an error."""
-    found = [
-        match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split
-    ]
+    found = [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
     if not found:
         return []
     totals = sorted({match["total"] for match in found})

@@ -63,9 +63,7 @@ DATASETS = {"fashion-mnist": open_embedded, "fashion-mnist-full": open_full}
 def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySource:
     sources = "".join(_cache.digest(file) for file in _fashion_files.idx_paths(folder))
     name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # other files, other folder
-    return _source(
-        spec, _cache.expanded(name, _fashion_files.writer(partial(_fashion_files.read_idx, folder)), environ)
-    )
+    return _source(spec, _cache.expanded(name, _fashion_files.writer(partial(_fashion_files.read_idx, folder)), environ))
 
 
 def _source(spec: DataSpec, folder: Path) -> BinarySource:

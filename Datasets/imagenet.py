@@ -50,9 +50,7 @@ class ImageNetSource:
         self._validation = RecordIndex(validation) if validation else None
         if not len(self._train):
             raise DataError(f"data set imagenet: the {len(train)} training shards in {folder} hold no records")
-        self.spec = replace(
-            SPECS["imagenet"], train_images=len(self._train), validation_images=len(self._validation or ())
-        )
+        self.spec = replace(SPECS["imagenet"], train_images=len(self._train), validation_images=len(self._validation or ()))
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets import _photographs

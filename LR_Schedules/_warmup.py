@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from harness.fields import at_least, opt
 
 Rate = Callable[[int], float]
 
@@ -23,6 +26,11 @@ class RateHorizon:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} of a learning-rate schedule is {value} but must be > 0 and finite")
+
+
+def warmup_epochs() -> Any:
+    """The option that all schedules share."""
+    return opt(5.0, "epochs over which the rate rises from 0; 0 switches the warm-up off", check=at_least(0))
 
 
 def warmup_iterations(horizon: RateHorizon, warmup_epochs: float) -> int:

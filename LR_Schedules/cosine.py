@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from LR_Schedules._options import keep_rules, warmup_epochs
-from LR_Schedules._warmup import RateHorizon, ramp, warmup_iterations
+from harness.fields import keep_rules
+from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from LR_Schedules._options import above, at_least, keep_rules, opt, warmup_epochs
-from LR_Schedules._warmup import RateHorizon, ramp
+from harness.fields import above, at_least, keep_rules, opt
+from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from LR_Schedules._options import above, at_least, keep_rules, opt, warmup_epochs
-from LR_Schedules._warmup import RateHorizon, warmup_iterations
+from harness.fields import above, at_least, keep_rules, opt
+from LR_Schedules._warmup import RateHorizon, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)

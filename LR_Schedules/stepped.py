@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from LR_Schedules._options import above, keep_rules, opt, warmup_epochs
-from LR_Schedules._warmup import RateHorizon, ramp, warmup_iterations
+from harness.fields import above, keep_rules, opt
+from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
 

@@ -108,7 +108,15 @@ class Layers(ABC):
 
     @abstractmethod
     def conv(
-        self, x: Any, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False
+        self,
+        x: Any,
+        filters: int,
+        kernel: int,
+        initial: Initial,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
     ) -> Any:
         """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
 

@@ -81,7 +81,15 @@ def _stem(layers: Layers, x: Any, *, network: Network) -> Any:
 
 
 def _conv_norm(
-    layers: Layers, x: Any, network: Network, filters: int, kernel: int, *, stride: int = 1, groups: int = 1, zero_gamma: bool = False
+    layers: Layers,
+    x: Any,
+    network: Network,
+    filters: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    zero_gamma: bool = False,
 ) -> Any:
     x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
     return layers.norm(x, network.norm, zero_gamma=zero_gamma)

@@ -55,7 +55,15 @@ class TensorLayers(Layers):
         return x.shape[1]
 
     def conv(
-        self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False
+        self,
+        x: tf.Tensor,
+        filters: int,
+        kernel: int,
+        initial: Initial,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
     ) -> tf.Tensor:
         weights = self._weights[self.path("conv", "conv2d", "kernel")]
         if groups == filters == self.channels(x) and groups > 1:

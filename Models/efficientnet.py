@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from harness.fields import above, at_least, between, opt
-from Models._layers import GLOROT, Initial, Layers, NormPolicy
+from Models._layers import Initial, Layers, NormPolicy
 from Models._segments import Segment
 
 CONV = Initial(2.0, "fan_out")

@@ -103,7 +103,9 @@ class Weights:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
         for variable in variables:
-            self.model[variable.name] = _variable(variable.name, lambda v=variable: initial_value(v, seed), variable.trainable)
+            self.model[variable.name] = _variable(
+                variable.name, lambda v=variable: initial_value(v, seed), variable.trainable
+            )
             if variable.trainable:
                 self.slots[variable.name] = {
                     slot: _variable(f"{variable.name}/{slot}", lambda v=variable, x=value: tf.fill(v.shape, x), False)
@@ -223,7 +225,9 @@ def _means(training: Training, values: dict[str, tf.Tensor], step: tf.Tensor) ->
         return (m + 1, *(total + found[name] for name, total in zip(shapes, sums)))
 
     zeros = [tf.zeros(shape) for shape in shapes.values()]
-    _, *totals = tf.while_loop(lambda m, *_: m < count, body, [tf.constant(0), *zeros], parallel_iterations=1, back_prop=False)
+    _, *totals = tf.while_loop(
+        lambda m, *_: m < count, body, [tf.constant(0), *zeros], parallel_iterations=1, back_prop=False
+    )
     return {name: total / count for name, total in zip(shapes, totals)}
 
 

@@ -74,7 +74,11 @@ def _synthetic_stream(run: Run, request: ReadRequest, training: bool, prepare: A
 def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     real = tf.cast(labels >= 0, tf.float32)
     loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
-    return {**_predictions(logits, labels), "top5": tf.reduce_sum(losses.top_hits(logits, labels, 5)), "loss": tf.reduce_sum(loss)}
+    return {
+        **_predictions(logits, labels),
+        "top5": tf.reduce_sum(losses.top_hits(logits, labels, 5)),
+        "loss": tf.reduce_sum(loss),
+    }
 
 
 def _predictions(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

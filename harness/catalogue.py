@@ -48,7 +48,7 @@ class Option:
             value = self._one(raw, where)
         broken = self.meta["check"](value) if self.meta["check"] else None
         if broken:
-            raise OptionError(f"{where}: {self.name} is {_shown(raw)} but {broken}")
+            raise OptionError(f"{where}: {self.name} is '{raw}' but {broken}")
         return value
 
     def _one(self, raw: Any, where: str) -> Any:
@@ -57,7 +57,7 @@ class Option:
         try:
             value = CONVERSIONS[self.base](raw)
         except (ValueError, TypeError, OverflowError):
-            raise OptionError(f"{where}: {self.name} is {_shown(raw)} but must be {KINDS[self.base]}") from None
+            raise OptionError(f"{where}: {self.name} is '{raw}' but must be {KINDS[self.base]}") from None
         if self.base is str and self.meta["read"]:
             value = self.meta["read"](value)
         return value
@@ -69,7 +69,7 @@ class Option:
         if isinstance(raw, bool) or str(raw).lower() not in lowered:
             known = ", ".join(self.meta["choices"])
             hint = did_you_mean(str(raw), list(self.meta["choices"]))
-            raise OptionError(f"{where}: {self.name} is {_shown(raw)} but must be one of {known}{hint}")
+            raise OptionError(f"{where}: {self.name} is '{raw}' but must be one of {known}{hint}")
         return self.base(lowered[str(raw).lower()])
 
     def asks_for_more(self, value: Any) -> bool:
@@ -146,7 +146,9 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
         off = Spelling(option, lambda raw: {option.name: not CONVERSIONS[bool](raw)}, True, "nothing")
         found += [(f"no_{name}", off) for name, _ in list(found)]
     elif option.meta["off"]:
-        off = Spelling(option, lambda raw: {option.name: option.meta["off" if CONVERSIONS[bool](raw) else "bare"]}, True, "nothing")
+        off = Spelling(
+            option, lambda raw: {option.name: option.meta["off" if CONVERSIONS[bool](raw) else "bare"]}, True, "nothing"
+        )
         found.append((f"no_{option.name}", off))
     for alias, rewrite in option.meta["rewrites"].items():
         found.append((alias, Spelling(option, lambda raw, f=rewrite: f(str(raw)), False, "one")))
@@ -191,5 +193,10 @@ CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, f
 KINDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
 
 
-def _shown(raw: Any) -> str:
-    return f"'{raw}'"
+def shown(value: Any) -> str:
+    """A value as a person would write it."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "(none)"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "(not set)" if value is None else str(value)

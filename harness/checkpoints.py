@@ -82,7 +82,9 @@ def select(path: Path) -> list[Checkpoint]:
         averages = [Checkpoint(str(index)[: -len(".index")], -1) for index in sorted(path.glob("ckpt/*.index"))]
         found = numbered(path) + averages
         if not found:
-            raise CheckpointError(f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)")
+            raise CheckpointError(
+                f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)"
+            )
         return found
     prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
     if prefix.with_name(prefix.name + ".index").exists():

@@ -24,7 +24,9 @@ def openers() -> dict[str, Opener]:
     return found
 
 
-def name_of(dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = "") -> tuple[str, str | None]:
+def name_of(
+    dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = ""
+) -> tuple[str, str | None]:
     """The data set's name, and how it was inferred if it was not given."""
     known = sorted(openers())
     if dataset is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from Datasets._spec import DataError
-from harness import checkpoints, cli, plot
+from harness import checkpoints, cli, layers, plot
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
@@ -111,7 +111,7 @@ def recorded_options(folder: Path) -> dict[str, Any]:
 
 def restore_path(argv: list[str], script: str) -> str | None:
     """The value of --restore-path, before the other options are known."""
-    return cli.value_of(argv, "restore_path", script)
+    return layers.value_of(argv, "restore_path", script)
 
 
 def wants_help(argv: list[str]) -> bool:

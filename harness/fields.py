@@ -6,6 +6,7 @@ A leaf: plug-ins import it, it imports nothing of the project.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,14 +60,23 @@ def opt(
     )
 
 
+def keep_rules(options: Any) -> None:
+    """Holds every field of a dataclass against its rule, for callers that come past the command line."""
+    for field in dataclasses.fields(options):
+        rule, value = field.metadata.get("check"), getattr(options, field.name)
+        broken = rule(value) if rule and value is not None else None
+        if broken:
+            raise ValueError(f"{field.name} is {value!r} but {broken}")
+
+
 def at_least(bound: float) -> Callable[[Any], str | None]:
     """Check: value >= bound."""
-    return lambda value: None if value >= bound else f"must be at least {bound:g}"
+    return lambda value: None if bound <= value < math.inf else f"must be at least {bound:g}"
 
 
 def above(bound: float) -> Callable[[Any], str | None]:
     """Check: value > bound."""
-    return lambda value: None if value > bound else f"must be greater than {bound:g}"
+    return lambda value: None if bound < value < math.inf else f"must be greater than {bound:g}"
 
 
 def between(low: float, high: float) -> Callable[[Any], str | None]:

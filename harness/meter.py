@@ -15,7 +15,9 @@ from harness.horizon import Horizon
 class Meter:
     """Collects updates; `row` describes the host step that has just ended."""
 
-    def __init__(self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]) -> None:
+    def __init__(
+        self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
+    ) -> None:
         """`state`: what `state()` gave at the checkpoint, or nothing."""
         self._horizon = horizon
         self._increment = step_increment

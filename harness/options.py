@@ -72,7 +72,9 @@ class DatasetOptions:
 class TrainingOptions:
     """Training"""
 
-    micro_batch_size: int | None = opt(None, "samples of one micro-batch (default by model)", aliases=("batch_size",), check=at_least(1))
+    micro_batch_size: int | None = opt(
+        None, "samples of one micro-batch (default by model)", aliases=("batch_size",), check=at_least(1)
+    )
     gradient_accumulation_count: int = opt(
         1, "micro-batches per replica and weight update", aliases=("gradients_to_accumulate",),
         rewrites={"pipeline_depth": _pipeline_depth}, check=at_least(1),
@@ -81,18 +83,29 @@ class TrainingOptions:
         None, "samples per weight update; sets the accumulation count (validation: for the epoch shown)",
         aliases=("total_batch_size",), check=at_least(1),
     )  # fmt: skip
-    epochs: float | None = opt(None, "length of training in passes over the data (default by model)", aliases=("epoch",), check=above(0))
+    epochs: float | None = opt(
+        None, "length of training in passes over the data (default by model)", aliases=("epoch",), check=above(0)
+    )
     iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
-    stop_after: int | None = opt(None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1))
+    stop_after: int | None = opt(
+        None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1)
+    )
     base_learning_rate_exponent: float | None = opt(
         None, "learning rate = 2^exponent x global batch (default by model)", aliases=("base_learning_rate",)
     )
     abs_learning_rate: float | None = opt(None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0))
-    optimiser: str = opt("SGD", "weight update rule", choices=("SGD", "momentum", "RMSprop", "LARS", "LAMB"), later=("RMSprop", "LARS", "LAMB"))
+    optimiser: str = opt(
+        "SGD",
+        "weight update rule",
+        choices=("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
+        later=("RMSprop", "LARS", "LAMB"),
+    )
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
     weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))
     loss_scaling: float = opt(128.0, "the loss is multiplied by it before differentiation", check=above(0))
-    label_smoothing: float | None = opt(None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1))
+    label_smoothing: float | None = opt(
+        None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
+    )
     stable_norm: bool | None = opt(None, "two-pass statistics in group norm (default by model)")
     rmsprop_decay: float | None = opt(None, "decay of the mean square", kind=LATER, check=between(0, 1))
     rmsprop_base_decay_exp: float | None = opt(None, "decay = 1 - global batch x 2^exp", kind=LATER)
@@ -110,7 +123,9 @@ class TrainingOptions:
     init_path: str | None = opt(None, "checkpoint to start from, at update 0", kind=LATER)
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=LATER)
     weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
-    weight_avg_exp: tuple[float, ...] = opt((), "exponential average of the run's checkpoints", kind=LATER, check=between(0, 1))
+    weight_avg_exp: tuple[float, ...] = opt(
+        (), "exponential average of the run's checkpoints", kind=LATER, check=between(0, 1)
+    )
     distributed: bool = opt(False, "several workers, described by TF_CONFIG", kind=LATER)
     syncs_per_epoch: int = opt(0, "poprun: broadcasts of the weights per epoch", kind=LATER, check=at_least(0))
     epochs_per_sync: float = opt(0.0, "poprun: epochs between broadcasts of the weights", kind=LATER, check=at_least(0))
@@ -126,9 +141,13 @@ class CheckpointOptions:
     ckpt_all_instances: bool = opt(False, "every instance writes checkpoints", kind=LATER, bare="true")
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
     validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")
-    valid_batch_size: int | None = opt(None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1))
+    valid_batch_size: int | None = opt(
+        None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1)
+    )
     repeat: int = opt(1, "validation.py: times to run each checkpoint", check=at_least(1), scripts=("validation",))
-    inference: bool = opt(False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",))
+    inference: bool = opt(
+        False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",)
+    )
     latency: bool = opt(False, "measure the latency of one validation batch at a time")
 
 
@@ -140,14 +159,20 @@ class DeviceOptions:
     replicas: int = opt(1, "copies of the model that share each update", check=at_least(1))
     pipeline: bool = opt(False, "run the stages as a pipeline", kind=LATER)
     pipeline_splits: tuple[str, ...] = opt((), "segments that begin a new stage", aliases=("pipeline_split",), kind=LATER)
-    pipeline_schedule: str = opt("Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential"), kind=LATER)
+    pipeline_schedule: str = opt(
+        "Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential"), kind=LATER
+    )
     sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these", kind=LATER)
     sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these", kind=LATER)
     enable_recomputation: bool = opt(
         False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute"), kind=LATER
     )
-    batches_per_step: int = opt(1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1))
-    precision: str | None = opt(None, "compute.master (default 32.32)", choices=("16.16", "16.32", "32.32"), later=("16.16", "16.32"))
+    batches_per_step: int = opt(
+        1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
+    )
+    precision: str | None = opt(
+        None, "compute.master (default 32.32)", choices=("16.16", "16.32", "32.32"), later=("16.16", "16.32")
+    )
     stochastic_rounding: str = opt(
         "ON", "rounding of half-precision results; --no-stochastic-rounding rounds to nearest", bare="ON",
         choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF"), off="OFF",
@@ -168,7 +193,9 @@ class DeviceOptions:
     enable_half_partials: bool = opt(False, "half-precision partial sums", kind=HINT)
     gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
-    internal_exchange_optimisation_target: str | None = opt(None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT)
+    internal_exchange_optimisation_target: str | None = opt(
+        None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT
+    )
     max_cross_replica_buffer_size: int = opt(10485760, "bytes of gradients reduced at once", kind=HINT, check=at_least(0))
     max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
     scheduling_algorithm: str = opt(
@@ -203,7 +230,9 @@ class LoggingOptions:
     logs_path: str | None = opt(None, "the run folder itself, instead of a generated name below log-dir")
     name_suffix: str | None = opt(None, "appended to the run's name")
     logs_per_epoch: int | None = opt(None, "log lines per epoch (default 16 when epochs are given)", check=at_least(0))
-    log_freq: int | None = opt(None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1))
+    log_freq: int | None = opt(
+        None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1)
+    )
     logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
     log_all_instances: bool = opt(False, "every instance writes logs", kind=LATER, bare="true")
     mlperf_logging: bool = opt(False, "MLPerf log lines", kind=LATER)

@@ -111,7 +111,9 @@ class Line:
             yield f'<path d="{"".join(path)}" fill="none" stroke="{self.colour}" stroke-width="{self.width}"/>'
         for x, y in self.points:
             if math.isfinite(y) and (self.dots or len(path) == 1):
-                yield '<circle cx="{:.1f}" cy="{:.1f}" r="4" '.format(*place(x, y)) + f'fill="{self.colour}" stroke="#fff"/>'
+                yield (
+                    '<circle cx="{:.1f}" cy="{:.1f}" r="4" '.format(*place(x, y)) + f'fill="{self.colour}" stroke="#fff"/>'
+                )
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,7 @@ def test_resumed_stream_is_the_later_part_and_blocks_are_shares(cifar_dir):
     assert_equal({name: x[16 * 17 :] for name, x in unbroken.items()}, resumed)
     shares = [joined(take(lambda k=k: source.train(request(start=32 * k, block=32, period=64)), 8)) for k in (0, 1)]
     merged = {n: np.stack([s[n].reshape(4, 32, *s[n].shape[1:]) for s in shares], 1) for n in unbroken}
-    assert_equal(
-        {n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()}
-    )
+    assert_equal({n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()})
 
 
 def test_seeds_differ(cifar_dir):
@@ -260,7 +258,7 @@ def test_embedded_set_is_balanced_and_what_was_published(tmp_path):
     assert len(source.spec.class_names) == 10
     splits = _fashion_files.unpacked(_fashion_files.EMBEDDED)
     for (_, labels), each in zip(splits.values(), (1000, 200), strict=True):
-        assert Counter(labels.tolist()) == {k: each for k in range(10)}
+        assert Counter(labels.tolist()) == dict.fromkeys(range(10), each)
     assert splits["train"][1][:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]  # the published order begins so
     got = take(lambda: source.validation(request(batch_size=20)), 1)[0]
     frame = np.pad(splits["t10k"][0][:20], ((0, 0), (2, 2), (2, 2))).astype(np.float64)
@@ -297,8 +295,7 @@ def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     both = [
-        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
+        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]
     for process in both:
         out, err = process.communicate(timeout=60)
@@ -362,7 +359,7 @@ def test_imagenet_is_counted_and_permuted_and_crops_are_keyed(imagenet_dir):
     assert (source.spec.train_images, source.spec.validation_images, source.spec.image_size) == (12, 7, None)
     stream = joined(take(lambda: source.train(small()), 6))
     assert stream["position"].tolist() == list(range(24)) and stream["image"].shape == (24, 40, 40, 3)
-    assert 0 <= stream["image"].min() and 100 < stream["image"].max() <= 255
+    assert stream["image"].min() >= 0 and 100 < stream["image"].max() <= 255
     assert Counter(stream["label"][:12].tolist()) == Counter(stream["label"][12:].tolist())
     assert len({image.tobytes() for image in stream["image"]}) == 24  # the second epoch crops otherwise
     for other, count in ((small(batch_size=3, parallel_calls=1, cache=False), 8), (small(batch_size=24), 1)):
@@ -485,9 +482,7 @@ def test_a_record_that_cannot_be_used_stops_the_stream_with_its_name(tmp_path, s
     source = opened("imagenet", tmp_path)
     reason = {"jpeg": "JPEG", "label": "from 1 to 1000", "bytes": "checksum does not match"}[spoilt]
     for split in ("train", "validation"):
-        with pytest.raises(
-            tf.errors.OpError, match=f"(?s)DataError.*{split}-00001-of-00002: record {where - 3}.*{reason}"
-        ):
+        with pytest.raises(tf.errors.OpError, match=f"(?s)DataError.*{split}-00001-of-00002: record {where - 3}.*{reason}"):
             take(lambda split=split: getattr(source, split)(small(batch_size=5)), 20)
 
 
@@ -521,7 +516,7 @@ def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
         unpacked = session.run(source.on_device(tf.constant(sent["image"]), asked, moments))
     np.testing.assert_array_equal(unpacked, device)
     if name == "imagenet":
-        assert 0 <= image.min() and image.max() <= 247 and abs(image.mean() - 127) < 5 and 48 < image.std() < 56
+        assert image.min() >= 0 and image.max() <= 247 and abs(image.mean() - 127) < 5 and 48 < image.std() < 56
         np.testing.assert_allclose(device, image - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
     else:
         assert abs(image[0].mean()) < 1e-4 and abs(image[0].std() - 1) < 1e-4

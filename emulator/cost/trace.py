@@ -108,7 +108,15 @@ class CountingLayers(Layers):
         return x.height
 
     def conv(
-        self, x: Shape, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1, bias: bool = False
+        self,
+        x: Shape,
+        filters: int,
+        kernel: int,
+        initial: Initial,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
     ) -> Shape:
         if x.channels % groups or filters % groups:
             raise TraceError(

@@ -1,0 +1,223 @@
+"""What one call was given, layer by layer: the command line's words and a configuration block's keys as raw
+values of options. Nothing here knows which layer wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness import configs, plugins
+from harness.catalogue import Catalogue, Option, Spelling, section_options, shown
+from harness.options import SECTIONS, OptionError
+
+COMMAND_LINE = "command line"
+RECORDED = "the recorded run"
+DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value of one layer: as it was written, and where."""
+
+    raw: Any
+    where: str  # "command line: --batch-size" or "configs.yml:12"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values by option, from one place."""
+
+    source: str  # short name, for --explain
+    values: Mapping[str, Given]
+
+
+def value_of(argv: list[str], name: str, script: str) -> str | None:
+    """The last value of one option on the command line, before the others are known."""
+    everything = universe(script).flags()
+    found = [
+        values[-1]
+        for flag, values in tokens(argv, everything, lenient=True)
+        if values and everything.get(flag) is not None and everything[flag].option.name == name
+    ]
+    return found[-1] if found else None
+
+
+def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
+    """argv as (full flag, its values); prefixes are completed, negative numbers are values."""
+    found: list[tuple[str, list[str]]] = []
+    for token in argv:
+        if not token.startswith("-") or _is_number(token):
+            if not found:
+                if lenient:
+                    continue
+                raise OptionError(f"{COMMAND_LINE}: '{token}' is not an option; options begin with --")
+            found[-1][1].append(token)
+            continue
+        written, equals, value = token.partition("=")
+        found.append((_complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
+    return found
+
+
+def _complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
+    """A flag or the unambiguous beginning of one."""
+    if written in flags:
+        return written
+    matches = [flag for flag in flags if flag.startswith(written)] if written.startswith("--") and len(written) > 2 else []
+    meant = {(flags[flag].option.name, "--no-" in flag[:5]) for flag in matches}
+    if len(meant) == 1:
+        return matches[0]
+    if lenient:
+        return written
+    if matches:
+        raise OptionError(f"{COMMAND_LINE}: {written} could be {', '.join(sorted(matches)[:6])}; write one of them out")
+    raise OptionError(_unknown_flag(written, flags))
+
+
+def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
+    owners = _owners(written.lstrip("-").replace("-", "_"))
+    if owners:
+        return f"{COMMAND_LINE}: {written} is an option of {' and '.join(owners)} only"
+    other = [
+        s
+        for s in ("validation", "restore")
+        if written in Catalogue([o for n, c in SECTIONS.items() for o in section_options(n, c, s)]).flags()
+    ]
+    if other:
+        return f"{COMMAND_LINE}: {written} is an option of {other[0]}.py only"
+    return f"{COMMAND_LINE}: unknown option {written}{plugins.did_you_mean(written, list(flags))}"
+
+
+def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
+    """The command line's values; a line about each older spelling goes to `notes`."""
+    flags = known.flags()
+    values: dict[str, list[tuple[str, Given]]] = {}
+    for flag, words in tokens(argv, flags):
+        spelling = flags[flag]
+        where = f"{COMMAND_LINE}: {flag}"
+        raw = _raw_value(spelling, words, where)
+        for name, rewritten in _rewritten(spelling, raw, where).items():
+            values.setdefault(name, []).append((flag, Given(rewritten, where)))
+        if not spelling.canonical:
+            notes.append(f"{flag} is an older spelling of {_new_spelling(spelling, raw)}")
+    return Layer(COMMAND_LINE, {name: _agreed(known.options[name], given) for name, given in values.items()})
+
+
+def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
+    """The words after a flag as one raw value, their number checked."""
+    if spelling.takes == "several":
+        if not words:
+            raise OptionError(f"{where}: needs at least one value")
+        return words
+    if not words and spelling.takes in ("nothing", "optional"):
+        return spelling.option.meta["bare"] or True
+    if (
+        spelling.takes == "nothing"
+        and spelling.option.base is bool
+        and len(words) == 1
+        and words[0].lower() in ("true", "false")
+    ):
+        return words[0]
+    if spelling.takes == "nothing" or len(words) > 1:
+        allowed = "no value" if spelling.takes == "nothing" else "one value"
+        raise OptionError(f"{where}: takes {allowed}, but was given {' '.join(words)}")
+    if not words:
+        raise OptionError(f"{where}: needs a value")
+    return words[0]
+
+
+def _rewritten(spelling: Spelling, raw: Any, where: str) -> dict[str, Any]:
+    try:
+        return spelling.rewrite(raw)
+    except ValueError:
+        raise OptionError(f"{where}: {spelling.option.name} is '{raw}' but must be true or false") from None
+
+
+def _new_spelling(spelling: Spelling, raw: Any) -> str:
+    names = list(spelling.rewrite(raw))
+    return " and ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
+    """The last value of one spelling; two spellings must agree."""
+    last = {flag: entry for flag, entry in given}
+    distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
+    if len(set(distinct.values())) > 1:
+        pairs = " and ".join(f"{flag} {shown(value)}" for flag, value in distinct.items())
+        raise OptionError(
+            f"{given[-1][1].where.split(': --')[0]}: {pairs} are two spellings of {option.name} with different values; give one"
+        )
+    return given[-1][1]
+
+
+def config_path(main: Mapping[str, Given]) -> str:
+    """The configuration file of this call."""
+    return main["config_path"].raw if "config_path" in main else str(DEFAULT_CONFIG_PATH)
+
+
+def config_layer(known: Catalogue, main: Mapping[str, Given], notes: list[str]) -> Layer:
+    """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
+    path, name = config_path(main), main["config"].raw
+    values: dict[str, list[tuple[str, Given]]] = {}
+    unused = []
+    for key, entry in configs.read_block(path, name).items():
+        where = _short(entry.where)
+        spelling = known.spellings.get(key.replace("-", "_"))
+        if spelling is None:
+            if _owners(key.replace("-", "_")) or key in universe(None).spellings:
+                unused.append(key)
+                continue
+            raise OptionError(f"{where}: {name}: unknown key '{key}'{plugins.did_you_mean(key, list(known.spellings))}")
+        for option, raw in _rewritten(spelling, entry.value, where).items():
+            values.setdefault(option, []).append((key, Given(raw, where)))
+        if not spelling.canonical:
+            notes.append(
+                f"{where}: {key} is an older spelling of {_new_spelling(spelling, entry.value)[2:].replace('-', '_')}"
+            )
+    if unused:
+        notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
+    return Layer(
+        f"configuration {name}", {option: _agreed(known.options[option], given) for option, given in values.items()}
+    )
+
+
+def _short(where: str) -> str:
+    """file:line with the file as the user would write it."""
+    return where.replace(str(DEFAULT_CONFIG_PATH), "configs.yml")
+
+
+def recorded_layer(known: Catalogue, recorded: Mapping[str, Any]) -> Layer:
+    """The values of an earlier run."""
+    values = {
+        name: Given(value, RECORDED) for name, value in recorded.items() if name in known.options and value is not None
+    }
+    return Layer(RECORDED, values)
+
+
+def universe(script: str | None) -> Catalogue:
+    """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
+    options = [option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]
+    for folder, section in (("Models", "model"), ("LR_Schedules", "schedule")):
+        for name in plugins.names(folder):
+            options += section_options(section, plugins.load(folder, name).Options, script)
+    return Catalogue(options)
+
+
+def _owners(name: str) -> list[str]:
+    """The models and schedules that have an option of this spelling."""
+    found = []
+    for folder, flag in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):
+        for plugin in plugins.names(folder):
+            options = section_options("", plugins.load(folder, plugin).Options)
+            if name in Catalogue(options).spellings:
+                found.append(f"{flag} {plugin}")
+    return found
+
+
+def _is_number(token: str) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
