@@ -1,0 +1,43 @@
+# make train   set up .venv and run the main job on the embedded photographs
+# make test    set up .venv and run the tests
+# make lint    ruff
+#
+# PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	&& echo $$p && break; done)
+RUN = $(VENV)/bin/python
+
+.PHONY: train test test-slow lint setup clean
+
+train: $(VENV)/.runtime
+	$(RUN) train.py --config quickstart
+
+test: $(VENV)/.test
+	$(RUN) -m pytest -q
+
+test-slow: $(VENV)/.test
+	$(RUN) -m pytest -q --slow
+
+lint: $(VENV)/.test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+setup: $(VENV)/.runtime
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.runtime: requirements.txt constraints.txt | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.runtime requirements-test.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -c constraints.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,87 @@
+"""Small runs of the real commands in this process, for tests."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import restore
+import train
+import validation
+from harness import entry
+
+SCRIPTS = {"train": train.main, "validation": validation.main, "restore": restore.main}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def folder(self) -> Path:
+        """The run folder that it announced."""
+        line = next(line for line in self.out.splitlines() if line.startswith(" Saving to "))
+        return Path(line[11:])
+
+
+def run(script: str, *words: object) -> Result:
+    """One command as the shell would start it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = entry.run_command(script, SCRIPTS[script], [str(word) for word in words])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def succeed(script: str, *words: object) -> Result:
+    """One command that must end well."""
+    result = run(script, *words)
+    assert result.code == 0, result.err + result.out
+    return result
+
+
+def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:
+    """A checkpoint's tensors by name."""
+    reader = tf.train.NewCheckpointReader(str(folder / f"ckpt-{iteration}"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """Every tensor equal to the last bit."""
+    assert one.keys() == other.keys()
+    different = [name for name in one if one[name].tobytes() != other[name].tobytes()]
+    assert not different, f"{len(different)} of {len(one)} differ: {different[:5]}"
+
+
+def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> float:
+    """How far the kernels went, relative to where they were."""
+    kernels = [name for name in before if name.endswith("kernel")]
+    distance = sum(float(np.square(after[name] - before[name]).sum()) for name in kernels)
+    return (distance / sum(float(np.square(before[name]).sum()) for name in kernels)) ** 0.5
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A CSV file's rows."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def timeless(path: Path) -> list[dict[str, str]]:
+    """A CSV file's rows without what a clock decides."""
+    clocks = {"it_time", "img_per_sec", "total_time", "val_time", "latency"}
+    return [{name: value for name, value in row.items() if name not in clocks} for row in rows(path)]
+
+
+def arguments(folder: Path) -> dict[str, object]:
+    """The run's arguments.json."""
+    return json.loads((folder / "arguments.json").read_text())
