@@ -14,7 +14,7 @@ from emulator.executor import InferenceProgram, Metrics, Score, Stream, Training
 from emulator.plan import ExecutionPlan
 from Models._segments import Segment
 
-__all__ = [
+__all__ = (
     "InferenceProgram",
     "Metrics",
     "Stream",
@@ -22,7 +22,7 @@ __all__ = [
     "compile_inference",
     "compile_training",
     "stream_of",
-]
+)
 
 
 def compile_training(

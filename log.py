@@ -78,7 +78,7 @@ class RunLog:
 
     def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None) -> None:
         self.folder = folder
-        self._text = open(folder / "log.txt", "a", encoding="utf-8") if folder else None
+        self._text = open(folder / "log.txt", "a", encoding="utf-8") if folder else None  # noqa: SIM115 - open for the run
         self._board: Any = None
         self._bar = _Bar()
         self._wandb = _quietly(wandb, self.note) if wandb else None

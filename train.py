@@ -8,6 +8,7 @@ python train.py --help
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,9 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
         for first, end in run.horizon.steps(start, stop):
             session.advance(first, end)
         session.finish(stop)
+    except KeyboardInterrupt:
+        log.note(f"Interrupted. To go on: {entry.command('restore', '--restore-path', str(folder))}")
+        raise
     finally:
         log.close()
     return 0
@@ -67,10 +71,13 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
 
 def _stop(run: Run, start: int) -> int:
     """The update to end after."""
+    total = run.horizon.iterations
+    if start > total:
+        raise OptionError(f"the run has done {start} updates, and the length asked for is only {total}; give a larger one")
     stop_after = run.options.training.stop_after
     if stop_after is not None and stop_after <= start and start:
         raise OptionError(f"--stop-after {stop_after}: the run has done {start} updates already; give a larger number")
-    return min(run.horizon.iterations, stop_after or run.horizon.iterations)
+    return min(total, stop_after or total)
 
 
 def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
@@ -92,9 +99,8 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
         log.note(note)
     log.note(run.summary())
     log.file_only(f"Options:\n{cli.explain(options)}")
-    trainable = [variable for variable in run.trace.variables if variable.trainable]
-    log.file_only("Trainable Variables:\n" + "\n".join(f"  {v.name} {list(v.shape)}" for v in trainable))
-    log.note(f"Trainable Variables: {len(trainable)}")
+    names = " ".join(variable.name for variable in run.trace.variables if variable.trainable)
+    log.note("Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "))
     log.note(f"Total Parameters:{run.trace.parameters}")
     return log
 
@@ -128,6 +134,8 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     else:
         log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
         _report_overrides(run, log)
+        if newest.iteration == run.horizon.iterations:
+            log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
         values = checkpoints.read(newest)
         checkpoints.fit(values, program.weights.saved, newest)
         program.load(values)

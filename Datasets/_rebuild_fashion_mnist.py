@@ -18,6 +18,7 @@ from Datasets import _fashion_files as files
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Rebuilds, or with --check compares."""
     parser = argparse.ArgumentParser(description="rebuild the embedded Fashion-MNIST selection")
     parser.add_argument("--idx-dir", type=Path, default=files.DEBIAN_FOLDER, help="folder of the four IDX files")
     parser.add_argument("--check", action="store_true", help="compare only; exit code 1 if the content differs")

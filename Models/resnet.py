@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.fields import above, at_least, opt
+from harness.fields import at_least, between, opt
 from Models import _norms
 from Models._residual import Network, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment
@@ -32,7 +32,7 @@ class Options:
     batch_norm: bool | None = opt(None, "batch normalisation (default on CIFAR-sized data)")
     group_norm: bool | None = opt(None, "group normalisation (default on ImageNet)")
     groups: int | None = opt(None, "number of channel groups of group norm (default 32, CIFAR 16)", check=at_least(1))
-    BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=above(0))
+    BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=between(0, 1))
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {

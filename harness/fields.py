@@ -26,7 +26,6 @@ def opt(
     bare: str | None = None,
     off: str | None = None,
     later: tuple[str, ...] = (),
-    metavar: str | None = None,
     flags: tuple[str, ...] = (),
     scripts: tuple[str, ...] = (),
 ) -> Any:
@@ -36,7 +35,8 @@ def opt(
     else (spelling -> function of the raw value giving {option: raw value}).
     `check`: the rule a value breaks, as text ("must be at least 1"), or None.
     `kind`: "now" works; "hint" is recorded for the cost model and changes no arithmetic; "later" is refused
-    when its value asks for more than the default. `read`: rewrites the raw text before it is converted. `bare`: the raw value when the flag stands alone; `off`: that of its --no- form.
+    when its value asks for more than the default. `read`: rewrites the raw text before it is converted.
+    `bare`: the raw value when the flag stands alone; `off`: that of its --no- form.
     `later`: choices that are refused so far. `flags`: spellings other than --field-name.
     `scripts`: the scripts that know the option; empty means all of them.
     """
@@ -53,7 +53,6 @@ def opt(
             "bare": bare,
             "off": off,
             "later": later,
-            "metavar": metavar,
             "flags": flags,
             "scripts": scripts,
         },

@@ -141,12 +141,13 @@ def _new_spelling(spelling: Spelling, raw: Any) -> str:
 
 def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
     """The last value of one spelling; two spellings must agree."""
-    last = {flag: entry for flag, entry in given}
+    last = dict(given)
     distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
     if len(set(distinct.values())) > 1:
         pairs = " and ".join(f"{flag} {shown(value)}" for flag, value in distinct.items())
         raise OptionError(
-            f"{given[-1][1].where.split(': --')[0]}: {pairs} are two spellings of {option.name} with different values; give one"
+            f"{given[-1][1].where.split(': --')[0]}: {pairs} are two spellings of {option.name} with different values; "
+            "give one of them"
         )
     return given[-1][1]
 

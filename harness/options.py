@@ -47,7 +47,9 @@ class MainOptions:
 class DatasetOptions:
     """Data set"""
 
-    dataset: str | None = opt(None, "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100 or imagenet; inferred from the data folder's name if not given")  # fmt: skip
+    dataset: str | None = opt(
+        None, "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100, imagenet (inferred from the path)"
+    )
     data_dir: str | None = opt(None, "folder of the data (default: the environment's DATA_DIR)")
     image_size: int | None = opt(None, "side of the pictures in pixels (default by model or data set)", check=at_least(8))
     generated_data: bool = opt(False, "random data made once on the host")
