@@ -18,7 +18,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 import validation
-from harness import checkpoints, cli, entry, plot
+from harness import checkpoints, cli, entry, plot, quiet
 from harness.checkpoints import Checkpoint
 from harness.meter import Meter
 from harness.options import OptionError
@@ -119,6 +119,7 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
 
 def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _Session:
     """Builds the program, restores or saves the initial weights."""
+    quiet.import_tensorflow()
     from harness.build import training_program
 
     started = time.perf_counter()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import checkpoints, entry
+from harness import checkpoints, entry, quiet
 from harness.checkpoints import Checkpoint
 from harness.run import Run, arguments
 from log import RunLog, new_run_folder
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
 
 def build(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
+    quiet.import_tensorflow()
     from harness.build import validation_program
 
     started = time.perf_counter()

@@ -19,7 +19,7 @@ class Initial:
     """Initial values of a kernel: variance scaling as in He et al. 2015 (arXiv 1502.01852).
 
     Variance = scale / n with n = fan_in, fan_out or their mean ("fan_avg"); "truncated_normal" cuts at two
-    deviations and keeps that variance, "uniform" has the same variance.
+    deviations and keeps that variance, "uniform" has the same variance. Mode "fixed": variance = scale.
     """
 
     scale: float
@@ -142,8 +142,12 @@ class Layers(ABC):
         """x * factor, the factor [batch, 1, 1, channels] being the same for every pixel."""
 
     @abstractmethod
-    def max_pool(self, x: Any, kernel: int, stride: int) -> Any:
-        """Maximum with SAME padding."""
+    def concat(self, x: Any, y: Any) -> Any:
+        """The channels of x, then those of y."""
+
+    @abstractmethod
+    def max_pool(self, x: Any, kernel: int, stride: int, *, padding: str = "SAME") -> Any:
+        """Maximum over kernel x kernel pixels."""
 
     @abstractmethod
     def global_mean(self, x: Any) -> Any:
@@ -156,7 +160,11 @@ class Layers(ABC):
 
     @abstractmethod
     def dense(self, x: Any, units: int) -> Any:
-        """Fully connected with bias on [batch, 1, 1, channels]; gives [batch, units]."""
+        """Fully connected with bias on all of a sample's numbers; gives [batch, units]."""
+
+    @abstractmethod
+    def flatten(self, x: Any) -> Any:
+        """[batch, all of a sample's numbers]."""
 
     @abstractmethod
     def dropout(self, x: Any, rate: float) -> Any:

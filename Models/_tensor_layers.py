@@ -21,7 +21,8 @@ def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -
     if not isinstance(variable.initial, Initial):
         return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
     fan_in, fan_out = variable.fans
-    fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[variable.initial.mode]
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2, "fixed": 1}
+    fan = fans[variable.initial.mode]
     deviation = math.sqrt(variable.initial.scale / max(fan, 1))
     key = draws.stateless_seed(seed, f"initial/{variable.name}")
     if variable.initial.distribution == "uniform":
@@ -118,8 +119,11 @@ class TensorLayers(Layers):
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return x * factor
 
-    def max_pool(self, x: tf.Tensor, kernel: int, stride: int) -> tf.Tensor:
-        return tf.nn.max_pool2d(x, kernel, stride, "SAME")
+    def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.concat([x, y], -1)
+
+    def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
+        return tf.nn.max_pool2d(x, kernel, stride, padding)
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
@@ -130,7 +134,10 @@ class TensorLayers(Layers):
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
-        return tf.nn.bias_add(tf.matmul(tf.reshape(x, [-1, self.channels(x)]), kernel), bias)
+        return tf.nn.bias_add(tf.matmul(self.flatten(x), kernel), bias)
+
+    def flatten(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         if not self._training or rate <= 0:

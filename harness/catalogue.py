@@ -48,7 +48,7 @@ class Option:
             value = self._one(raw, where)
         broken = self.meta["check"](value) if self.meta["check"] else None
         if broken:
-            raise OptionError(f"{where}: {self.name} is '{raw}' but {broken}")
+            raise OptionError(f"{where}: {self.name} is '{' '.join(map(str, value)) if self.several else raw}' but {broken}")
         return value
 
     def _one(self, raw: Any, where: str) -> Any:
@@ -184,13 +184,14 @@ def _to_float(raw: Any) -> float:
 
 
 def _to_text(raw: Any) -> str:
-    if isinstance(raw, bool) or (isinstance(raw, str) and "\0" in raw):
+    if isinstance(raw, (bool, bytes)) or str(raw) == "" or "\0" in str(raw):
         raise ValueError(raw)
+    str(raw).encode()  # UnicodeEncodeError, a ValueError: neither a log nor a terminal could show it
     return str(raw)
 
 
 CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_text}
-KINDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+KINDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text, not empty"}
 
 
 def shown(value: Any) -> str:

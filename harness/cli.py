@@ -41,6 +41,8 @@ def parse(
     """
     notes: list[str] = []
     main = _main_values(argv, script, recorded)
+    if "config_path" in main and "config" not in main:
+        notes.append(f"--config-path {main['config_path'].raw} is not read: --config NAME chooses a block of it")
     model = plugins.load("Models", main["model"].raw, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].raw, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
@@ -50,9 +52,9 @@ def parse(
     if recorded:
         found.append(layers.recorded_layer(known, recorded))
     values, sources, lost = _merge(known, found)
-    _refuse_unavailable(known, values, sources)
     values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
     if not values.get("help"):
+        _refuse_unavailable(known, values, sources)
         _model_defaults(model, known, values, sources, lost, environ)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
     return Parsed(options, tuple(notes + _hint_notes(known, values, sources)), known)
@@ -88,7 +90,8 @@ def _model_defaults(
             else:
                 sources[name] = f"default of {values['model']} on {family}-sized data"
             values[name] = value
-    values["model_size"] = _model_size(model, family, values["model_size"], sources)
+    if "model_size" in known.options:
+        values["model_size"] = _model_size(model, family, values["model_size"], sources)
 
 
 def _model_size(model: ModuleType, family: str, size: Any, sources: Mapping[str, str]) -> Any:
@@ -139,17 +142,20 @@ def explain(options: RunOptions) -> str:
 def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | None) -> dict[str, Given]:
     """The main options that decide which others there are: --model, --lr-schedule, --config, --config-path."""
     known = Catalogue(section_options("main", MainOptions))
-    everything = layers.universe(script)
+    everything = layers.universe(script).flags()
+    # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
+    shared = Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]).flags()
     found: dict[str, Given] = {}
-    for flag, values in layers.tokens(argv, everything.flags(), lenient=True):
-        spelling = known.flags().get(flag)
+    for flag, values in layers.tokens(argv, everything, lenient=True):
+        spelling = known.flags().get(layers.complete(flag, shared, lenient=True))
         if spelling is not None and spelling.takes == "one" and values:
             found[spelling.option.name] = Given(values[-1], f"{COMMAND_LINE}: {flag}")
     wanted = ("model", "lr_schedule")
     if "config" in found:
-        block = configs.read_block(layers.config_path(found), found["config"].raw)
+        entries = configs.read_block(layers.config_path(found), found["config"].raw)
+        block = {key.replace("-", "_"): entry for key, entry in entries.items()}
         for name in wanted:
-            if name in block and name not in found:
+            if name in block and block[name].value is not None and name not in found:
                 found[name] = Given(block[name].value, block[name].where)
     for name in wanted:
         if name not in found and recorded and recorded.get(name):
@@ -172,22 +178,30 @@ def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any],
         converted = {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
         if layer.source != RECORDED:
             _refuse_contradictions(known, layer, converted)
-        for name, value in converted.items():
-            if name not in values and name not in lost:
-                values[name], sources[name] = value, _source(layer, layer.values[name])
+        won = [name for name in converted if name not in values and name not in lost]
+        for name in won:
+            values[name], sources[name] = converted[name], _source(layer, layer.values[name])
         for group in EXCLUSIVE:
-            asked = {name for name in group if converted.get(name) and name in values}
+            asked = {name for name in group if name in won and _asks(name, converted[name])}
             lost |= set(group) - asked - set(values) if asked else set()
     return values, sources, lost
 
 
 def _refuse_contradictions(known: Catalogue, layer: Layer, converted: Mapping[str, Any]) -> None:
     for group in EXCLUSIVE:
-        asked = [name for name in group if converted.get(name) and converted[name] != known.options[name].default]
+        asked = [name for name in group if name in converted and _asks(name, converted[name])]
+        if converted.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
+            asked = [name for name in asked if name != "ckpts_per_epoch"]
         if len(asked) > 1:
             place = layer.values[asked[1]].where
             flags = " and ".join(f"{known.options[name].flag} {shown(converted[name])}" for name in asked)
             raise OptionError(f"{place}: {flags} exclude each other; give one of them")
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a value takes part in its exclusive group. A switch that is off does not, and an exponent of 0 does;
+    --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
+    return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)
 
 
 def _source(layer: Layer, given: Given) -> str:

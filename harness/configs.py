@@ -20,7 +20,8 @@ from harness.options import OptionError
 MAX_BYTES = 4 << 20
 MAX_MERGES = 1000
 MAX_NESTING = 50
-MERGE_TAG = "tag:yaml.org,2002:merge"
+STANDARD = "tag:yaml.org,2002:"
+MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
 
 
 class _Loader(yaml.SafeLoader):
@@ -80,17 +81,19 @@ class ConfigFile:
     def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
         self._merges += 1
         if self._merges > MAX_MERGES or depth > MAX_NESTING:
-            raise OptionError(f"{self._at(node)}: {what} merges more than {MAX_MERGES} mappings; is there a loop?")
+            raise OptionError(
+                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other; is there a loop?"
+            )
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return {}
-        if not isinstance(node, yaml.MappingNode):
+        if not isinstance(node, yaml.MappingNode) or node.tag != MAPPING_TAG:
             raise OptionError(f"{self._at(node)}: {what} must be a mapping of options, not {_kind(node)}")
         merged: dict[str, Entry] = {}
         explicit: dict[str, Entry] = {}
         for key, value in node.value:
             if key.tag == MERGE_TAG:
                 for source in self._merge_sources(value):
-                    merged.update(self._flatten(source, f"what '<<' merges into {what}", depth + 1))
+                    merged.update(self._flatten(source, "what '<<' merges", depth + 1))
                 continue
             label = self._key(key)
             if label in explicit:
@@ -104,7 +107,7 @@ class ConfigFile:
 
     def _value(self, node: yaml.Node, label: str) -> Any:
         """A scalar, or a list of scalars."""
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE_TAG:
             return [self._scalar(item, label) for item in node.value]
         return self._scalar(node, label)
 
@@ -113,8 +116,11 @@ class ConfigFile:
             raise OptionError(f"{self._at(node)}: '{label}' must be a value or a list of values, not {_kind(node)}")
         try:
             return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise OptionError(f"{self._at(node)}: '{label}' cannot be read: {_first_line(error)}") from None
+        # what PyYAML raises for `!!bool maybe`, `!!int ""`, `!!timestamp soon`
+        except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
+            tag = node.tag.removeprefix(STANDARD)
+            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{node.value}' is no valid {tag}"
+            raise OptionError(f"{self._at(node)}: '{label}' cannot be read: {reason}") from None
 
     def _key(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode):
@@ -131,7 +137,7 @@ def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
         if size > MAX_BYTES:
             raise OptionError(f"{path}: {size} bytes; a configuration file may have at most {MAX_BYTES}")
         with open(path, encoding="utf-8") as file:
-            loader = _Loader(file.read())
+            loader = _Loader(file.read(MAX_BYTES + 1))  # a device has no size
         return loader.get_single_node(), loader
     except OSError as error:
         raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
@@ -141,11 +147,13 @@ def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise OptionError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
 
 
 def _kind(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in (MAPPING_TAG, SEQUENCE_TAG):
+        return f"a {node.tag.removeprefix(STANDARD)}"
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     return "a list" if isinstance(node, yaml.SequenceNode) else f"'{node.value}'"

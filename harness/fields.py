@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 NOW, HINT, LATER = "now", "hint", "later"
+LARGEST_COUNT = 2**31 - 1
 
 
 def opt(
@@ -69,8 +70,14 @@ def keep_rules(options: Any) -> None:
 
 
 def at_least(bound: float) -> Callable[[Any], str | None]:
-    """Check: value >= bound."""
-    return lambda value: None if bound <= value < math.inf else f"must be at least {bound:g}"
+    """Check: value >= bound, and a count that the device can hold."""
+
+    def check(value: Any) -> str | None:
+        if isinstance(value, int) and value > LARGEST_COUNT:
+            return f"must be at most {LARGEST_COUNT}"
+        return None if bound <= value < math.inf else f"must be at least {bound:g}"
+
+    return check
 
 
 def above(bound: float) -> Callable[[Any], str | None]:

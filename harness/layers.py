@@ -14,6 +14,7 @@ from harness.options import SECTIONS, OptionError
 
 COMMAND_LINE = "command line"
 RECORDED = "the recorded run"
+COMMAND_LINE_ONLY = ("config", "config_path", "restore_path", "help")
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 
@@ -56,11 +57,11 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
             found[-1][1].append(token)
             continue
         written, equals, value = token.partition("=")
-        found.append((_complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
+        found.append((complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
     return found
 
 
-def _complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
+def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
     """A flag or the unambiguous beginning of one."""
     if written in flags:
         return written
@@ -164,6 +165,8 @@ def config_layer(known: Catalogue, main: Mapping[str, Given], notes: list[str]) 
     unused = []
     for key, entry in configs.read_block(path, name).items():
         where = _short(entry.where)
+        if key.replace("-", "_") in COMMAND_LINE_ONLY:
+            raise OptionError(f"{where}: {name}: {key} has a meaning on the command line only")
         spelling = known.spellings.get(key.replace("-", "_"))
         if spelling is None:
             if _owners(key.replace("-", "_")) or key in universe(None).spellings:
@@ -173,9 +176,7 @@ def config_layer(known: Catalogue, main: Mapping[str, Given], notes: list[str]) 
         for option, raw in _rewritten(spelling, entry.value, where).items():
             values.setdefault(option, []).append((key, Given(raw, where)))
         if not spelling.canonical:
-            notes.append(
-                f"{where}: {key} is an older spelling of {_new_spelling(spelling, entry.value)[2:].replace('-', '_')}"
-            )
+            notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
     if unused:
         notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
     return Layer(

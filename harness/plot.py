@@ -57,7 +57,7 @@ def run_svg(training_rows: Rows, validation_rows: Rows, title: str) -> str:
     # Averaged weights have no place on the epoch axis; their rows carry a negative iteration.
     validation = sorted(p for p in validation if p[0] >= 0 and math.isfinite(p[1]))
     panels = (
-        Panel("Loss", (Line("single batches", PALE, 1.2, batch, outliers=True),
+        Panel("Loss", (Line("each host step", PALE, 1.2, batch, outliers=True),
                        Line("average over an epoch", BLUE, 2.4, average))),
         Panel("Top-1 accuracy, %", (Line("training, average over an epoch", BLUE, 2.4, training),
                                     Line("validation", ORANGE, 2, validation, dots=True)), floor=0),

@@ -161,8 +161,14 @@ class CountingLayers(Layers):
     def gate(self, x: Shape, factor: Shape) -> Shape:
         return self._add("gate", x, x)
 
-    def max_pool(self, x: Shape, kernel: int, stride: int) -> Shape:
-        result = Shape(_strided(x.height, stride), _strided(x.width, stride), x.channels)
+    def concat(self, x: Shape, y: Shape) -> Shape:
+        return self._add("concat", x, Shape(x.height, x.width, x.channels + y.channels))
+
+    def max_pool(self, x: Shape, kernel: int, stride: int, *, padding: str = "SAME") -> Shape:
+        lost = kernel - 1 if padding == "VALID" else 0
+        if min(x.height, x.width) <= lost:
+            raise TraceError(f"{self.path()}: a {kernel}x{kernel} window does not fit into {x.height}x{x.width} pixels")
+        result = Shape(_strided(x.height - lost, stride), _strided(x.width - lost, stride), x.channels)
         return self._add("max_pool", x, result, kernel=kernel, stride=stride)
 
     def global_mean(self, x: Shape) -> Shape:
@@ -174,10 +180,13 @@ class CountingLayers(Layers):
 
     def dense(self, x: Shape, units: int) -> Shape:
         variables = (
-            Variable(self.path("dense", "kernel"), (x.channels, units), GLOROT),
+            Variable(self.path("dense", "kernel"), (x.elements, units), GLOROT),
             Variable(self.path("dense", "bias"), (units,), 0.0),
         )
-        return self._add("dense", x, Shape(1, 1, units), multiply_adds=x.channels * units, variables=variables)
+        return self._add("dense", x, Shape(1, 1, units), multiply_adds=x.elements * units, variables=variables)
+
+    def flatten(self, x: Shape) -> Shape:
+        return Shape(1, 1, x.elements)
 
     def dropout(self, x: Shape, rate: float) -> Shape:
         return self._add("dropout", x, x) if rate > 0 else x

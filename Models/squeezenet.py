@@ -1,0 +1,127 @@
+"""SqueezeNet (Iandola et al., arXiv 1602.07360): fire modules, no normalisation, no bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from harness.fields import opt
+from Models._layers import GLOROT, Initial, Layers
+from Models._segments import Segment
+
+CLASSIFIER = Initial(0.01**2, "fixed")
+
+
+@dataclass(frozen=True)
+class Fire:
+    """One fire module: a 1x1 squeeze, then 1x1 and 3x3 expansions side by side."""
+
+    name: str
+    squeeze: int
+    expand: int
+    bypass: bool = False
+
+
+POOL = "pool"
+MODULES: tuple[Fire | str, ...] = (
+    Fire("fire2", 16, 64),
+    Fire("fire3", 16, 64, bypass=True),
+    Fire("fire4", 32, 128),
+    POOL,
+    Fire("fire5", 32, 128, bypass=True),
+    Fire("fire6", 48, 192),
+    Fire("fire7", 48, 192, bypass=True),
+    Fire("fire8", 64, 256),
+    POOL,
+    Fire("fire9", 64, 256, bypass=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of SqueezeNet."""
+
+    use_bypass: bool = opt(False, "add the input of every second fire module to its output")
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "imagenet": {
+        "micro_batch_size": 2,
+        "weight_decay": 1e-4,
+        "lars_weight_decay": 1e-4,
+        "epochs": 100.0,
+        "learning_rate_schedule": "0.3,0.6,0.8,0.9",
+    },
+    "cifar": {
+        "micro_batch_size": 128,
+        "weight_decay": 1e-6,
+        "lars_weight_decay": 1e-6,
+        "epochs": 160.0,
+        "learning_rate_schedule": "0.5,0.75",
+    },
+}
+LEARNING_RATE_EXPONENTS = {"imagenet": {"sgd": -8.0, "momentum": -11.0}, "cifar": -10.0}
+NOT_DECAYED = {"imagenet": ("beta", "gamma"), "cifar": ()}
+
+
+def image_size(options: Options, family: str) -> int:
+    """The side of the pictures in pixels."""
+    return {"imagenet": 224, "cifar": 32}[family]
+
+
+def sizes(family: str) -> tuple[int, ...]:
+    """There is one size only."""
+    return ()
+
+
+def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
+    """conv1, the fire modules with pools between them, and the head."""
+    found = [Segment("conv1", _stem)]
+    for module in MODULES:
+        if isinstance(module, Fire):
+            found.append(Segment(module.name, partial(_fire, module=module, bypass=options.use_bypass and module.bypass)))
+        else:
+            found.append(Segment(f"{found[-1].name}/pool", _pool))
+    head = {"imagenet": _convolution_head, "cifar": _dense_head}[family]
+    found.append(Segment("head", partial(head, num_classes=num_classes)))
+    return found
+
+
+def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
+    """SN_bs<batch>_<precision>."""
+    return f"SN_bs{micro}{replicas}{accumulation}_{precision}"
+
+
+def _stem(layers: Layers, x: Any) -> Any:
+    with layers.scope("conv1"):
+        x = layers.relu(layers.conv(x, 96, 7, GLOROT, stride=2))
+    return _pool(layers, x)
+
+
+def _pool(layers: Layers, x: Any) -> Any:
+    return layers.max_pool(x, 3, 2, padding="VALID")
+
+
+def _fire(layers: Layers, x: Any, *, module: Fire, bypass: bool) -> Any:
+    with layers.scope(module.name):
+        with layers.scope("squeeze"):
+            squeezed = layers.relu(layers.conv(x, module.squeeze, 1, GLOROT))
+        with layers.scope("expand1"):
+            narrow = layers.relu(layers.conv(squeezed, module.expand, 1, GLOROT))
+        with layers.scope("expand3"):
+            wide = layers.relu(layers.conv(squeezed, module.expand, 3, GLOROT))
+        y = layers.concat(narrow, wide)
+        return layers.add(x, y) if bypass else y
+
+
+def _convolution_head(layers: Layers, x: Any, *, num_classes: int) -> Any:
+    with layers.scope("conv10"):
+        x = layers.conv(layers.dropout(x, 0.5), num_classes, 1, CLASSIFIER)
+        return layers.flatten(layers.global_mean(layers.relu(x)))
+
+
+def _dense_head(layers: Layers, x: Any, *, num_classes: int) -> Any:
+    # twice as many units as classes, and relu on them, as the original harness has it
+    with layers.scope("fc"):
+        return layers.relu(layers.dense(layers.dropout(x, 0.5), 2 * num_classes))
