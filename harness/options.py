@@ -184,7 +184,7 @@ class DeviceOptions:
     seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
     identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers", kind=LATER)
     BN_span: int = opt(1, "replicas that share batch-norm statistics", kind=LATER, check=at_least(1))
-    select_ipu: str = opt("AUTO", "device id, AUTO for any", aliases=("select_ipus",), kind=LATER)
+    select_ipu: str = opt("AUTO", "device id, AUTO for any", aliases=("select_ipus",), kind=LATER, read=str.upper)
     compile_only: bool = opt(False, "build, report and stop", kind=LATER)
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
     rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)

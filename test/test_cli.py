@@ -1,0 +1,638 @@
+"""The command line: which value wins, how options may be spelled, and what a mistyped call is told."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from runs import run
+
+from Datasets._spec import DataError
+from harness import cli, plugins
+from harness.cli import Parsed
+from harness.options import OptionError
+
+CIFAR = ("--dataset", "cifar-10")
+IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
+
+
+def parse(
+    words: str | Sequence[str], script: str = "train", recorded: Mapping[str, Any] | None = None, **environ: str
+) -> Parsed:
+    """A call on CIFAR-10, unless it names its data itself."""
+    words = shlex.split(words) if isinstance(words, str) else list(words)
+    named = any(word.startswith(("--dataset", "--data-dir", "--config")) for word in words)
+    return cli.parse([*([] if named else CIFAR), *words], script, recorded, environ)
+
+
+def values(words: str | Sequence[str], *names: str, **kwargs: Any) -> list[Any]:
+    found = parse(words, **kwargs).options.values()
+    return [found[name] for name in names]
+
+
+def refused(words: str | Sequence[str], **kwargs: Any) -> str:
+    """The message's first line, which must be complete in itself."""
+    with pytest.raises((OptionError, DataError)) as caught:
+        parse(words, **kwargs)
+    first = str(caught.value).splitlines()[0]
+    assert first and not first.endswith(":")
+    return first
+
+
+@pytest.fixture
+def block(tmp_path):
+    """Words that choose a block with these keys."""
+
+    def write(**keys: object) -> str:
+        keys = {"dataset": "cifar-10", **keys}
+        (tmp_path / "c.yml").write_text("a:\n" + "".join(f"  {key}: {value}\n" for key, value in keys.items()))
+        return f"--config a --config-path {tmp_path}/c.yml "
+
+    return write
+
+
+# Precedence
+
+
+@pytest.mark.parametrize(
+    "name, words, in_block, recorded, expected",
+    [
+        ("momentum", "--momentum 0.5", 0.6, 0.7, [0.9, 0.7, 0.6, 0.5]),  # field default below all
+        ("batches_per_step", "--batches-per-step 5", 6, 7, [1000, 7, 6, 5]),
+        ("weight_decay", "--weight-decay 0", 0.6, 0.7, [1e-6, 0.7, 0.6, 0.0]),  # the model's default below all
+        ("micro_batch_size", "--batch-size 5", 6, 7, [32, 7, 6, 5]),
+        ("groups", "--groups 8", 4, 2, [16, 2, 4, 8]),
+        ("warmup_epochs", "--warmup-epochs 0", 6, 7, [5.0, 7.0, 6.0, 0.0]),
+        ("learning_rate_schedule", "--learning-rate-schedule 0.5", "0.6,0.7", "0.7", ["0.5,0.75", "0.7", "0.6,0.7", "0.5"]),
+        ("normalise_input", "--no-normalise-input", "true", False, [False, False, True, False]),
+        ("dataset_cache", "--dataset-cache", "false", True, [True, True, False, True]),
+        ("optimiser", "--optimiser sgd", "Momentum", "SGD", ["SGD", "SGD", "momentum", "SGD"]),
+        ("stochastic_rounding", "--no-stochastic-rounding", "ON_prng_stable", "ON", ["ON", "ON", "ON_prng_stable", "OFF"]),
+        ("available_memory_proportion", "--available-memory-proportion 0.1", "[0.2, 0.3]", [0.4],
+         [(), (0.4,), (0.2, 0.3), (0.1,)]),
+    ],
+)  # fmt: skip
+def test_command_line_over_block_over_recorded_run_over_defaults(block, name, words, in_block, recorded, expected):
+    calls = [
+        values("", name, script="restore"),
+        values("", name, script="restore", recorded={name: recorded}),
+        values(block(**{name: in_block}), name, script="restore", recorded={name: recorded}),
+        values(block(**{name: in_block}) + words, name, script="restore", recorded={name: recorded}),
+    ]
+    assert [value for (value,) in calls] == expected
+
+
+@pytest.mark.parametrize(
+    "keys, words, expected",
+    [
+        ({"epochs": 4}, "--iterations 2", {"epochs": None, "iterations": 2}),
+        ({"iterations": 4}, "--epochs 2", {"epochs": 2.0, "iterations": None}),
+        ({}, "--iterations 2", {"epochs": None, "iterations": 2}),
+        ({"abs_learning_rate": 0.1}, "--base-learning-rate -11",
+         {"abs_learning_rate": None, "base_learning_rate_exponent": -11.0}),
+        ({"abs_learning_rate": 0.1}, "--base-learning-rate 0",
+         {"abs_learning_rate": None, "base_learning_rate_exponent": 0.0}),
+        ({"base_learning_rate_exponent": 0}, "--abs-learning-rate 0.1",
+         {"abs_learning_rate": 0.1, "base_learning_rate_exponent": None}),
+        ({"base_learning_rate_exponent": 0}, "", {"base_learning_rate_exponent": 0.0}),
+        ({}, "--abs-learning-rate 0.1", {"abs_learning_rate": 0.1, "base_learning_rate_exponent": None}),
+        ({"batch_norm": True}, "--group-norm", {"batch_norm": False, "group_norm": True}),
+        ({"group_norm": True}, "--batch-norm", {"batch_norm": True, "group_norm": False}),
+        ({}, "--group-norm", {"batch_norm": False, "group_norm": True}),
+        ({"batch_norm": True, "model": "efficientnet"}, "--group-norm", {"batch_norm": False, "group_norm": True}),
+        # what is switched off does not count: the model's default comes back
+        ({"batch_norm": True, "dataset": "imagenet"}, "--no-batch-norm", {"batch_norm": False, "group_norm": True}),
+        ({"group_norm": True}, "--no-group-norm", {"batch_norm": True, "group_norm": False}),
+        ({"epochs_per_ckpt": 4}, "--ckpts-per-epoch 2", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 2}),
+        ({"epochs_per_ckpt": 4}, "--ckpts-per-epoch 1", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 1}),
+        ({"epochs_per_ckpt": 4}, "--ckpts-per-epoch 0", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 0}),
+        ({"epochs_per_ckpt": 4}, "--epochs-per-ckpt 0", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 1}),
+        ({"epochs_per_ckpt": 4}, "--epochs-per-ckpt 0 --ckpts-per-epoch 0", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 0}),
+        ({"ckpts_per_epoch": 4}, "--epochs-per-ckpt 0", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 4}),
+        ({"ckpts_per_epoch": 4}, "--epochs-per-ckpt 2", {"epochs_per_ckpt": 2, "ckpts_per_epoch": 1}),
+        ({"ckpts_per_epoch": 1, "epochs_per_ckpt": 4}, "", {"epochs_per_ckpt": 4, "ckpts_per_epoch": 1}),
+        ({"gradient_accumulation_count": 4}, "--global-batch-size 64",
+         {"global_batch_size": 64, "gradient_accumulation_count": 1}),
+        ({"global_batch_size": 64}, "--gradient-accumulation-count 4",
+         {"global_batch_size": None, "gradient_accumulation_count": 4}),
+        ({"global_batch_size": 64}, "--gradient-accumulation-count 1",
+         {"global_batch_size": None, "gradient_accumulation_count": 1}),
+        ({"log_freq": 10}, "--logs-per-epoch 2", {"log_freq": None, "logs_per_epoch": 2}),
+        ({"log_freq": 10}, "--logs-per-epoch 0", {"log_freq": None, "logs_per_epoch": 0}),
+        ({"logs_per_epoch": 2}, "--log-freq 10", {"log_freq": 10, "logs_per_epoch": None}),
+        ({"synthetic_data": True}, "--generated-data", {"synthetic_data": False, "generated_data": True}),
+    ],
+)  # fmt: skip
+def test_exclusive_options_across_layers(block, keys, words, expected):
+    """An exponent of 0 lost to the block's absolute rate, --ckpts-per-epoch 0 to its epochs_per_ckpt, and a block's
+    batch norm that was switched off left a network without any norm."""
+    assert values(block(**keys) + words, *expected) == list(expected.values())
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("iterations 5", "epochs 3"),
+        ("base-learning-rate-exponent 0", "abs-learning-rate 0.1"),
+        ("base-learning-rate -11", "poly-lr-initial-lr 0.1"),
+        ("group-norm", "batch-norm"),
+        ("generated-data", "synthetic-data"),
+        ("epochs-per-ckpt 2", "ckpts-per-epoch 2"),
+        ("epochs-per-ckpt 2", "ckpts-per-epoch 0"),
+        ("log-freq 10", "logs-per-epoch 0"),
+        ("global-batch-size 64", "gradient-accumulation-count 2"),
+        ("global-batch-size 64", "gradient-accumulation-count 1"),
+        ("global-batch-size 64", "pipeline-depth 1"),
+    ],
+)
+def test_exclusive_options_in_one_layer_are_refused(block, one, other):
+    message = refused(f"--{one} --{other}")
+    assert re.match(r"command line: --[\w-]+: --[\w-]+ \S+ and --[\w-]+ \S+ exclude each other; give one of them$", message)
+    keys = dict((text.split() + ["true"])[:2] for text in (one.replace("-", "_", 4), other.replace("-", "_", 4)))
+    keys = {key: value.replace("_", "-") for key, value in keys.items()}
+    assert re.search(r"c\.yml:[34]: --.* exclude each other", refused(block(**keys)))
+
+
+def test_a_resumed_run_may_change_its_length_and_rate():
+    recorded = {"dataset": "cifar-10", "epochs": 8.0, "base_learning_rate_exponent": -6.0, "batch_norm": True,
+                "group_norm": False, "gradient_accumulation_count": 4, "ckpts_per_epoch": 1, "epochs_per_ckpt": 0}  # fmt: skip
+    found = parse("--iterations 9 --abs-learning-rate 0.5 --group-norm --global-batch-size 64 --epochs-per-ckpt 2",
+                  "restore", recorded).options.values()  # fmt: skip
+    assert (found["epochs"], found["iterations"]) == (None, 9)
+    assert (found["base_learning_rate_exponent"], found["abs_learning_rate"]) == (None, 0.5)
+    assert (found["batch_norm"], found["group_norm"]) == (False, True)
+    assert (found["gradient_accumulation_count"], found["global_batch_size"]) == (1, 64)
+    assert (found["ckpts_per_epoch"], found["epochs_per_ckpt"]) == (1, 2)
+
+
+def test_the_recorded_run_decides_model_and_schedule_and_may_use_what_is_not_available():
+    recorded = {"model": "efficientnet", "lr_schedule": "cosine", "dataset": "cifar-10", "model_size": "B1", "shards": 4,
+                "seed": 3, "unheard_of": 1, "epochs": None}  # fmt: skip
+    parsed = parse(["--dataset", "cifar-10"], "restore", recorded)
+    found = parsed.options.values()
+    assert (found["model"], found["lr_schedule"], found["model_size"], found["shards"]) == ("efficientnet", "cosine", "B1", 4)
+    assert parsed.options.sources["seed"] == "the recorded run"
+    assert "is not available yet" in refused("--shards 4", script="restore", recorded=recorded)
+    assert values("--model resnet", "model", "model_size", script="restore", recorded={**recorded, "model_size": 14}) == [
+        "resnet", 14
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "recorded, part",
+    [
+        ({"epochs": "many"}, "the recorded run: epochs is 'many'"),
+        ({"epochs": {"a": 1}}, "the recorded run: epochs is"),
+        ({"model": "alexnet"}, "arguments.json: no model 'alexnet'"),
+        ({"model": ["resnet"]}, "no model '['resnet']'"),
+        ({"lr_schedule": 3}, "no learning-rate schedule '3'"),
+        ({"optimiser": True}, "optimiser is 'True' but must be one of"),
+    ],
+)
+def test_a_damaged_record_is_named(recorded, part):
+    assert part in refused("", script="restore", recorded={"dataset": "cifar-10", **recorded})
+
+
+def test_data_set_is_inferred_and_said():
+    for path, name in [("/x/cifar100/y", "cifar-100"), ("/x/CIFAR-10", "cifar-10"), ("/data/ImageNet-1k", "imagenet")]:
+        options = parse(["--data-dir", path]).options
+        assert (options.dataset.dataset, options.sources["dataset"]) == (name, f"inferred from --data-dir {path}")
+    options = cli.parse([], "train", None, {"DATA_DIR": "/data/cifar-100-binary"}).options
+    assert options.dataset.dataset == "cifar-100"
+    assert "DATA_DIR" in options.sources["dataset"]
+    assert cli.parse(CIFAR, "train", None, {"DATA_DIR": "/imagenet"}).options.dataset.dataset == "cifar-10"
+    assert "no data set can be inferred from --data-dir /x/foo" in refused("--data-dir /x/foo")
+
+
+# Spellings
+
+ALIASES = [  # harness.md 1.9 and design.md 3: (older words, value of the canonical options)
+    ("--batch-size 8", {"micro_batch_size": 8}),
+    ("--gradients-to-accumulate 3", {"gradient_accumulation_count": 3}),
+    ("--pipeline-depth 1", {"gradient_accumulation_count": 1, "pipeline": False}),
+    ("--base-learning-rate -11", {"base_learning_rate_exponent": -11.0}),
+    ("--poly-lr-initial-lr 0.5", {"abs_learning_rate": 0.5}),
+    ("--lr-schedule polynomial_decay_lr --poly-lr-end-lr 0.01", {"abs_end_learning_rate": 0.01}),
+    ("--device-iterations 10", {"batches_per_step": 10}),
+    ("--total-batch-size 64", {"global_batch_size": 64}),
+    ("--epoch 3", {"epochs": 3.0}),
+    ("--no-xla-recompute", {"enable_recomputation": False}),
+    ("--no-enable-recompute", {"enable_recomputation": False}),
+]
+SAME_NAME = [  # spellings that are no older names
+    ("--no-hostside-norm", {"hostside_norm": False}),
+    ("--stochastic-rounding OFF", {"stochastic_rounding": "OFF"}),
+    ("--no-stochastic-rounding", {"stochastic_rounding": "OFF"}),
+    ("--stochastic-rounding", {"stochastic_rounding": "ON"}),
+    ("--stochastic-rounding ri_PRNG_stable", {"stochastic_rounding": "RI_prng_stable"}),
+    ("--select-ipu auto", {"select_ipu": "AUTO"}),
+    ("--valid-batch-size 5", {"valid_batch_size": 5}),
+    ("--global-batch-size 64", {"global_batch_size": 64}),
+    ("--max-ckpts-to-keep 2", {"max_ckpts_to_keep": 2}),
+    ("--no-eight-bit", {"eight_bit_io": False}),
+    ("--generated-data", {"generated_data": True, "synthetic_data": False}),
+    ("--synthetic-data", {"generated_data": False, "synthetic_data": True}),
+]
+NOT_YET_ALIASES = [
+    ("--pipeline-depth 128", "--pipeline is"),
+    ("--xla-recompute", "--enable-recomputation is"),
+    ("--enable-recompute", "--enable-recomputation is"),
+    ("--select-ipus 1", "--select-ipu 1 is"),
+    ("--pipeline-split b1/2/relu b2/3/relu", "--pipeline-splits b1/2/relu b2/3/relu is"),
+    ("--eight-bit", "--eight-bit-io is"),
+    ("--gc-profile", "--gc-profile IPU_PROFILE is"),
+    ("--gc-profile tile_profile", "--gc-profile TILE_PROFILE is"),
+    ("--profile", "--gc-profile IPU_PROFILE is"),
+    ("--optimiser RMSProp", "--optimiser RMSprop is"),
+    ("--sharding-exclude-filter 0/p", "--sharding-exclude-filter 0/p is"),
+]
+
+
+@pytest.mark.parametrize("words, expected", ALIASES)
+def test_older_spellings_are_accepted_with_one_line(words, expected):
+    parsed = parse(words)
+    assert {name: parsed.options.values()[name] for name in expected} == expected
+    lines = [note for note in parsed.notes if "is an older spelling of" in note]
+    flags = " and ".join("--" + name.replace("_", "-") for name in expected)
+    if "--no-" in words:
+        assert not lines  # the --no- form says what it switches off
+    else:
+        assert lines == [f"{words.split()[-2]} is an older spelling of {flags}"]
+
+
+@pytest.mark.parametrize("words, expected", SAME_NAME)
+def test_spellings_that_need_no_line(words, expected):
+    parsed = parse(words)
+    assert {name: parsed.options.values()[name] for name in expected} == expected
+    assert parsed.notes == ()
+
+
+@pytest.mark.parametrize("words, expected", NOT_YET_ALIASES)
+def test_spellings_of_what_is_not_available(words, expected):
+    assert f": {expected} not available yet" in refused(words)
+
+
+def test_older_keys_in_a_block(block):
+    words = block(batch_size=8, base_learning_rate=-11, total_batch_size=64, xla_recompute="false", device_iterations=3)
+    names = ("micro_batch_size", "base_learning_rate_exponent", "global_batch_size", "batches_per_step")
+    assert values(words, *names) == [8, -11.0, 64, 3]
+
+
+def test_older_keys_in_a_block_are_named_with_their_line(block):
+    """The second of two names came out as `__pipeline`."""
+    notes = parse(block(batch_size=8, pipeline_depth=1)).notes
+    assert [note.split(": ", 1)[1] for note in notes] == [
+        "batch_size is an older spelling of micro_batch_size",
+        "pipeline_depth is an older spelling of gradient_accumulation_count and pipeline",
+    ]
+    assert [re.search(r"c\.yml:(\d+)$", note.split(": ")[0])[1] for note in notes] == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--batch-size 4 --micro-batch-size 8",
+        "--gradients-to-accumulate 4 --gradient-accumulation-count 8",
+        "--pipeline-depth 1 --pipeline",
+        "--pipeline-depth 1 --gradient-accumulation-count 8",
+        "--base-learning-rate -11 --base-learning-rate-exponent -10",
+        "--batches-per-step 1 --device-iterations 2",
+        "--validation --no-validation",
+        "--no-stochastic-rounding --stochastic-rounding ON",
+    ],
+)
+def test_two_spellings_with_different_values_in_one_layer(words):
+    assert re.match(r"command line: --\S+ \S+ and --\S+ \S+ are two spellings of \w+ with different values; give one",
+                    refused(words))  # fmt: skip
+
+
+def test_two_spellings_that_agree_or_lie_in_different_layers(block):
+    assert values("--batch-size 4 --micro-batch-size 4", "micro_batch_size") == [4]
+    assert values(block(batch_size=4) + "--micro-batch-size 8", "micro_batch_size") == [8]
+    assert values(block(micro_batch_size=4) + "--batch-size 8", "micro_batch_size") == [8]
+    assert "c.yml:4: batch_size 4 and micro_batch_size 8 are two" in refused(block(batch_size=4, micro_batch_size=8))
+
+
+def test_the_last_of_one_spelling_wins():
+    assert values("--batch-size 4 --batch-size 8", "micro_batch_size") == [8]
+    assert values("--available-memory-proportion 0.1 0.2 --available-memory-proportion 0.3",
+                  "available_memory_proportion") == [(0.3,)]  # fmt: skip
+    assert values("--model resnext --model resnet", "model") == ["resnet"]
+
+
+@pytest.mark.parametrize("name", ["normalise_input", "wandb", "stable_norm", "generated_data", "use_relu", "widenet"])
+def test_a_flag_of_a_block_can_be_switched_off(block, name):
+    model = {"use_relu": "efficientnet", "widenet": "resnext"}.get(name, "resnet")
+    words = block(**{name: True, "model": model})
+    assert values(words, name) == [True]
+    for off in (f"--no-{name}", f"--no-{name.replace('_', '-')}", f"--{name}=false", f"--{name} false"):
+        assert values(words + off, name) == [False]
+
+
+@pytest.mark.parametrize("name", ["validation", "logs", "dataset_cache", "on_demand"])
+def test_flags_that_are_on_have_both_forms(block, name):
+    flag = name.replace("_", "-")
+    assert values("", name) == [True]
+    assert values(f"--no-{flag}", name) == [False]
+    assert values(f"--no-{flag} false", name) == [True]
+    assert values(block(**{name: False}) + f"--{flag}", name) == [True]
+    assert values(block(**{f"no_{name}": True}), name) == [False]
+
+
+def test_every_flag_has_a_no_form():
+    for model in plugins.names("Models"):
+        known = parse(["--model", model]).catalogue
+        switches = [option for option in known.options.values() if option.base is bool]
+        assert len(switches) > 40
+        assert [option.name for option in switches if "--no-" + option.flag[2:] not in known.flags()] == []
+
+
+@pytest.mark.parametrize(
+    "words, name, value",
+    [
+        ("--micro-batch 8", "micro_batch_size", 8),
+        ("--lr cosine", "lr_schedule", "cosine"),
+        ("--lr-s=cosine", "lr_schedule", "cosine"),
+        ("--base-l -3", "base_learning_rate_exponent", -3.0),
+        ("--no-val", "validation", False),
+        ("--no-ckpt", "ckpt_all_instances", False),
+        ("--no-sto", "stochastic_rounding", "OFF"),
+        ("--train-with", "train_with_valid_preprocessing", True),
+        ("--micro_batch_size 8", "micro_batch_size", 8),
+        ("--model resnext --conv 16", "convolution_groups", 16),
+    ],
+)
+def test_unambiguous_beginnings(words, name, value):
+    """`--lr cosine` trained with the stepped schedule."""
+    assert values(words, name) == [value]
+
+
+@pytest.mark.parametrize(
+    "words, candidates",
+    [
+        ("--ckpt 3", ["--ckpt-all-instances", "--ckpt-epochs-offset", "--ckpts-per-epoch"]),
+        ("--pipeline-s x", ["--pipeline-schedule", "--pipeline-split", "--pipeline-splits"]),
+        ("--mod resnet", ["--model", "--model-size"]),
+        ("--mod resnext", ["--model", "--model-size"]),
+        ("--epochs-per 3", ["--epochs-per-ckpt", "--epochs-per-sync"]),
+        ("--learning-rate 0.1", ["--learning-rate-decay", "--learning-rate-schedule"]),
+        ("--lr exponential", ["--lr-decay-rate", "--lr-drops", "--lr-schedule"]),
+        ("--conf x", ["--config", "--config-path"]),
+    ],
+)
+def test_ambiguous_beginnings_list_their_candidates(words, candidates):
+    assert f"could be {', '.join(candidates)}; write one of them out" in refused(words)
+
+
+@pytest.mark.parametrize(
+    "words, name, value",
+    [
+        ("--optimiser MOMENTUM", "optimiser", "momentum"),
+        ("--optimiser sgd", "optimiser", "SGD"),
+        ("--model EfficientNet", "model", "efficientnet"),
+        ("--lr-schedule Polynomial_Decay_LR", "lr_schedule", "polynomial_decay_lr"),
+        ("--dataset CIFAR-100", "dataset", "cifar-100"),
+        ("--scheduling-algorithm Post-Order", "scheduling_algorithm", "post-order"),
+        ("--model efficientnet --model-size b3", "model_size", "B3"),
+        ("--model efficientnet --model-size 0", "model_size", "B0"),
+        ("--model efficientnet --model-size CIFAR", "model_size", "CIFAR"),
+        ("--model efficientnet --model-size cifar", "model_size", "CIFAR"),
+        ("--precision 32.32", "precision", "32.32"),
+        ("--base-learning-rate -11", "base_learning_rate_exponent", -11.0),
+        ("--base-learning-rate -1e-3", "base_learning_rate_exponent", -1e-3),
+        ("--base-learning-rate -.5", "base_learning_rate_exponent", -0.5),
+        ("--base-learning-rate=-9.5", "base_learning_rate_exponent", -9.5),
+        ("--epochs 1e2", "epochs", 100.0),
+        ("--name-suffix=--odd", "name_suffix", "--odd"),
+        ("--name-suffix=a=b", "name_suffix", "a=b"),
+        ("--available-memory-proportion=0.1 0.2", "available_memory_proportion", (0.1, 0.2)),
+        ("--available-memory-proportion 0.1 0.2 --seed 3", "available_memory_proportion", (0.1, 0.2)),
+    ],
+)
+def test_values(words, name, value):
+    assert values(words, name) == [value]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--epochs", "command line: --epochs: needs a value"),
+        ("--epochs --seed 3", "command line: --epochs: needs a value"),
+        ("--available-memory-proportion --seed 3", "command line: --available-memory-proportion: needs at least one value"),
+        ("--epochs 3 4", "command line: --epochs: takes one value, but was given 3 4"),
+        ("--normalise-input 3", "command line: --normalise-input: takes no value, but was given 3"),
+        ("--epochs three", "command line: --epochs: epochs is 'three' but must be a finite number"),
+        ("--epochs nan", "command line: --epochs: epochs is 'nan' but must be a finite number"),
+        ("--epochs -inf", "command line: --epochs: epochs is '-inf' but must be a finite number"),
+        ("--epochs -3", "command line: --epochs: epochs is '-3' but must be greater than 0"),
+        ("--epochs ''", "command line: --epochs: epochs is '' but must be a finite number"),
+        ("--batch-size 1.5", "command line: --batch-size: micro_batch_size is '1.5' but must be a whole number"),
+        ("--batch-size 0", "command line: --batch-size: micro_batch_size is '0' but must be at least 1"),
+        ("--batch-size 9999999999", "command line: --batch-size: micro_batch_size is '9999999999' but must be at most 2147483647"),
+        ("--seed -1", "command line: --seed: seed is '-1' but must lie between 0 and 9.22337e+18"),
+        ("--available-memory-proportion 0.2 1.2", "command line: --available-memory-proportion: available_memory_proportion is "
+         "'0.2 1.2' but must lie between 0 and 1"),
+        ("--optimiser adam", "command line: --optimiser: optimiser is 'adam' but must be one of SGD, momentum, RMSprop, LARS, LAMB; "
+         "did you mean LAMB?"),
+        ("--precision 32", "command line: --precision: precision is '32' but must be one of 16.16, 16.32, 32.32; did you mean "
+         "32.32 or 16.32?"),
+        ("--model alexnet", "command line: --model: no model 'alexnet': Models/alexnet.py not found; did you mean resnet or "
+         "resnext?"),
+        ("--model ../train", "command line: --model: no model '../train': Models/../train.py not found"),
+        ("--model _layers", "command line: --model: no model '_layers': Models/_layers.py not found"),
+        ("--model resnett", "command line: --model: no model 'resnett': Models/resnett.py not found; did you mean resnet or resnext?"),
+        ("--lr-schedule cosin", "command line: --lr-schedule: no learning-rate schedule 'cosin': LR_Schedules/cosin.py not "
+         "found; did you mean cosine?"),
+        ("--dataset cfar-10", "command line: --dataset: no data set 'cfar-10'; did you mean cifar-10 or cifar-100?"),
+        ("--model-size 21", "command line: --model-size: no model size 21 for cifar-sized data; did you mean 32, 29 or 20?"),
+        ("--learning-rate-schedule 0.7,0.5", "command line: --learning-rate-schedule: learning_rate_schedule is '0.7,0.5' but "
+         "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"),
+        ("--micro-batchsize 3", "command line: unknown option --micro-batchsize; did you mean --micro-batch-size, --batch-size or "
+         "--valid-batch-size?"),
+        ("--use-relu", "command line: --use-relu is an option of --model efficientnet only"),
+        ("--no-use-relu", "command line: --no-use-relu is an option of --model efficientnet only"),
+        ("--lr-drops 3", "command line: --lr-drops is an option of --lr-schedule exponential only"),
+        ("--repeat 3", "command line: --repeat is an option of validation.py only"),
+        ("--wandb-id x", "command line: --wandb-id is an option of restore.py only"),
+        ("stray --seed 3", "command line: --dataset: takes one value, but was given cifar-10 stray"),
+        ("--seed 3 stray", "command line: --seed: takes one value, but was given 3 stray"),
+        ("--logs-path ''", "command line: --logs-path: logs_path is '' but must be text, not empty"),
+        ("--no-epochs", "command line: unknown option --no-epochs; did you mean --epochs, --epoch or --no-logs?"),
+        ("--pipeline-depth x", "command line: --pipeline-depth: gradient_accumulation_count is 'x' but must be a whole number"),
+    ],
+)  # fmt: skip
+def test_what_a_mistyped_call_is_told(words, message):
+    assert refused(words) == message
+
+
+def test_a_word_before_any_option():
+    with pytest.raises(OptionError, match="^command line: 'train' is not an option; options begin with --$"):
+        cli.parse(["train", *CIFAR], "train", None, {})
+
+
+def test_text_that_no_log_could_hold():
+    """A lone surrogate, from a file name that is not UTF-8, ended in a traceback when it was printed."""
+    for text in ("a\0b", "\udcff"):
+        assert "name_suffix is " in refused(["--name-suffix", text])
+
+
+def test_a_config_path_without_a_config_is_said():
+    parsed = parse(["--dataset", "cifar-10", "--config-path", "elsewhere.yml"])
+    assert parsed.notes == ("--config-path elsewhere.yml is not read: --config NAME chooses a block of it",)
+
+
+def test_explain(block):
+    parsed = parse(block(momentum=0.7, epochs=3) + "--base-learning-rate -11 --iterations 5", "restore", {"seed": 5})
+    lines = cli.explain(parsed.options).splitlines()
+    rows = {line.split()[0]: re.split(r"  +", line)[1:] for line in lines}
+    assert len(rows) == len(lines)
+    assert rows.keys() == parsed.options.values().keys()
+    assert rows["momentum"][0] == "0.7"
+    assert re.fullmatch(r"configuration a \(.*c\.yml:3\)", rows["momentum"][1])
+    assert rows["base_learning_rate_exponent"] == ["-11.0", "command line: --base-learning-rate"]
+    assert rows["iterations"] == ["5", "command line: --iterations"]
+    assert rows["epochs"] == ["(not set)", "default"]
+    assert rows["seed"] == ["5", "the recorded run"]
+    assert rows["micro_batch_size"] == ["32", "default of resnet on cifar-sized data"]
+    assert rows["loss_scaling"] == ["128.0", "default"]
+    result = run("train", *CIFAR, "--explain", "--seed", 3)
+    assert (result.code, result.err) == (0, "")
+    assert re.search(r"^seed +3 +command line: --seed$", result.out, re.M)
+
+
+@pytest.mark.parametrize("script", ["train", "validation", "restore"])
+@pytest.mark.parametrize("model", plugins.names("Models"))
+def test_help_names_every_option(script, model):
+    result = run(script, "--model", model, "--lr-schedule", "exponential", "--help")
+    assert (result.code, result.err) == (0, "")
+    shown = set(re.findall(r"^  (--[\w-]+)", result.out, re.M))
+    known = cli.parse(["--model", model, "--lr-schedule", "exponential", "--help"], script, None, {}).catalogue
+    wanted = {"--no-" + o.flag[2:] if o.base is bool and o.default is True else o.flag for o in known.options.values()}
+    assert shown == wanted
+    assert result.out.count("(not available yet)") >= 5
+
+
+def test_help_answers_whatever_else_was_asked():
+    for words in (["--pipeline", "-h"], ["--help", "--shards", "4"]):
+        result = run("train", *words)
+        assert (result.code, result.out[:6]) == (0, "usage:")
+
+
+# The READMEs' commands (harness.md 6.4): (script, words, None if they parse, else what is not there yet)
+
+V13_50 = f"{IMAGENET} --model-size 50"
+V20_50 = (f"{IMAGENET} --model resnet --model-size 50 --replicas 16 --batch-size 8 --gradient-accumulation-count 8 --epochs 65 "
+          "{} --optimiser momentum --momentum 0.90 --ckpts-per-epoch 1 --internal-exchange-optimisation-target balanced "
+          "--normalise-input --stable-norm --enable-half-partials --lr-schedule cosine --label-smoothing 0.1 {}")  # fmt: skip
+B0 = "--model efficientnet --model-size B0 --dataset imagenet"
+README = [
+    ("train", IMAGENET, None),
+    ("restore", "--dataset cifar-10 --restore-path logs/RN20_bs32_BN_16.16_v0.9.115_3S9/", None),
+    ("train", f"{V13_50} --batch-size 2 --xla-recompute --no-validation --shards 2 --pipeline-depth 256 --pipeline-splits "
+     "b3/1/relu --available-memory-proportion 0.1", "--enable-recomputation"),
+    ("train", f"{V13_50} --batch-size 1 --available-memory-proportion 0.1", None),
+    ("train", f"{V13_50} --batch-size 2 --shards 2 --pipeline-depth 128 --pipeline-splits b3/0/relu --pipeline-schedule Grouped "
+     "--available-memory-proportion 0.4 --xla-recompute --replicas 4", "--shards 2"),
+    ("train", "--data-dir /x/imagenet-data --model efficientnet --model-size B0 --shards 4 --batch-size 4 --pipeline-depth 128 "
+     "--pipeline-splits block2b block4a block6a --xla-recompute --pipeline-schedule Grouped --optimiser RMSprop --precision "
+     "16.32", "--shards 4"),
+    ("train", f"{B0} --data-dir x --batch-size 8 --pipeline-depth 64 --pipeline-splits block2a/SE block4a block5c --group-dim 16 "
+     "--expand-ratio 4 --groups 4", "--pipeline"),
+    ("validation", f"{B0} --batch-size 8 --synthetic-data --repeat 10 --batch-norm", None),
+    ("validation", f"{B0} --batch-size 8 --generated-data --repeat 10 --batch-norm", None),
+    ("train", f"{V13_50} --batch-size 4 --batches-per-step 1 --shards 4 --pipeline-depth 64 --pipeline-splits b1/2/relu b2/3/relu "
+     "b3/5/relu --xla-recompute --replicas 4 --distributed --no-stochastic-rounding --base-learning-rate -11", "--shards 4"),
+    ("train", f"{V13_50} --gc-profile", "--gc-profile IPU_PROFILE"),
+    ("train", "--model efficientnet --help", None),
+    ("train", V20_50.format("", ""), None),
+    ("train", V20_50.format("--xla-recompute", "--eight-bit-io"), "--enable-recomputation"),
+    ("train", f"{IMAGENET} --model resnext --model-size 101 --shards 2 --replicas 8 --batch-size 6 --gradient-accumulation-count "
+     "16 --epoch 120 --pipeline --pipeline-split b3/3/relu --base-learning-rate -11 --no-validation", "--shards 2"),
+    ("train", f"{V13_50} --batch-size 4 --pipeline --gradient-accumulation-count 64 --pipeline-splits b1/2/relu", "--pipeline"),
+    ("validation", "--model resnet --model-size 50 --dataset imagenet --batch-size 64 --synthetic-data --repeat 10 --batch-norm "
+     "--enable-half-partials --fused-preprocessing", "--fused-preprocessing"),
+    ("validation", "--model resnext --model-size 101 --dataset imagenet --batch-size 16 --synthetic-data --repeat 10 --batch-norm "
+     "--enable-half-partials", None),
+    ("validation", "--model efficientnet --model-size 0 --precision 16.16 --dataset imagenet --batch-size 32 --synthetic-data",
+     "--precision 16.16"),
+    ("train", f"{IMAGENET} --epochs-per-sync 20 --no-validation --epochs 1 --epochs-per-ckpt 0 --ckpts-per-epoch 0",
+     "--epochs-per-sync 20.0"),
+    ("train", f"{IMAGENET} --no-validation --epochs 1 --epochs-per-ckpt 0 --ckpts-per-epoch 0", None),
+    ("validation", f"{IMAGENET} --no-stochastic-rounding --batch-size 25 --available-memory-proportion 0.6 --restore-path l/r", None),
+    ("train", f"{IMAGENET} --epochs 1 --logs-per-epoch 16 --no-validation --replicas 1 --gradient-accumulation-count 160 "
+     "--dataset-percentage-to-use 15", "--dataset-percentage-to-use 15"),
+    ("train", f"{IMAGENET} --identical-replica-seeding --epochs 1 --num-io-tiles 32 --prefetch-depth 3",
+     "--identical-replica-seeding"),
+    ("train", "--config mk2_resnet8_test --wandb", None),
+    ("train", "--config quickstart --epochs 50", None),
+    ("validation", "--config quickstart --data-dir D --restore-path logs/run/ckpt-3 --shards 1", None),
+    # MEME's fine-tuning, as far as it goes
+    ("train", f"{B0} --data-dir x --batch-size=4 --image-size=224 --gradient-accumulation-count=8 --replicas=16 --shards=1 "
+     "--lr-schedule=cosine --epochs=2 --train-with-valid-preprocessing --base-learning-rate=-11", None),
+    ("train", f"{B0} --data-dir x --init-path=run/ckpt/weight_avg_exp_0.97 --variable-filter Top block7",
+     "--variable-filter Top block7|--init-path run/ckpt/weight_avg_exp_0.97"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("script, words, missing", README)
+def test_commands_of_the_readmes(script, words, missing):
+    if missing is None:
+        parse(words, script)
+        return
+    message = refused(words, script=script)
+    assert any(f": {part} is not available yet" in message for part in missing.split("|")), message
+
+
+def test_validation_takes_the_options_of_training_and_schedules():
+    """So that it can be given a training's command or block as it is."""
+    words = "--optimiser momentum --lr-schedule polynomial_decay_lr --poly-lr-decay-power 1 --warmup-epochs 2 --ckpts-per-epoch 2"
+    assert values(words, "lr_schedule", "poly_lr_decay_power", script="validation") == ["polynomial_decay_lr", 1.0]
+
+
+# Mutated calls: nothing but an answer or an error that was foreseen
+
+PIECES = ["--model", "resnet", "efficientnet", "--model-size", "B0", "8", "--config", "quickstart", "--lr", "cosine", "--epochs",
+          "3", "-11", "--no-validation", "--batch-size", "--pipeline-depth", "1", "--available-memory-proportion", "0.1", "=",
+          "--groups=4", "--no-", "--", "-", "-h", "--stochastic-rounding", "OFF", "--wandb", "true", "--restore-path", "x",
+          "--learning-rate-schedule", "0.5,0.7", "--optimiser", "momentum", "1e999", "\udcff", "\0", "", "--iterations",
+          "--global-batch-size", "64", "--dataset", "cifar-10", "fashion-mnist", "--help"]  # fmt: skip
+WORDS = st.one_of(
+    st.sampled_from(PIECES),
+    st.text(max_size=6),
+    st.builds(lambda a, b: a + b, st.sampled_from(PIECES), st.text(max_size=3)),
+    st.builds(lambda a, n: a[:n], st.sampled_from(PIECES), st.integers(2, 12)),
+)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.lists(WORDS, max_size=8), st.sampled_from(["train", "validation", "restore"]))
+@example(["--lr", "cosine"], "train")
+def test_any_words_end_in_options_or_in_a_foreseen_error(words, script):
+    try:
+        parsed = cli.parse([*CIFAR, *words], script, None, {})
+    except (OptionError, DataError) as error:
+        assert str(error).splitlines()[0].strip()
+    else:
+        assert cli.explain(parsed.options)
+        assert parsed.options.main.model in plugins.names("Models")
+        if "--lr" in words and not parsed.options.main.help:
+            given_schedule = [b for a, b in zip(words, words[1:]) if a in ("--lr", "--lr-schedule")][-1:]
+            assert not given_schedule or parsed.options.main.lr_schedule == given_schedule[0].lower()
+
+
+def test_the_committed_readme_names_options_that_exist():
+    """Every --option in README.md's code is one of some script, model or schedule."""
+    readme = Path(__file__).parent.parent / "README.md"
+    written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w", readme.read_text(), re.I)) if readme.exists() else set()
+    known = set(re.findall(r"--[\w-]+", (Path(__file__).parent.parent / "Makefile").read_text()))
+    for script in ("train", "validation", "restore"):
+        for model in plugins.names("Models"):
+            for schedule in plugins.names("LR_Schedules"):
+                known |= cli.parse(["--model", model, "--lr-schedule", schedule, "-h"], script, None, {}).catalogue.flags().keys()
+    assert written - known - {"--slow"} == set()
