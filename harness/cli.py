@@ -149,7 +149,7 @@ def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | Non
     for flag, values in layers.tokens(argv, everything, lenient=True):
         spelling = known.flags().get(layers.complete(flag, shared, lenient=True))
         if spelling is not None and spelling.takes == "one" and values:
-            found[spelling.option.name] = Given(values[-1], f"{COMMAND_LINE}: {flag}")
+            found[spelling.option.name] = Given(values[0], f"{COMMAND_LINE}: {flag}")
     wanted = ("model", "lr_schedule")
     if "config" in found:
         entries = configs.read_block(layers.config_path(found), found["config"].raw)

@@ -38,7 +38,7 @@ def value_of(argv: list[str], name: str, script: str) -> str | None:
     """The last value of one option on the command line, before the others are known."""
     everything = universe(script).flags()
     found = [
-        values[-1]
+        values[0]
         for flag, values in tokens(argv, everything, lenient=True)
         if values and everything.get(flag) is not None and everything[flag].option.name == name
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,8 @@ def test_the_recorded_run_decides_model_and_schedule_and_may_use_what_is_not_ava
                 "seed": 3, "unheard_of": 1, "epochs": None}  # fmt: skip
     parsed = parse(["--dataset", "cifar-10"], "restore", recorded)
     found = parsed.options.values()
-    assert (found["model"], found["lr_schedule"], found["model_size"], found["shards"]) == ("efficientnet", "cosine", "B1", 4)
+    names = ("model", "lr_schedule", "model_size", "shards")
+    assert [found[name] for name in names] == ["efficientnet", "cosine", "B1", 4]
     assert parsed.options.sources["seed"] == "the recorded run"
     assert "is not available yet" in refused("--shards 4", script="restore", recorded=recorded)
     assert values("--model resnet", "model", "model_size", script="restore", recorded={**recorded, "model_size": 14}) == [
@@ -462,7 +464,7 @@ def test_values(words, name, value):
         ("--wandb-id x", "command line: --wandb-id is an option of restore.py only"),
         ("stray --seed 3", "command line: --dataset: takes one value, but was given cifar-10 stray"),
         ("--seed 3 stray", "command line: --seed: takes one value, but was given 3 stray"),
-        ("--logs-path ''", "command line: --logs-path: logs_path is '' but must be text, not empty"),
+        ("--logs-path ''", "command line: --logs-path: logs_path is '' but must be UTF-8 text, not empty"),
         ("--no-epochs", "command line: unknown option --no-epochs; did you mean --epochs, --epoch or --no-logs?"),
         ("--pipeline-depth x", "command line: --pipeline-depth: gradient_accumulation_count is 'x' but must be a whole number"),
     ],
@@ -617,22 +619,23 @@ def test_any_words_end_in_options_or_in_a_foreseen_error(words, script):
     try:
         parsed = cli.parse([*CIFAR, *words], script, None, {})
     except (OptionError, DataError) as error:
-        assert str(error).splitlines()[0].strip()
+        told = str(error).splitlines()[0].strip()
     else:
-        assert cli.explain(parsed.options)
+        told = cli.explain(parsed.options)
         assert parsed.options.main.model in plugins.names("Models")
-        if "--lr" in words and not parsed.options.main.help:
-            given_schedule = [b for a, b in zip(words, words[1:]) if a in ("--lr", "--lr-schedule")][-1:]
-            assert not given_schedule or parsed.options.main.lr_schedule == given_schedule[0].lower()
+        asked = [value for flag, value in pairwise(words) if flag == "--lr"]
+        assert not asked or parsed.options.main.lr_schedule == asked[-1].lower()
+    assert told
 
 
 def test_the_committed_readme_names_options_that_exist():
     """Every --option in README.md's code is one of some script, model or schedule."""
     readme = Path(__file__).parent.parent / "README.md"
-    written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w", readme.read_text(), re.I)) if readme.exists() else set()
+    written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", readme.read_text(), re.I)) if readme.exists() else set()
     known = set(re.findall(r"--[\w-]+", (Path(__file__).parent.parent / "Makefile").read_text()))
     for script in ("train", "validation", "restore"):
         for model in plugins.names("Models"):
             for schedule in plugins.names("LR_Schedules"):
-                known |= cli.parse(["--model", model, "--lr-schedule", schedule, "-h"], script, None, {}).catalogue.flags().keys()
+                words = ["--model", model, "--lr-schedule", schedule, "-h"]
+                known |= cli.parse(words, script, None, {}).catalogue.flags().keys()
     assert written - known - {"--slow"} == set()

@@ -553,7 +553,19 @@ def test_wandb_is_told_project_and_run(tmp_path, monkeypatch):
 
 
 def test_latency_is_of_one_micro_batch_at_a_time(tmp_path):
-    words = ("--dataset", "cifar-10", "--model-size", 8, "--batch-size", 2000, "--log-dir", tmp_path, "--latency")
+    words = (
+        "--dataset",
+        "cifar-10",
+        "--model-size",
+        8,
+        "--batch-size",
+        2000,
+        "--image-size",
+        8,
+        "--log-dir",
+        tmp_path,
+        "--latency",
+    )
     synthetic = succeed("validation", *words, "--synthetic-data")
     assert "--latency is off: synthetic data has no host input to wait for" in synthetic.out
     generated = succeed("validation", *words, "--generated-data")

@@ -1,0 +1,288 @@
+"""Pipeline schedules as pictures: which stage works on which micro-batch at which clock.
+
+A timeline is a tuple of rows, one per clock; a row has one cell per stage (each stage on a device of its own); a cell is
+the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. The executor
+and the cost model read the same rows. This module knows no seconds, bytes, devices or tensors, and it accepts every
+number of stages and of micro-batches from 1 on.
+
+Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+FORWARD, BACKWARD = "F", "B"
+MOST_CLOCKS = 20  # in one drawing; a longer timeline is drawn in part
+
+
+class ScheduleError(Exception):
+    """A timeline that does not train the model, with its drawing; or a schedule that nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One stage's forward (F) or backward (B) work on one micro-batch; as text `<stage><kind><micro-batch>`."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+Cell: TypeAlias = tuple[Action, ...]
+Row: TypeAlias = tuple[Cell, ...]
+Timeline: TypeAlias = tuple[Row, ...]
+Clock: TypeAlias = Callable[[int, int], int]  # (micro-batch i, stage j) -> clock k
+Schedule: TypeAlias = Callable[[int, int], Timeline]  # (stages N, micro-batches A) -> timeline
+
+
+class Phases(NamedTuple):
+    """The clocks of a timeline in three ranges; see `phases`."""
+
+    ramp_up: range
+    main: range
+    ramp_down: range
+
+
+def parse(text: str) -> Action:
+    """The action that `str` wrote."""
+    found = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
+    if not found:
+        raise ScheduleError(f"'{text}' is no action: write <stage><F or B><micro-batch>, as in 0F0")
+    return Action(int(found[1]), found[2], int(found[3]))
+
+
+# --- the schedules ---------------------------------------------------------------------------------------------------
+
+
+def grouped(stages: int, micro_batches: int) -> Timeline:
+    """A forward and a backward in every clock: fast, with 2(N-1-j) + 1 micro-batches live on stage j.
+
+    clock    0    1        2        3        4        5
+    stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
+    stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  1F3+1B3  .
+    """
+    return _laid_out(
+        stages,
+        micro_batches,
+        forward=lambda i, j: i + j,
+        backward=lambda i, j: i + 2 * (stages - 1) - j,
+    )
+
+
+def interleaved(stages: int, micro_batches: int) -> Timeline:
+    """One forward, one backward: about half of the activations of Grouped, min(N - j, A) micro-batches live on stage j.
+
+    Stage j first takes in as many micro-batches as it may hold, then another one after each backward.
+
+    clock    0    1    2    3    4    5    6    7    8    9
+    stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
+    stage 1  .    1F0  1B0  1F1  1B1  1F2  1B2  1F3  1B3  .
+    """
+    return _laid_out(
+        stages,
+        micro_batches,
+        forward=lambda i, j: i + j if i < stages - j else 2 * i + j,
+        backward=lambda i, j: 2 * i + 2 * stages - 1 - j,
+    )
+
+
+def sequential(stages: int, micro_batches: int) -> Timeline:
+    """One stage at a time, one micro-batch after another; also the order in which stages share one device.
+
+    clock    0    1    2    3    4    5    6    7
+    stage 0  0F0  .    .    0B0  0F1  .    .    0B1
+    stage 1  .    1F0  1B0  .    .    1F1  1B1  .
+    """
+    return _laid_out(
+        stages,
+        micro_batches,
+        forward=lambda i, j: 2 * stages * i + j,
+        backward=lambda i, j: 2 * stages * (i + 1) - 1 - j,
+    )
+
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {"Grouped": grouped, "Interleaved": interleaved, "Sequential": sequential}
+)
+
+
+def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
+    """A schedule's timeline, checked."""
+    if schedule not in SCHEDULES:
+        raise ScheduleError(f"no pipeline schedule '{schedule}'; there are: {', '.join(SCHEDULES)}")
+    timeline = SCHEDULES[schedule](stages, micro_batches)
+    validate(timeline, stages, micro_batches)
+    return timeline
+
+
+def _laid_out(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
+    """The rows, from the clock of each action; in a cell the forward stands first."""
+    if stages < 1 or micro_batches < 1:
+        raise ScheduleError(f"a pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
+    last = max(backward(micro_batches - 1, j) for j in range(stages))
+    rows: list[list[Cell]] = [[()] * stages for _ in range(last + 1)]
+    for kind, clock in ((FORWARD, forward), (BACKWARD, backward)):
+        for j in range(stages):
+            for i in range(micro_batches):
+                rows[clock(i, j)][j] += (Action(j, kind, i),)
+    return tuple(tuple(row) for row in rows)
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def order(timeline: Timeline, stage: int) -> tuple[Action, ...]:
+    """A stage's actions, first to last."""
+    return tuple(action for row in timeline for action in row[stage])
+
+
+def live(timeline: Timeline, stage: int) -> int:
+    """The largest number of micro-batches whose forward the stage has done and whose backward it still owes."""
+    held = peak = 0
+    for action in order(timeline, stage):
+        held += 1 if action.kind == FORWARD else -1
+        peak = max(peak, held)
+    return peak
+
+
+def in_flight(schedule: str, stages: int, micro_batches: int) -> int:
+    """The largest number of micro-batches that are anywhere in the pipeline at once: the loop's parallel iterations.
+
+    A micro-batch enters with its forward on stage 0 and leaves with its backward there.
+    """
+    return live(build(schedule, stages, micro_batches), 0)
+
+
+def lag(timeline: Timeline, stage: int) -> int:
+    """The least k such that, for every i >= k, the stage's forward of micro-batch i comes after all its backwards up to
+    that of i - k; the number of micro-batches where no forward ever waits for a backward.
+
+    A loop whose stage j waits so, with tokens k iterations old, keeps the schedule's depth on every stage.
+    """
+    done: set[int] = set()
+    finished = needed = 0  # backwards 0 to finished - 1 are done
+    for action in order(timeline, stage):
+        if action.kind == FORWARD:
+            needed = max(needed, action.micro_batch + 1 - finished)
+        else:
+            done.add(action.micro_batch)
+            while finished in done:
+                finished += 1
+    return needed
+
+
+def idle_fraction(timeline: Timeline) -> float:
+    """The share of the places for actions that stay empty; each cell has as many places as the fullest cell.
+
+    Where no cell holds two actions (Interleaved, Sequential), that is empty cells / cells. In Grouped a clock is as
+    long as a forward and a backward, so a cell with only one of them is half empty.
+    """
+    cells = [len(cell) for row in timeline for cell in row]
+    places = len(cells) * max(cells, default=0)
+    return 1 - sum(cells) / places if places else 0.0
+
+
+def phases(timeline: Timeline) -> Phases:
+    """Ramp-up: until the first micro-batch comes back, that is up to the first backward on stage 0. Main: while
+    micro-batches enter and leave, up to the last forward on stage 0. Ramp-down: nothing enters any more.
+
+    Too few micro-batches to fill the pipeline leave no main phase: the ramp-down follows the last that enters.
+    """
+    entering = [k for k, row in enumerate(timeline) for cell in row[:1] for action in cell if action.kind == FORWARD]
+    leaving = [k for k, row in enumerate(timeline) for cell in row[:1] for action in cell if action.kind == BACKWARD]
+    stop = entering[-1] + 1 if entering else 0
+    start = min(leaving[0], stop) if leaving else stop
+    return Phases(range(start), range(start, stop), range(stop, len(timeline)))
+
+
+# --- checks and drawings ---------------------------------------------------------------------------------------------
+
+
+def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
+    """Refuse a timeline, with an arrow at its first bad clock, unless every stage does each micro-batch's forward once
+    and its backward once, after everything they need, and at most one action of a kind in a clock."""
+    done: dict[Action, int] = {}  # -> clock
+    for k, row in enumerate(timeline):
+        if len(row) != stages:
+            raise _refusal(timeline, k, f"the row has {len(row)} cells for {stages} stages")
+        for j, cell in enumerate(row):
+            for place, action in enumerate(cell):
+                fault = _fault(action, k, j, done, stages, micro_batches)
+                if fault is None and any(other.kind == action.kind for other in cell[:place]):
+                    fault = "the stage does another action of this kind in the same clock"
+                if fault:
+                    raise _refusal(timeline, k, f"{action}: {fault}")
+                done[action] = k
+    if len(done) != 2 * stages * micro_batches:
+        wanted = (Action(j, kind, i) for kind in (FORWARD, BACKWARD) for i in range(micro_batches) for j in range(stages))
+        missing = next(action for action in wanted if action not in done)
+        raise _refusal(timeline, len(timeline) - 1, f"the timeline ends without {missing}")
+
+
+def needs(action: Action, stages: int) -> tuple[Action, ...]:
+    """What must be done before: a forward needs the forward of the stage before, a backward the stage's own forward and
+    the backward of the stage after."""
+    i, j = action.micro_batch, action.stage
+    if action.kind == FORWARD:
+        return (Action(j - 1, FORWARD, i),) if j > 0 else ()
+    own = Action(j, FORWARD, i)
+    return (own, Action(j + 1, BACKWARD, i)) if j + 1 < stages else (own,)
+
+
+def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: int, micro_batches: int) -> str | None:
+    """What is wrong with an action of stage j at clock k after those that are done."""
+    if action.stage != j:
+        return f"stands in the cell of stage {j}"
+    if action.kind not in (FORWARD, BACKWARD):
+        return f"the kind must be {FORWARD} or {BACKWARD}"
+    if not 0 <= action.micro_batch < micro_batches:
+        return f"the micro-batches are 0 to {micro_batches - 1}"
+    if action in done:
+        return f"done before, at clock {done[action]}"
+    for needed in needs(action, stages):
+        same_stage = needed.stage == j  # what another stage hands on arrives one clock later
+        if needed not in done or (done[needed] == k and not same_stage):
+            return f"needs {needed} {'before it' if same_stage else 'at an earlier clock'}"
+    return None
+
+
+def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
+    return ScheduleError(f"bad pipeline schedule at clock {max(k, 0)}: {fault}\n{render(timeline, arrow=k)}")
+
+
+def render(timeline: Timeline, *, arrow: int | None = None, most: int = MOST_CLOCKS) -> str:
+    """A drawing: stages as rows, clocks as columns, their phase (ramp-up, main, ramp-down) above, "." where a stage
+    waits; an arrow below one clock. Of a timeline with more than `most` clocks the two ends are drawn, or what
+    surrounds the arrow."""
+    stages = max((len(row) for row in timeline), default=0)
+    labels = {k: label for label, clocks in zip(("up", "main", "down"), phases(timeline)) for k in clocks}
+    columns = [["clock", "ramp", *(f"stage {j}" for j in range(stages)), ""]]
+    for k in _shown(len(timeline), arrow, most):
+        if k is None:
+            columns.append(["..."] * (2 + stages) + [""])
+            continue
+        cells = ["+".join(map(str, cell)) or "." for cell in timeline[k]]
+        columns.append([str(k), labels[k], *cells, *["?"] * (stages - len(cells)), "^" if k == arrow else ""])
+    widths = [max(map(len, column)) for column in columns]
+    lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in zip_longest(*columns, fillvalue=""))
+    return "\n".join(line for line in lines if line)
+
+
+def _shown(clocks: int, arrow: int | None, most: int) -> list[int | None]:
+    """The clocks to draw; None stands for some that are left out."""
+    if clocks <= most:
+        return [*range(clocks)]
+    if arrow is None:
+        head = most // 2
+        return [*range(head), None, *range(clocks - (most - head), clocks)]
+    first = min(max(arrow - most // 2, 0), clocks - most)
+    return [None] * (first > 0) + [*range(first, first + most)] + [None] * (first + most < clocks)

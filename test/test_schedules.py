@@ -1,0 +1,398 @@
+"""Schedules against drawings, against formulas over a grid of sizes, and that damaged timelines are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+
+from emulator import schedules
+from emulator.schedules import (
+    SCHEDULES,
+    Action,
+    ScheduleError,
+    build,
+    grouped,
+    idle_fraction,
+    in_flight,
+    interleaved,
+    lag,
+    live,
+    needs,
+    order,
+    parse,
+    phases,
+    render,
+    sequential,
+    validate,
+)
+
+GRID = [*itertools.product(range(1, 7), range(1, 13)), (2, 38), (4, 38), (8, 5), (7, 33), (16, 31), (5, 128)]  # N, A
+EVERY = [(name, stages, count) for name in SCHEDULES for stages, count in GRID]
+LIVE = {
+    "Grouped": lambda N, A, j: min(2 * (N - 1 - j) + 1, A),
+    "Interleaved": lambda N, A, j: min(N - j, A),
+    "Sequential": lambda N, A, j: 1,
+}
+CLOCKS = {
+    "Grouped": lambda N, A: A + 2 * (N - 1),
+    "Interleaved": lambda N, A: 2 * (A + N - 1),
+    "Sequential": lambda N, A: 2 * N * A,
+}
+IDLE = {
+    "Grouped": lambda N, A: 2 * (N - 1) / (A + 2 * (N - 1)),
+    "Interleaved": lambda N, A: (N - 1) / (A + N - 1),
+    "Sequential": lambda N, A: 1 - 1 / N,
+}
+
+
+def table(drawing):
+    """The timeline that a drawing shows: a line `stage j  cell cell ...` per stage."""
+    lines = [line.split() for line in drawing.splitlines() if line.split()[:1] == ["stage"]]
+    assert [int(line[1]) for line in lines] == list(range(len(lines)))
+    return tuple(zip(*[[cell(text) for text in line[2:]] for line in lines], strict=True))
+
+
+def cell(text):
+    return () if text == "." else tuple(parse(part) for part in text.split("+"))
+
+
+def changed(timeline, cells):
+    """A timeline with some cells, {(clock, stage): text}, written anew."""
+    return tuple(
+        tuple(cell(cells[k, j]) if (k, j) in cells else old for j, old in enumerate(row)) for k, row in enumerate(timeline)
+    )
+
+
+def clocks_of(timeline):
+    return {action: k for k, row in enumerate(timeline) for found in row for action in found}
+
+
+# --- drawings
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "count", "drawing"),
+    [
+        (grouped, 1, 3, """
+            clock    0        1        2
+            stage 0  0F0+0B0  0F1+0B1  0F2+0B2
+        """),
+        (grouped, 2, 1, """
+            clock    0    1        2
+            stage 0  0F0  .        0B0
+            stage 1  .    1F0+1B0  .
+        """),
+        (grouped, 3, 5, """
+            clock    0    1    2        3        4        5        6        7    8
+            stage 0  0F0  0F1  0F2      0F3      0F4+0B0  0B1      0B2      0B3  0B4
+            stage 1  .    1F0  1F1      1F2+1B0  1F3+1B1  1F4+1B2  1B3      1B4  .
+            stage 2  .    .    2F0+2B0  2F1+2B1  2F2+2B2  2F3+2B3  2F4+2B4  .    .
+        """),
+        (interleaved, 1, 2, """
+            clock    0    1    2    3
+            stage 0  0F0  0B0  0F1  0B1
+        """),
+        (interleaved, 3, 2, """
+            clock    0    1    2    3    4    5    6    7
+            stage 0  0F0  0F1  .    .    .    0B0  .    0B1
+            stage 1  .    1F0  1F1  .    1B0  .    1B1  .
+            stage 2  .    .    2F0  2B0  2F1  2B1  .    .
+        """),
+        (interleaved, 3, 5, """
+            clock    0    1    2    3    4    5    6    7    8    9    10   11   12   13
+            stage 0  0F0  0F1  0F2  .    .    0B0  0F3  0B1  0F4  0B2  .    0B3  .    0B4
+            stage 1  .    1F0  1F1  .    1B0  1F2  1B1  1F3  1B2  1F4  1B3  .    1B4  .
+            stage 2  .    .    2F0  2B0  2F1  2B1  2F2  2B2  2F3  2B3  2F4  2B4  .    .
+        """),
+        (sequential, 1, 2, """
+            clock    0    1    2    3
+            stage 0  0F0  0B0  0F1  0B1
+        """),
+        (sequential, 3, 2, """
+            clock    0    1    2    3    4    5    6    7    8    9    10   11
+            stage 0  0F0  .    .    .    .    0B0  0F1  .    .    .    .    0B1
+            stage 1  .    1F0  .    .    1B0  .    .    1F1  .    .    1B1  .
+            stage 2  .    .    2F0  2B0  .    .    .    .    2F1  2B1  .    .
+        """),
+    ],
+)  # fmt: skip
+def test_drawn(schedule, stages, count, drawing):
+    assert schedule(stages, count) == table(drawing)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_drawing_of_the_docstring_is_true(name):
+    drawn = table(SCHEDULES[name].__doc__)
+    count = max(action.micro_batch for action in clocks_of(drawn)) + 1
+    assert SCHEDULES[name](len(drawn[0]), count) == drawn
+    assert count >= 2 and len(drawn[0]) >= 2
+
+
+def test_rendered():
+    assert render(grouped(2, 3)) == (
+        "clock    0    1        2        3        4\n"
+        "ramp     up   up       main     down     down\n"
+        "stage 0  0F0  0F1      0F2+0B0  0B1      0B2\n"
+        "stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  ."
+    )
+    assert render(interleaved(1, 1), arrow=1) == ("clock    0    1\nramp     up   down\nstage 0  0F0  0B0\n              ^")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_rendered_timeline_reads_back(name):
+    for stages, count in ((1, 1), (2, 3), (3, 4), (5, 2), (4, 11)):
+        timeline = build(name, stages, count)
+        assert table(render(timeline, most=len(timeline))) == timeline
+
+
+def test_a_long_timeline_is_drawn_in_part():
+    lines = render(sequential(2, 1000), most=6).splitlines()
+    assert lines[0].split() == ["clock", "0", "1", "2", "...", "3997", "3998", "3999"]
+    assert lines[1].split() == ["ramp", "up", "up", "up", "...", "down", "down", "down"]
+    assert lines[2].split() == ["stage", "0", "0F0", ".", ".", "...", ".", ".", "0B999"]
+    assert render(sequential(2, 1000), most=6, arrow=9).splitlines()[0].split()[1:] == [
+        "...",
+        *map(str, range(6, 12)),
+        "...",
+    ]
+    assert render(sequential(2, 1000), most=6, arrow=1).splitlines()[0].split()[1:] == [*"012345", "..."]
+
+
+# --- properties
+
+
+@pytest.mark.parametrize(("name", "stages", "count"), EVERY)
+def test_every_size_is_valid_with_the_stated_counts(name, stages, count):
+    timeline = build(name, stages, count)
+    validate(timeline, stages, count)
+    assert len(timeline) == CLOCKS[name](stages, count)
+    actions = [action for row in timeline for found in row for action in found]
+    assert sorted(map(str, actions)) == sorted(f"{j}{kind}{i}" for j in range(stages) for kind in "FB" for i in range(count))
+    assert idle_fraction(timeline) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
+    for j in range(stages):
+        assert live(timeline, j) == LIVE[name](stages, count, j)
+        for kind in "FB":  # gradients are added in this order
+            assert [action.micro_batch for action in order(timeline, j) if action.kind == kind] == list(range(count))
+
+
+@pytest.mark.parametrize(("stages", "count"), GRID)
+def test_the_clocks_of_grouped_are_those_of_the_design(stages, count):
+    clocks = clocks_of(grouped(stages, count))
+    for j, i in itertools.product(range(stages), range(count)):
+        assert clocks[Action(j, "F", i)] == i + j
+        assert clocks[Action(j, "B", i)] == i + 2 * (stages - 1) - j
+
+
+@pytest.mark.parametrize(("stages", "count"), GRID)
+def test_interleaved_and_sequential_do_one_thing_at_a_time(stages, count):
+    assert max(len(found) for row in interleaved(stages, count) for found in row) == 1
+    assert [sum(map(len, row)) for row in sequential(stages, count)] == [1] * (2 * stages * count)
+
+
+@pytest.mark.parametrize(("name", "stages", "count"), EVERY)
+def test_in_flight_counts_micro_batches_between_their_first_and_last_action(name, stages, count):
+    here, peak = {}, 0
+    for row in build(name, stages, count):
+        for kind in "FB":
+            for action in (action for found in row for action in found if action.kind == kind):
+                here[action.micro_batch] = here.get(action.micro_batch, 0) + 1
+            peak = max(peak, sum(number < 2 * stages for number in here.values()) if kind == "F" else 0)
+    assert in_flight(name, stages, count) == peak == LIVE[name](stages, count, 0)
+
+
+@pytest.mark.parametrize(("name", "stages", "count"), EVERY)
+def test_lag_is_the_least_that_every_forward_keeps(name, stages, count):
+    timeline = build(name, stages, count)
+    for j in range(stages):
+        place = {action: at for at, action in enumerate(order(timeline, j))}
+
+        def kept(k, j=j, place=place):
+            return all(place[Action(j, "F", i)] > place[Action(j, "B", i - k)] for i in range(k, count))
+
+        k = lag(timeline, j)
+        assert k >= 1 and kept(k) and not (k > 1 and kept(k - 1))
+        assert k == LIVE[name](stages, count, j)
+
+
+def test_lag_waits_for_all_backwards_up_to_a_micro_batch():
+    # backwards in another order than forwards: forward 2 comes after backward 1 but before backward 0
+    timeline = table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")
+    validate(timeline, 1, 4)
+    assert lag(timeline, 0) == 3
+    assert lag(table("stage 0 0F0 0F1 0F2 0B0 0B1 0B2"), 0) == 3  # no forward waits
+
+
+@pytest.mark.parametrize(("name", "stages", "count"), EVERY)
+def test_phases_follow_each_other_and_main_is_busy(name, stages, count):
+    timeline = build(name, stages, count)
+    up, main, down = phases(timeline)
+    assert [*up, *main, *down] == list(range(len(timeline)))
+    per_cell = 2 if name == "Grouped" else 1
+    if name != "Sequential":
+        assert all(len(found) == per_cell for k in main for found in timeline[k])
+    lengths = {"Grouped": count - 2 * (stages - 1), "Interleaved": 2 * (count - stages)}
+    assert len(main) == max(lengths.get(name, 2 * stages * (count - 1) + 2 - 2 * stages), 0)
+    assert not any(action.kind == "B" for k in up for action in timeline[k][0])
+    assert not any(action.kind == "F" for k in down for action in timeline[k][0])
+
+
+def test_idle_cells_are_counted_in_places_of_the_fullest_cell():
+    assert idle_fraction(table("stage 0 0F0 . 0B0 .")) == 0.5
+    assert idle_fraction(table("stage 0 0F0+0B0 0F1 0B1 .")) == 0.5
+    assert idle_fraction(((),)) == 0.0
+
+
+def test_a_large_pipeline_is_instant():
+    started = time.perf_counter()
+    for name in SCHEDULES:
+        timeline = build(name, 16, 512)
+        assert phases(timeline) and render(timeline) and idle_fraction(timeline)
+        assert [lag(timeline, j) for j in range(16)] == [LIVE[name](16, 512, j) for j in range(16)]
+    assert time.perf_counter() - started < 10  # about 0.4 s; quadratic in clocks it would be minutes
+
+
+def test_what_an_action_needs():
+    assert needs(Action(0, "F", 4), 3) == ()
+    assert needs(Action(2, "F", 4), 3) == (Action(1, "F", 4),)
+    assert needs(Action(2, "B", 4), 3) == (Action(2, "F", 4),)
+    assert needs(Action(1, "B", 4), 3) == (Action(1, "F", 4), Action(2, "B", 4))
+
+
+# --- refusals
+
+PLAIN = table("""
+    clock    0    1    2    3    4    5
+    stage 0  0F0  0F1  .    0B0  .    0B1
+    stage 1  .    1F0  1B0  1F1  1B1  .
+""")
+
+
+def arrow_clock(message):
+    """The clock that the arrow of a message points at."""
+    lines = message.splitlines()
+    top = next(line for line in lines if line.startswith("clock "))
+    assert lines[-1].strip() == "^"
+    return int(top[lines[-1].index("^") :].split()[0])
+
+
+@pytest.mark.parametrize(
+    ("cells", "clock", "fault"),
+    [
+        ({(0, 1): "1F0", (1, 1): "."}, 0, "1F0: needs 0F0 at an earlier clock"),
+        ({(0, 1): "1F1", (3, 1): "."}, 0, "1F1: needs 0F1 at an earlier clock"),
+        ({(1, 1): "1B0", (2, 1): "1F0"}, 1, "1B0: needs 1F0 before it"),
+        ({(1, 1): "1B0+1F0", (2, 1): "."}, 1, "1B0: needs 1F0 before it"),
+        ({(2, 0): "0B0", (3, 0): "."}, 2, "0B0: needs 1B0 at an earlier clock"),
+        ({(2, 0): "0B1", (5, 0): "."}, 2, "0B1: needs 1B1 at an earlier clock"),
+        ({(3, 1): "."}, 4, "1B1: needs 1F1 before it"),
+        ({(2, 1): "."}, 3, "0B0: needs 1B0 at an earlier clock"),
+        ({(5, 0): "."}, 5, "the timeline ends without 0B1"),
+        ({(4, 0): "0F0"}, 4, "0F0: done before, at clock 0"),
+        ({(5, 1): "1B0"}, 5, "1B0: done before, at clock 2"),
+        ({(1, 0): ".", (1, 1): "0F1"}, 1, "0F1: stands in the cell of stage 1"),
+        ({(0, 0): "0F0+0F1", (1, 0): "."}, 0, "0F1: the stage does another action of this kind in the same clock"),
+        ({(2, 0): "0F2"}, 2, "0F2: the micro-batches are 0 to 1"),
+    ],
+)  # fmt: skip
+def test_a_damaged_timeline_is_refused_with_an_arrow(cells, clock, fault):
+    validate(PLAIN, 2, 2)
+    damaged = changed(PLAIN, cells)
+    with pytest.raises(ScheduleError) as caught:
+        validate(damaged, 2, 2)
+    message = str(caught.value)
+    first, drawing = message.split("\n", 1)
+    assert first == f"bad pipeline schedule at clock {clock}: {fault}"
+    assert arrow_clock(message) == clock
+    assert table(drawing) == damaged
+
+
+def test_a_forward_and_a_backward_may_share_a_clock_of_the_last_stage():
+    validate(changed(PLAIN, {(1, 1): "1F0+1B0", (2, 1): "."}), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("timeline", "stages", "count", "clock", "fault"),
+    [
+        (PLAIN, 2, 3, 5, "the timeline ends without 0F2"),
+        (PLAIN, 3, 2, 0, "the row has 2 cells for 3 stages"),
+        (PLAIN[:2] + (PLAIN[2][:1],) + PLAIN[3:], 2, 2, 2, "the row has 1 cells for 2 stages"),
+        ((((Action(0, "X", 0),),),), 1, 1, 0, "0X0: the kind must be F or B"),
+    ],
+)
+def test_rows_of_other_sizes_are_refused(timeline, stages, count, clock, fault):
+    with pytest.raises(ScheduleError, match=f"^bad pipeline schedule at clock {clock}: {fault}") as caught:
+        validate(timeline, stages, count)
+    assert arrow_clock(str(caught.value)) == clock
+
+
+def test_an_empty_timeline_is_refused():
+    with pytest.raises(ScheduleError, match="ends without 0F0"):
+        validate((), 1, 1)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_action_can_be_left_out_or_done_twice_or_swapped_with_one_it_needs(name):
+    timeline = build(name, 3, 4)
+    clocks = clocks_of(timeline)
+    for action, k in clocks.items():
+        j = action.stage
+        rest = "+".join(str(other) for other in timeline[k][j] if other != action) or "."
+        with pytest.raises(ScheduleError):
+            validate(changed(timeline, {(k, j): rest}), 3, 4)
+        with pytest.raises(ScheduleError, match="done before"):
+            validate(timeline + changed((((),) * 3,), {(0, j): str(action)}), 3, 4)
+        for needed in needs(action, 3):
+            early, late = clocks[needed], k
+            swapped = [list(row) for row in timeline]
+            swapped[early][needed.stage] = tuple(a for a in timeline[early][needed.stage] if a != needed)
+            swapped[late] = [tuple(a for a in found if a != action) for found in swapped[late]]
+            swapped[early][j] += (action,)
+            swapped[late][needed.stage] += (needed,)
+            with pytest.raises(ScheduleError):
+                validate(tuple(map(tuple, swapped)), 3, 4)
+
+
+def test_the_arrow_finds_its_clock_in_a_long_timeline():
+    timeline = interleaved(4, 100)
+    k = clocks_of(timeline)[Action(2, "B", 57)]
+    with pytest.raises(ScheduleError) as caught:
+        validate(changed(timeline, {(k, 2): "2F57"}), 4, 100)
+    message = str(caught.value)
+    assert arrow_clock(message) == k
+    assert "..." in message and len(message) < 2500
+    assert "2F57" in message.splitlines()[5]
+
+
+# --- texts
+
+
+def test_action_and_text():
+    assert str(Action(0, "F", 0)) == "0F0"
+    assert parse("12B345") == Action(12, "B", 345)
+    for action in clocks_of(interleaved(12, 13)):
+        assert parse(str(action)) == action
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Action(0, "F", 0).stage = 1
+
+
+@pytest.mark.parametrize("text", ["", "F0", "0F", "0X0", "0f0", "-1F0", "0F0 ", "0F0B0", "²F0", "١F0", "0F1.0"])
+def test_what_is_no_action_is_refused(text):
+    with pytest.raises(ScheduleError, match="is no action: write <stage>"):
+        parse(text)
+
+
+def test_unknown_schedules_and_sizes_below_one_are_refused():
+    with pytest.raises(ScheduleError, match="no pipeline schedule 'Grouped2'; there are: Grouped, Interleaved, Sequential"):
+        build("Grouped2", 2, 2)
+    for name, (stages, count) in itertools.product(SCHEDULES, ((0, 1), (1, 0), (-1, 4))):
+        with pytest.raises(ScheduleError, match=f"{stages} stages and {count} micro-batches: both must be at least 1"):
+            build(name, stages, count)
+
+
+def test_a_schedule_that_forgets_something_does_not_get_out(monkeypatch):
+    monkeypatch.setattr(schedules, "SCHEDULES", {"Short": lambda stages, count: grouped(stages, count)[:-1]})
+    with pytest.raises(ScheduleError, match="the timeline ends without 0B3"):
+        build("Short", 2, 4)
