@@ -130,7 +130,10 @@ class RunLog:
             path = self.folder / name if self.folder else None
             if path is not None and path.exists():
                 rows = read_rows(path)
-                kept = [row for row in rows if int(row["iteration"]) <= iteration]
+                try:
+                    kept = [row for row in rows if int(row["iteration"]) <= iteration]
+                except (KeyError, ValueError):
+                    raise LogError(f"{path} is damaged: it has a row without a whole number as iteration") from None
                 if len(kept) < len(rows):
                     columns = TRAINING_COLUMNS if name == "training.csv" else VALIDATION_COLUMNS
                     lines = [",".join(columns)] + [",".join(row[c] for c in columns) for row in kept]
@@ -206,8 +209,11 @@ def _quietly(action: Callable[[], Any], note: Callable[[str], None]) -> Any:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file; a last row that was cut short is left out."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise LogError(f"{path} is damaged: {error}") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

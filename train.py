@@ -141,10 +141,18 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
         checkpoints.fit(values, program.weights.saved, newest)
         program.load(values)
         log.forget_after(newest.iteration)
-        meter = Meter(run.horizon, increment, run.rate, checkpoints.state(newest))
+        meter = _restored_meter(run, increment, newest)
         session = _Session(run, folder, log, program, meter, validated=_validated(log))
     log.open_board(newest.iteration if newest else 0)
     return session
+
+
+def _restored_meter(run: Run, increment: int, newest: Checkpoint) -> Meter:
+    """The averages as they were at the checkpoint."""
+    try:
+        return Meter(run.horizon, increment, run.rate, checkpoints.state(newest))
+    except (TypeError, ValueError):
+        raise checkpoints.CheckpointError(f"{newest.state_path} is damaged: it does not hold the run's averages") from None
 
 
 def _validated(log: RunLog) -> dict[str, Mapping[str, Any]]:

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     found = checkpoints.select(Path(path)) if path else []
     recorded = entry.recorded_options(folder) if folder else {}
     parsed = entry.parse(argv, "validation", recorded)
-    run = entry.prepare_or_describe(parsed) if parsed else None
+    run = entry.prepare_or_describe(parsed, training=False) if parsed else None
     if run is None:
         return 0
     log = _open_log(run)
@@ -100,7 +100,9 @@ def validate(
 
 def epoch_batch(run: Run, recorded: Mapping[str, Any]) -> int:
     """The training's global batch, for the epoch column."""
-    return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
+    recorded_batch = recorded.get("total_batch_size")
+    trained_with = recorded_batch if isinstance(recorded_batch, int) else run.plan.global_batch
+    return run.options.training.global_batch_size or trained_with
 
 
 def _sums(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> tuple[dict[str, float], float]:

@@ -20,13 +20,13 @@ _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
 )
 
 
-def infer(data_dir: str) -> str:
+def infer(data_dir: str, source: str = "--data-dir") -> str:
     """The data set's name, from the text of the path to it."""
     for text, name in _NAMES_IN_PATHS:
         if text in data_dir.lower():
             return name
     known = ", ".join(text for text, _ in _NAMES_IN_PATHS)
-    raise DataError(f"no data set can be inferred from --data-dir {data_dir} (none of: {known}); give --dataset")
+    raise DataError(f"no data set can be inferred from {source} {data_dir} (none of: {known}); give --dataset")
 
 
 def folder_given(name: str, wanted: str, data_dir: str | None, environ: Mapping[str, str]) -> Path:

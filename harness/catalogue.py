@@ -16,6 +16,7 @@ from typing import Any
 from harness.options import SECTIONS, OptionError
 from harness.plugins import did_you_mean
 
+LARGEST = 3.4028235e38  # of FP32, in which the device computes
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -178,7 +179,7 @@ def _to_int(raw: Any) -> int:
 
 def _to_float(raw: Any) -> float:
     value = float(raw)
-    if isinstance(raw, bool) or value != value or abs(value) == float("inf"):
+    if isinstance(raw, bool) or value != value or abs(value) > LARGEST:
         raise ValueError(raw)
     return value
 

@@ -115,12 +115,18 @@ def run_folder(path: Path) -> Path:
 
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
     """The state that is not a variable; empty if it is missing."""
+    return _json(checkpoint.state_path) if checkpoint.state_path.exists() else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file with one JSON object."""
     try:
-        return json.loads(checkpoint.state_path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.state_path} cannot be read: {error}") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {_reason(error)}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
+    return found
 
 
 def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
@@ -130,7 +136,7 @@ def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     try:
         reader = tf.train.NewCheckpointReader(checkpoint.prefix)
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
         raise CheckpointError(f"checkpoint {checkpoint.prefix} cannot be read: {_reason(error)}") from None
 
 
@@ -155,17 +161,12 @@ def recorded_options(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("arguments.json", "arguments_restore.json"):
         path = folder / name
-        if not path.exists():
-            continue
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path} is not a run's record: it must hold one JSON object")
-        found = values
+        if path.exists():
+            found = _json(path)
+            if not isinstance(found.get("asked", {}), dict):
+                raise CheckpointError(f"{path} is damaged: 'asked' must be an object")
     return {**found, **found.get("asked", {})}
 
 
 def _reason(error: Exception) -> str:
-    return (getattr(error, "message", None) or str(error)).splitlines()[0]
+    return (getattr(error, "message", None) or str(error) or type(error).__name__).splitlines()[0]

@@ -38,7 +38,7 @@ def name_of(
     if data_dir:
         return infer(data_dir), f"inferred from --data-dir {data_dir}"
     if environ.get("DATA_DIR"):
-        return infer(environ["DATA_DIR"]), "inferred from the environment's DATA_DIR"
+        return infer(environ["DATA_DIR"], "the environment's DATA_DIR"), "inferred from the environment's DATA_DIR"
     raise OptionError(
         "no data set given: --dataset fashion-mnist needs no files, the others need --data-dir or DATA_DIR\n"
         f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}"

@@ -29,6 +29,8 @@ NOT_RECORDED = (
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """main(argv) with every foreseeable error as one line on standard error."""
     prog = f"{script}.py"
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters must not end a run
     try:
         return main(sys.argv[1:] if argv is None else argv)
     except WRONG_INPUT as error:
@@ -56,13 +58,14 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
 
 
 def device_error(error: Exception) -> str:
-    """TensorFlow's error in one line: what our own readers raised inside it, or its first line."""
-    text = str(getattr(error, "message", error))
-    for line in text.splitlines():
-        for marker in ("DataError: ", "ValueError: "):
+    """TensorFlow's error in one line: what our own readers raised inside it, or its first line that says why."""
+    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
+    for marker in ("DataError: ", "OOM when allocating"):
+        for line in lines:
             if marker in line:
-                return line.split(marker, 1)[1]
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+                return line[line.index(marker) :].removeprefix("DataError: ")
+    telling = [line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node"))]
+    return f"{type(error).__name__}: {telling[0] if telling else 'no reason given'}"
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:
@@ -77,27 +80,29 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     return parsed
 
 
-def prepare_or_describe(parsed: Parsed) -> Run | None:
+def prepare_or_describe(parsed: Parsed, training: bool = True) -> Run | None:
     """The run, or None after --dry-run has printed it."""
-    run = prepare(parsed.options, os.environ, parsed.notes)
+    run = prepare(parsed.options, os.environ, parsed.notes, training=training)
     if not parsed.options.main.dry_run:
         return run
     for note in run.notes:
         print(note)
-    print(describe(run))
+    print(describe(run) if training else run.summary())
     return None
 
 
 def describe(run: Run) -> str:
     """The resolved run as text: summary, learning-rate curve, log and checkpoint points."""
     horizon = run.horizon
-    points = horizon.checkpoint_points()
+    points = [end for first, end in horizon.steps() if horizon.checkpoints(first, end)] if horizon.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:8])) + (f", ... {points[-1]}" if len(points) > 8 else "")
+    every = f"one every {horizon.iterations_per_ckpt} updates" if horizon.iterations_per_ckpt else "none"
     return "\n".join(
         [
             run.summary(),
-            f"Host steps of {horizon.iterations_per_step} updates; a log line every {horizon.log_interval or 'run'}; "
-            f"{len(points)} checkpoints after the initial one: {shown or 'none'}",
+            f"Host steps of {horizon.iterations_per_step} updates; a log line "
+            + (f"every {horizon.log_interval}" if horizon.log_interval else "at the first and the last"),
+            f"Checkpoints after the initial one: {shown or every}",
             "Learning rate:",
             plot.text_curve(run.rate, horizon.iterations, horizon.epochs),
         ]
@@ -116,7 +121,7 @@ def restore_path(argv: list[str], script: str) -> str | None:
 
 def wants_help(argv: list[str]) -> bool:
     """Whether the call asks for help."""
-    return "--help" in argv or "-h" in argv
+    return any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
 
 
 def command(script: str, *words: str) -> str:

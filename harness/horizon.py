@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+MOST_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
 
 
@@ -36,6 +37,8 @@ class Horizon:
         if epochs is None and iterations is None:
             raise ValueError("the length of the run is not given: give epochs or iterations")
         per_epoch = max(1, images // global_batch)
+        if iterations is None and images * epochs / global_batch > MOST_ITERATIONS:
+            raise ValueError(f"{epochs:g} epochs are more than {MOST_ITERATIONS:,} weight updates; give fewer")
         if log_freq is None and logs_per_epoch is None:
             log_freq, logs_per_epoch = (None, LOGS_PER_EPOCH) if iterations is None else (LOG_FREQ, None)
         interval = log_freq or (max(1, per_epoch // logs_per_epoch) if logs_per_epoch else 0)

@@ -18,16 +18,14 @@ class Meter:
     def __init__(
         self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
-        """`state`: what `state()` gave at the checkpoint, or nothing."""
+        """`state`: what `state()` gave at the checkpoint, or nothing; ValueError or TypeError if it is damaged."""
         self._horizon = horizon
         self._increment = step_increment
         self._rate = rate
-        self._steps: int = state.get("host_steps", 0)
-        self._seconds: float = state.get("seconds", 0.0)
-        self._window: deque[tuple[float, float]] = deque(
-            (tuple(pair) for pair in state.get("window", ())), maxlen=horizon.window_steps
-        )
-        self._open: list[tuple[float, float]] = [tuple(pair) for pair in state.get("open", ())]
+        self._steps = int(state.get("host_steps", 0))
+        self._seconds = float(state.get("seconds", 0.0))
+        self._window = deque(_pairs(state.get("window", ())), maxlen=horizon.window_steps)
+        self._open = _pairs(state.get("open", ()))
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
         self._skip_time = True
 
@@ -77,3 +75,8 @@ class Meter:
             "img_per_sec": self._horizon.global_batch / seconds_per_update,
             "total_time": self._seconds,
         }
+
+
+def _pairs(values: Any) -> list[tuple[float, float]]:
+    """(loss, accuracy) of host steps or updates."""
+    return [(float(loss), float(accuracy)) for loss, accuracy in values]

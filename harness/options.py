@@ -93,7 +93,10 @@ class TrainingOptions:
         None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1)
     )
     base_learning_rate_exponent: float | None = opt(
-        None, "learning rate = 2^exponent x global batch (default by model)", aliases=("base_learning_rate",)
+        None,
+        "learning rate = 2^exponent x global batch (default by model)",
+        aliases=("base_learning_rate",),
+        check=between(-126, 64),
     )
     abs_learning_rate: float | None = opt(None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0))
     optimiser: str = opt(

@@ -30,6 +30,7 @@ class Run:
 
     options: RunOptions
     source: DataSource
+    data_dir: str | None
     image_size: int
     segments: list[Segment]
     trace: Trace
@@ -84,8 +85,11 @@ class Run:
         return "\n".join(lines)
 
 
-def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = ()) -> Run:
-    """Resolves `options`; raises OptionError or DataError for what does not fit."""
+def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True) -> Run:
+    """Resolves `options`; raises OptionError or DataError for what does not fit.
+
+    Not `training`: no learning rate is needed, and the global batch only dates the checkpoints.
+    """
     model = plugins.load("Models", options.main.model)
     family = data.family(options.dataset.dataset)
     source = data.open_source(options.dataset, environ)
@@ -93,18 +97,19 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
     traced = _trace(segments, image_size)
-    plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images)
-    peak = _peak_rate(options, plan.global_batch)
+    plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training)
+    peak = _peak_rate(options, plan.global_batch) if training else 0.0
     return Run(
         options=options,
         source=source,
+        data_dir=_data_dir(options, environ),
         image_size=image_size,
         segments=segments,
         trace=traced,
         plan=plan,
         horizon=horizon,
         peak_rate=peak,
-        rate=_rate(options, horizon, peak),
+        rate=_rate(options, horizon, peak) if training else lambda i: 0.0,
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
@@ -119,7 +124,7 @@ def _trace(segments: list[Segment], image_size: int) -> Trace:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
 
 
-def _plan_and_horizon(options: RunOptions, traced: Trace, images: int) -> tuple[ExecutionPlan, Horizon]:
+def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_training: bool) -> tuple[ExecutionPlan, Horizon]:
     training, device, logging, checkpoint = options.training, options.device, options.logging, options.checkpoint
 
     def plan_with(updates: int) -> ExecutionPlan:
@@ -128,7 +133,7 @@ def _plan_and_horizon(options: RunOptions, traced: Trace, images: int) -> tuple[
             micro_batch=training.micro_batch_size,
             accumulation=training.gradient_accumulation_count,
             replicas=device.replicas,
-            global_batch=training.global_batch_size,
+            global_batch=training.global_batch_size if for_training else None,
             updates_per_step=updates,
             precision=device.precision or IMPLIED_PRECISION,
         )
@@ -160,10 +165,7 @@ def _peak_rate(options: RunOptions, global_batch: int) -> float:
             f"model {options.main.model} has no default learning rate for --optimiser {training.optimiser}: give "
             "--base-learning-rate-exponent or --abs-learning-rate"
         )
-    try:
-        return 2.0**training.base_learning_rate_exponent * global_batch
-    except OverflowError:
-        raise OptionError(f"--base-learning-rate-exponent {training.base_learning_rate_exponent:g} is too large") from None
+    return 2.0**training.base_learning_rate_exponent * global_batch
 
 
 def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int], float]:
@@ -221,7 +223,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     derived = {
         "batch_size": run.plan.micro_batch,
         "command": command,
-        "data_dir": _data_dir(run.options),
+        "data_dir": run.data_dir,
         "global_batch_size": run.plan.global_batch,
         "grad_scale": 1.0 if linear else scale,
         "iterations_per_epoch": run.horizon.iterations_per_epoch,
@@ -241,7 +243,9 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     return {**values, **derived, **extra, "asked": asked, "sources": dict(run.options.sources)}
 
 
-def _data_dir(options: RunOptions) -> str | None:
-    """The data's folder, so that the run can be resumed from anywhere."""
-    given = options.dataset.data_dir or (os.environ.get("DATA_DIR") if options.dataset.dataset != EMBEDDED else None)
+def _data_dir(options: RunOptions, environ: Mapping[str, str]) -> str | None:
+    """The data's folder in full, so that the run can be resumed from anywhere; None if no files are read."""
+    made = options.dataset.generated_data or options.dataset.synthetic_data
+    embedded = options.dataset.dataset == EMBEDDED
+    given = options.dataset.data_dir or (None if made or embedded else environ.get("DATA_DIR"))
     return os.path.abspath(given) if given else None

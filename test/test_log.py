@@ -127,6 +127,8 @@ def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
 def test_standard_error_stays_empty_while_tensorflow_starts():
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     code = "from harness import quiet; quiet.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

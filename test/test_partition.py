@@ -107,6 +107,7 @@ def test_an_unknown_name():
     assert first.startswith("pipeline_splits: no segment 'stage3/unit7/relu'; did you mean stage3/unit6/relu or ")
     assert "did you mean block2a/b or " in message(B0, ["block2a/d/b"], 2)[0]
     assert message(B0, ["zzz"], 2)[0].count(" or ") == 2  # three names, however far
+    assert "'TOP1'; did you mean Top or " in message(B0, ["TOP1"], 2)[0]
     near = message(B0, ["BLOCK6E"], 2)[0].split("did you mean ")[1]
     assert all(name.startswith("block6") for name in near.rstrip("?").split(" or "))
     assert set(message(("b0", "x", "y"), ["b0/0"], 2)[0].split("did you mean ")[1]) == set("x or y?")  # never the first
