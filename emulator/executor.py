@@ -7,6 +7,7 @@ are added in the order of the global micro-batches, scaled once, decayed once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
+from emulator.cost.trace import Trace
 from emulator.plan import ExecutionPlan
+from emulator.stages import ACCURACY, LOSS, Network, Tokens, call, chunks
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -23,7 +26,7 @@ from Models._tensor_layers import TensorLayers, initial_value
 
 Features = Mapping[str, tf.Tensor]
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
-STEP, LOSS, ACCURACY = "global_step", "loss", "accuracy"
+STEP = "global_step"
 
 
 class UpdateRule(Protocol):
@@ -63,7 +66,7 @@ class Training:
     """
 
     segments: list[Segment]
-    variables: tuple[Variable, ...]
+    trace: Trace
     plan: ExecutionPlan
     seed: int
     stream: Stream
@@ -74,6 +77,19 @@ class Training:
     weight_decay: float
     decayed: Callable[[str], bool]
 
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Every variable of the model."""
+        return self.trace.variables
+
+    def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
+        """The names of each segment's trained variables."""
+        found: dict[str, tuple[str, ...]] = {}
+        for operation in self.trace.operations:
+            trained = tuple(variable.name for variable in operation.variables if variable.trainable)
+            found[operation.segment] = found.get(operation.segment, ()) + trained
+        return found
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -83,9 +99,14 @@ class Metrics:
     accuracy: np.ndarray
 
 
-def session_config() -> tf.ConfigProto:
-    """Grappler's remapping is off: it fuses within a device only, so it would make bits depend on the plan."""
-    config = tf.ConfigProto()
+def session_config(devices: int = 1) -> tf.ConfigProto:
+    """`devices` logical CPUs, and threads enough for all of them to be busy.
+
+    Grappler's remapping is off: it fuses within a device only, so it would make bits depend on the plan.
+    """
+    config = tf.ConfigProto(device_count={"CPU": devices})
+    if devices > 1:
+        config.inter_op_parallelism_threads = max(os.cpu_count() or 1, devices + 1)
     config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     return config
 
@@ -149,7 +170,7 @@ class TrainingProgram:
             if training.stream.iterator is not None:
                 initialise.append(training.stream.iterator.initializer)
             self.saver = tf.train.Saver(self.weights.saved, max_to_keep=None, save_relative_paths=True)
-        self.session = tf.Session(graph=self.graph, config=session_config())
+        self.session = tf.Session(graph=self.graph, config=session_config(training.plan.devices))
         self.session.run(initialise)
 
     def compile(self) -> None:
@@ -213,35 +234,41 @@ def _update(training: Training, weights: Weights, rate: tf.Tensor) -> tuple[tf.O
 
 
 def _means(training: Training, values: dict[str, tf.Tensor], step: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Loss, accuracy, gradients and batch statistics by name, averaged over the update's micro-batches, which
-    are added one after another."""
-    count = training.plan.micro_batches
-    if count == 1:
-        return _micro_batch(training, values, step, tf.constant(0))
+    """Loss, accuracy, gradients and batch statistics by name, averaged over the update's calls, which are added
+    one after another however many are in flight."""
+    plan = training.plan
+    network = Network(
+        chunks=chunks(plan, training.segments, training.trained_by_segment()),
+        plan=plan,
+        seed=training.seed,
+        loss=training.loss,
+        hits=training.hits,
+        scaled=training.scale.scaled,
+    )
+
+    def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
+        with tf.control_dependencies([m]):
+            features = training.stream.features(step, m)
+        # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
+        with tf.control_dependencies([features["label"]]):
+            following = m + 1
+        return (following, *call(network, values, features, tokens))
+
+    if plan.calls == 1:
+        return run(tf.constant(0), tuple(() for _ in plan.stages))[1]
     shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.variables}}
 
-    def body(m: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = _micro_batch(training, values, step, m)
-        return (m + 1, *(total + found[name] for name, total in zip(shapes, sums)))
+    def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
+        following, found, moved = run(m, tokens)
+        return following, moved, tuple(total + found[name] for name, total in zip(shapes, sums))
 
-    zeros = [tf.zeros(shape) for shape in shapes.values()]
-    _, *totals = tf.while_loop(
-        lambda m, *_: m < count, body, [tf.constant(0), *zeros], parallel_iterations=1, back_prop=False
-    )
-    return {name: total / count for name, total in zip(shapes, totals)}
-
-
-def _micro_batch(training: Training, values: dict[str, tf.Tensor], step: tf.Tensor, m: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Forward and backward of global micro-batch m of this update."""
-    with tf.control_dependencies([m]):
-        features = training.stream.features(step, m)
-    layers = TensorLayers(values, training=True, seed=training.seed, positions=features["position"])
-    logits = _segments.run(training.segments, layers, features["image"])
-    loss = tf.reduce_mean(training.loss(logits, features["label"]))
-    accuracy = tf.reduce_mean(training.hits(logits, features["label"]))
-    trained = [variable.name for variable in training.variables if variable.trainable]
-    gradients = tf.gradients(training.scale.scaled(loss), [values[name] for name in trained])
-    return {LOSS: loss, ACCURACY: accuracy, **dict(zip(trained, gradients)), **layers.statistics}
+    tokens = tuple(tuple(tf.constant(0) for _ in range(lag)) for lag in plan.lags)
+    zeros = tuple(tf.zeros(shape) for shape in shapes.values())
+    _, _, totals = tf.while_loop(
+        lambda m, *_: m < plan.calls, body, (tf.constant(0), tokens, zeros),
+        parallel_iterations=plan.in_flight, back_prop=False,
+    )  # fmt: skip
+    return {name: total / plan.calls for name, total in zip(shapes, totals)}
 
 
 @dataclass(frozen=True)
