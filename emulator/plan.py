@@ -92,6 +92,7 @@ def resolve(
         accumulation=accumulation,
         replicas=replicas,
         stages=(segments,),
+        lags=(0,),
         updates_per_step=updates_per_step,
         precision=precision,
     )
