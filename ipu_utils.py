@@ -48,7 +48,7 @@ def compile_training(
     def training() -> Training:
         return Training(
             segments=segments,
-            variables=trace.variables,
+            trace=trace,
             plan=plan,
             seed=seed,
             stream=stream(),

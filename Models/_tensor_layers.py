@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -38,16 +39,24 @@ class TensorLayers(Layers):
     """The vocabulary on tensors [batch, height, width, channels]."""
 
     def __init__(
-        self, weights: Mapping[str, tf.Tensor], *, training: bool, seed: int = 0, positions: tf.Tensor | None = None
+        self,
+        weights: Mapping[str, tf.Tensor],
+        *,
+        training: bool,
+        seed: int = 0,
+        positions: tf.Tensor | None = None,
+        norm_parts: int = 1,
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
-        endless training order, the counter of its draws (needed in training only)."""
+        endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
+        the batch whose batch-norm statistics are kept apart."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
         self._weights = weights
         self._training = training
         self._seed = seed
         self._positions = positions
+        self._norm_parts = norm_parts
 
     def channels(self, x: tf.Tensor) -> int:
         return x.shape[-1]
@@ -90,19 +99,17 @@ class TensorLayers(Layers):
     def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
         gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
         names = self.path("moving_mean"), self.path("moving_variance")
-        no_values = tf.constant([], tf.float32)
-        moving = (no_values, no_values) if self._training else (self._weights[names[0]], self._weights[names[1]])
-        # the raw operation: the wrapper in tf.nn quietly raises small epsilons
-        result = tf.raw_ops.FusedBatchNormV3(
-            x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=policy.epsilon,
-            is_training=self._training,
-        )  # fmt: skip
-        if self._training:
-            count = tf.cast(tf.size(x) // self.channels(x), tf.float32)
-            # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
-            biased = result.batch_variance * ((count - 1) / count)
-            self.statistics |= {names[0]: result.batch_mean, names[1]: biased}
-        return result.y
+        if not self._training:
+            moving = self._weights[names[0]], self._weights[names[1]]
+            return _fused_norm(x, gamma, beta, moving, policy.epsilon, training=False).y
+        unused = (tf.constant([], tf.float32),) * 2
+        parts = tf.split(x, self._norm_parts) if self._norm_parts > 1 else [x]
+        results = [_fused_norm(part, gamma, beta, unused, policy.epsilon, training=True) for part in parts]
+        count = tf.cast(tf.size(parts[0]) // self.channels(x), tf.float32)
+        # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
+        biased = [result.batch_variance * ((count - 1) / count) for result in results]
+        self.statistics |= {names[0]: _mean([result.batch_mean for result in results]), names[1]: _mean(biased)}
+        return tf.concat([result.y for result in results], 0) if len(results) > 1 else results[0].y
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.relu(x)
@@ -156,6 +163,23 @@ class TensorLayers(Layers):
     def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
         drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
         return x * (tf.cast(drawn < probability, x.dtype) / probability)
+
+
+def _fused_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
+) -> Any:
+    """TensorFlow's fused batch norm; the raw operation, because the wrapper in tf.nn quietly raises small epsilons."""
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
+    )
+
+
+def _mean(values: list[tf.Tensor]) -> tf.Tensor:
+    """The mean, added in order."""
+    total = values[0]
+    for value in values[1:]:
+        total += value
+    return total / len(values) if len(values) > 1 else total
 
 
 def group_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: NormPolicy) -> tf.Tensor:

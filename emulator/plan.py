@@ -25,6 +25,27 @@ class ExecutionPlan:
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
     updates_per_step: int  # weight updates of one host step
     precision: str
+    schedule: str = "Sequential"
+    recompute: bool = False
+    devices: int = 1
+    span: int = 1  # replicas that share batch-norm statistics: one micro-batch to the norm
+    fold: int = 1  # micro-batches of one call
+    in_flight: int = 1  # calls that are live at once
+    lags: tuple[int, ...] = ()  # stage j's forward of call i comes after its backward of call i - lags[j]; 0: no bound
+
+    @property
+    def calls(self) -> int:
+        """Calls of the network in one weight update."""
+        return self.micro_batches // (self.span * self.fold)
+
+    @property
+    def call_batch(self) -> int:
+        """Samples of one call."""
+        return self.micro_batch * self.span * self.fold
+
+    def device(self, stage: int) -> str:
+        """Where a stage's operations go; with fewer devices than stages all share the first."""
+        return f"/cpu:{stage if self.devices > 1 else 0}"
 
     @property
     def micro_batches(self) -> int:
@@ -71,6 +92,7 @@ def resolve(
         accumulation=accumulation,
         replicas=replicas,
         stages=(segments,),
+        lags=(0,),
         updates_per_step=updates_per_step,
         precision=precision,
     )

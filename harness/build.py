@@ -19,7 +19,7 @@ def training_program(run: Run, start: int) -> TrainingProgram:
     """The training program, its data stream beginning at weight update `start`."""
     training = run.options.training
     update = optimisers.make(training.optimiser, training.momentum)
-    request = run.request(run.plan.micro_batch, start * run.plan.global_batch)
+    request = run.request(run.plan.call_batch, start * run.plan.global_batch)
     return ipu_utils.compile_training(
         run.segments,
         run.trace,
