@@ -126,7 +126,7 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     program = training_program(run, newest.iteration if newest else 0)
     program.compile()
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
-    increment = run.plan.accumulation
+    increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
         session = _Session(run, folder, log, program, meter)

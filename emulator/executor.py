@@ -232,7 +232,9 @@ class TrainingProgram:
         self.session.close()
 
 
-def _host_step(training: Training, weights: Weights, rates: tf.Tensor, outfeed: tf.QueueBase, stop: tf.Variable) -> tf.Tensor:
+def _host_step(
+    training: Training, weights: Weights, rates: tf.Tensor, outfeed: tf.QueueBase, stop: tf.Variable
+) -> tf.Tensor:
     """The device loop over weight updates; the number of updates done. Loss and accuracy of each go into the
     outfeed while the loop runs."""
     updates = tf.size(rates)
@@ -250,9 +252,7 @@ def _host_step(training: Training, weights: Weights, rates: tf.Tensor, outfeed: 
     return done
 
 
-def _update(
-    training: Training, weights: Weights, rate: tf.Tensor, outfeed: tf.QueueBase, stop: tf.Variable
-) -> tf.Tensor:
+def _update(training: Training, weights: Weights, rate: tf.Tensor, outfeed: tf.QueueBase, stop: tf.Variable) -> tf.Tensor:
     """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done."""
     values = weights.read()
     step = weights.step.read_value()

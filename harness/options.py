@@ -24,6 +24,10 @@ def _percentages(value: int) -> str | None:
     return None if 1 <= value <= 100 else "must lie between 1 and 100"
 
 
+def _fold(value: str) -> str | None:
+    return None if value == "auto" or (value.isdigit() and int(value) > 0) else "must be auto or a whole number above 0"
+
+
 def _pipeline_depth(raw: str) -> dict[str, str]:
     """The old --pipeline-depth D: D micro-batches per update, pipelined if D > 1."""
     return {ACCUMULATION: raw, "pipeline": "false" if raw.strip() == "1" else "true"}
@@ -160,18 +164,24 @@ class CheckpointOptions:
 class DeviceOptions:
     """Device layer"""
 
-    shards: int = opt(1, "IPUs per replica", kind=LATER, check=at_least(1))
+    shards: int = opt(1, "IPUs per replica", check=at_least(1))
     replicas: int = opt(1, "copies of the model that share each update", check=at_least(1))
-    pipeline: bool = opt(False, "run the stages as a pipeline", kind=LATER)
-    pipeline_splits: tuple[str, ...] = opt((), "segments that begin a new stage", aliases=("pipeline_split",), kind=LATER)
+    pipeline: bool = opt(False, "run the stages as a pipeline")
+    pipeline_splits: tuple[str, ...] = opt(
+        (), "segments that begin the 2nd, 3rd, ... stage; auto balances by cost", aliases=("pipeline_split",)
+    )
     pipeline_schedule: str = opt(
-        "Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential"), kind=LATER
+        "Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential")
     )
-    sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these", kind=LATER)
-    sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these", kind=LATER)
+    sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these")
+    sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these")
     enable_recomputation: bool = opt(
-        False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute"), kind=LATER
+        False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute")
     )
+    fold: str = opt(
+        "auto", "micro-batches that share one call of the network: a number, or auto", check=_fold, read=str.lower
+    )
+    fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one call", check=at_least(1))
     batches_per_step: int = opt(
         1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
     )
@@ -186,7 +196,7 @@ class DeviceOptions:
     fp_exceptions: bool = opt(False, "stop on invalid operations, division by zero and overflow", kind=LATER)
     seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
     identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers", kind=LATER)
-    BN_span: int = opt(1, "replicas that share batch-norm statistics", kind=LATER, check=at_least(1))
+    BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1))
     select_ipu: str = opt("AUTO", "device id, AUTO for any", aliases=("select_ipus",), kind=LATER, read=str.upper)
     compile_only: bool = opt(False, "build, report and stop", kind=LATER)
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)

@@ -13,7 +13,9 @@ from typing import Any
 from Datasets._spec import DataSource, ReadRequest
 from emulator import plan as plans
 from emulator.cost.trace import Trace, TraceError, trace
-from emulator.plan import ExecutionPlan, PlanError
+from emulator.partition import PartitionError
+from emulator.plan import ExecutionPlan, PlanError, Wishes
+from emulator.schedules import ScheduleError
 from harness import data, plugins
 from harness.horizon import Horizon
 from harness.options import OptionError, RunOptions
@@ -125,35 +127,47 @@ def _trace(segments: list[Segment], image_size: int) -> Trace:
 
 
 def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_training: bool) -> tuple[ExecutionPlan, Horizon]:
-    training, device, logging, checkpoint = options.training, options.device, options.logging, options.checkpoint
+    training, logging, checkpoint = options.training, options.logging, options.checkpoint
 
-    def plan_with(updates: int) -> ExecutionPlan:
-        return plans.resolve(
-            segments=traced.segments,
-            micro_batch=training.micro_batch_size,
-            accumulation=training.gradient_accumulation_count,
-            replicas=device.replicas,
-            global_batch=training.global_batch_size if for_training else None,
-            updates_per_step=updates,
-            precision=device.precision or IMPLIED_PRECISION,
-        )
-
+    # validation runs the whole network at once: stages, spans and folds are the training's affair
+    wishes = _wishes(options) if for_training else Wishes(micro_batch=training.micro_batch_size)
     try:
         horizon = Horizon.of(
             images=images,
-            global_batch=plan_with(1).global_batch,
+            global_batch=plans.resolve(wishes, traced, 1).global_batch,
             epochs=training.epochs,
             iterations=training.iterations,
             logs_per_epoch=logging.logs_per_epoch,
             log_freq=logging.log_freq,
-            batches_per_step=device.batches_per_step,
+            batches_per_step=options.device.batches_per_step,
             ckpts_per_epoch=checkpoint.ckpts_per_epoch,
             epochs_per_ckpt=checkpoint.epochs_per_ckpt,
             ckpt_epochs_offset=checkpoint.ckpt_epochs_offset,
         )
-        return plan_with(horizon.iterations_per_step), horizon
-    except (PlanError, ValueError) as error:
+        return plans.resolve(wishes, traced, horizon.iterations_per_step), horizon
+    except (PlanError, PartitionError, ScheduleError, ValueError) as error:
         raise OptionError(str(error)) from None
+
+
+def _wishes(options: RunOptions) -> Wishes:
+    training, device = options.training, options.device
+    return Wishes(
+        micro_batch=training.micro_batch_size,
+        accumulation=training.gradient_accumulation_count,
+        replicas=device.replicas,
+        global_batch=training.global_batch_size,
+        precision=device.precision or IMPLIED_PRECISION,
+        shards=device.shards,
+        pipeline=device.pipeline,
+        splits=device.pipeline_splits,
+        schedule=device.pipeline_schedule,
+        include=device.sharding_include_filter,
+        exclude=device.sharding_exclude_filter,
+        recompute=device.enable_recomputation,
+        span=device.BN_span,
+        fold=device.fold,
+        fold_bytes=device.fold_memory * 10**6,
+    )
 
 
 def _peak_rate(options: RunOptions, global_batch: int) -> float:
@@ -191,7 +205,7 @@ def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
         options.model,
         micro=str(plan.micro_batch),
         replicas=f"x{plan.replicas}r" if plan.replicas > 1 else "",
-        accumulation=f"x{plan.accumulation}a" if plan.accumulation > 1 else "",
+        accumulation=_accumulation_label(plan),
         precision=precision,
     )
     suffix = options.logging.name_suffix
@@ -200,12 +214,21 @@ def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
     return f"{name}_{suffix}" if suffix else name
 
 
+def _accumulation_label(plan: ExecutionPlan) -> str:
+    """x<count>p in a pipeline, x<count>a outside of one."""
+    if plan.pipelined:
+        return f"x{plan.accumulation}p"
+    return f"x{plan.accumulation}a" if plan.accumulation > 1 else ""
+
+
 def _resolution_notes(options: RunOptions, plan: ExecutionPlan, images: int) -> list[str]:
     notes = []
     if options.device.precision is None:
         notes.append(f"precision {IMPLIED_PRECISION}: half precision is not available yet")
     if plan.global_batch > images:
         notes.append(f"one update takes {plan.global_batch} samples: more than the {images} images of an epoch")
+    if options.device.pipeline and plan.devices == 1:
+        notes.append(f"--pipeline with --shards 1: {len(plan.stages)} stages on one device, run as Sequential")
     memory = options.device.available_memory_proportion
     if len(memory) not in (0, 1, 2 * options.device.shards):
         raise OptionError(
@@ -224,6 +247,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "batch_size": run.plan.micro_batch,
         "command": command,
         "data_dir": run.data_dir,
+        "fold_used": run.plan.fold,
         "global_batch_size": run.plan.global_batch,
         "grad_scale": 1.0 if linear else scale,
         "iterations_per_epoch": run.horizon.iterations_per_epoch,

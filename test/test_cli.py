@@ -180,7 +180,7 @@ def test_the_recorded_run_decides_model_and_schedule_and_may_use_what_is_not_ava
     names = ("model", "lr_schedule", "model_size", "shards")
     assert [found[name] for name in names] == ["efficientnet", "cosine", "B1", 4]
     assert parsed.options.sources["seed"] == "the recorded run"
-    assert "is not available yet" in refused("--shards 4", script="restore", recorded=recorded)
+    assert "is not available yet" in refused("--distributed", script="restore", recorded=recorded)
     assert values("--model resnet", "model", "model_size", script="restore", recorded={**recorded, "model_size": 14}) == [
         "resnet", 14
     ]  # fmt: skip
@@ -218,6 +218,10 @@ ALIASES = [  # harness.md 1.9 and design.md 3: (older words, value of the canoni
     ("--batch-size 8", {"micro_batch_size": 8}),
     ("--gradients-to-accumulate 3", {"gradient_accumulation_count": 3}),
     ("--pipeline-depth 1", {"gradient_accumulation_count": 1, "pipeline": False}),
+    ("--pipeline-depth 128", {"gradient_accumulation_count": 128, "pipeline": True}),
+    ("--xla-recompute true", {"enable_recomputation": True}),
+    ("--enable-recompute true", {"enable_recomputation": True}),
+    ("--pipeline-split b1/2/relu", {"pipeline_splits": ("b1/2/relu",)}),
     ("--base-learning-rate -11", {"base_learning_rate_exponent": -11.0}),
     ("--poly-lr-initial-lr 0.5", {"abs_learning_rate": 0.5}),
     ("--lr-schedule polynomial_decay_lr --poly-lr-end-lr 0.01", {"abs_end_learning_rate": 0.01}),
@@ -242,17 +246,12 @@ SAME_NAME = [  # spellings that are no older names
     ("--synthetic-data", {"generated_data": False, "synthetic_data": True}),
 ]
 NOT_YET_ALIASES = [
-    ("--pipeline-depth 128", "--pipeline is"),
-    ("--xla-recompute", "--enable-recomputation is"),
-    ("--enable-recompute", "--enable-recomputation is"),
     ("--select-ipus 1", "--select-ipu 1 is"),
-    ("--pipeline-split b1/2/relu b2/3/relu", "--pipeline-splits b1/2/relu b2/3/relu is"),
     ("--eight-bit", "--eight-bit-io is"),
     ("--gc-profile", "--gc-profile IPU_PROFILE is"),
     ("--gc-profile tile_profile", "--gc-profile TILE_PROFILE is"),
     ("--profile", "--gc-profile IPU_PROFILE is"),
     ("--optimiser RMSProp", "--optimiser RMSprop is"),
-    ("--sharding-exclude-filter 0/p", "--sharding-exclude-filter 0/p is"),
 ]
 
 
@@ -537,26 +536,26 @@ README = [
     ("train", IMAGENET, None),
     ("restore", "--dataset cifar-10 --restore-path logs/RN20_bs32_BN_16.16_v0.9.115_3S9/", None),
     ("train", f"{V13_50} --batch-size 2 --xla-recompute --no-validation --shards 2 --pipeline-depth 256 --pipeline-splits "
-     "b3/1/relu --available-memory-proportion 0.1", "--enable-recomputation"),
+     "b3/1/relu --available-memory-proportion 0.1", None),
     ("train", f"{V13_50} --batch-size 1 --available-memory-proportion 0.1", None),
     ("train", f"{V13_50} --batch-size 2 --shards 2 --pipeline-depth 128 --pipeline-splits b3/0/relu --pipeline-schedule Grouped "
-     "--available-memory-proportion 0.4 --xla-recompute --replicas 4", "--shards 2"),
+     "--available-memory-proportion 0.4 --xla-recompute --replicas 4", None),
     ("train", "--data-dir /x/imagenet-data --model efficientnet --model-size B0 --shards 4 --batch-size 4 --pipeline-depth 128 "
      "--pipeline-splits block2b block4a block6a --xla-recompute --pipeline-schedule Grouped --optimiser RMSprop --precision "
-     "16.32", "--shards 4"),
+     "16.32", "--optimiser RMSprop|--precision 16.32"),
     ("train", f"{B0} --data-dir x --batch-size 8 --pipeline-depth 64 --pipeline-splits block2a/SE block4a block5c --group-dim 16 "
-     "--expand-ratio 4 --groups 4", "--pipeline"),
+     "--expand-ratio 4 --groups 4", None),
     ("validation", f"{B0} --batch-size 8 --synthetic-data --repeat 10 --batch-norm", None),
     ("validation", f"{B0} --batch-size 8 --generated-data --repeat 10 --batch-norm", None),
     ("train", f"{V13_50} --batch-size 4 --batches-per-step 1 --shards 4 --pipeline-depth 64 --pipeline-splits b1/2/relu b2/3/relu "
-     "b3/5/relu --xla-recompute --replicas 4 --distributed --no-stochastic-rounding --base-learning-rate -11", "--shards 4"),
+     "b3/5/relu --xla-recompute --replicas 4 --distributed --no-stochastic-rounding --base-learning-rate -11", "--distributed"),
     ("train", f"{V13_50} --gc-profile", "--gc-profile IPU_PROFILE"),
     ("train", "--model efficientnet --help", None),
     ("train", V20_50.format("", ""), None),
-    ("train", V20_50.format("--xla-recompute", "--eight-bit-io"), "--enable-recomputation"),
+    ("train", V20_50.format("--xla-recompute", "--eight-bit-io"), "--eight-bit-io"),
     ("train", f"{IMAGENET} --model resnext --model-size 101 --shards 2 --replicas 8 --batch-size 6 --gradient-accumulation-count "
-     "16 --epoch 120 --pipeline --pipeline-split b3/3/relu --base-learning-rate -11 --no-validation", "--shards 2"),
-    ("train", f"{V13_50} --batch-size 4 --pipeline --gradient-accumulation-count 64 --pipeline-splits b1/2/relu", "--pipeline"),
+     "16 --epoch 120 --pipeline --pipeline-split b3/3/relu --base-learning-rate -11 --no-validation", None),
+    ("train", f"{V13_50} --batch-size 4 --pipeline --gradient-accumulation-count 64 --pipeline-splits b1/2/relu", None),
     ("validation", "--model resnet --model-size 50 --dataset imagenet --batch-size 64 --synthetic-data --repeat 10 --batch-norm "
      "--enable-half-partials --fused-preprocessing", "--fused-preprocessing"),
     ("validation", "--model resnext --model-size 101 --dataset imagenet --batch-size 16 --synthetic-data --repeat 10 --batch-norm "

@@ -78,7 +78,7 @@ SHARED = {
         "available_memory_proportion": (REALS, ()), "disable_variable_offloading": (bool, False),
         "enable_conv_dithering": (bool, False), "internal_exchange_optimisation_target": (str, None),
         "compile_only": (bool, False), "on_demand": (bool, True), "prefetch_depth": (int, None),
-        "num_io_tiles": (int, 0), "BN_span": (int, 1), "saturate_on_overflow": (bool, False),
+        "fold": (str, "auto"), "fold_memory": (int, 1024), "num_io_tiles": (int, 0), "BN_span": (int, 1), "saturate_on_overflow": (bool, False),
         "scheduling_algorithm": (str, "choose-best"), "max_reduce_many_buffer_size": (int, 0),
         "profile_compilation": (bool, False), "executable_cache_path": (str, None), "gcl_method": (str, None),
         "gcl_max_broadcast_size": (int, None), "poplar_sync_configuration": (str, None),
@@ -197,6 +197,7 @@ BASE = "--dataset cifar-10 --generated-data --seed 7"
 IMAGENET = BASE.replace("cifar-10", "imagenet")
 EFFICIENT = BASE + " --model efficientnet"
 GROUPED = BASE + " --group-norm"
+STAGED = BASE + " --shards 2 --pipeline-splits b2/1/relu --gradient-accumulation-count 8 --fold 1"
 LENGTH = {"horizon", "rates"}
 NORM = {"layers", "variables"}
 PREPARED: dict[str, tuple[str, str, set[str]]] = {
@@ -221,6 +222,16 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "epochs_per_ckpt": (BASE, "--epochs-per-ckpt 3", {"horizon"}),
     "ckpt_epochs_offset": (BASE, "--ckpt-epochs-offset 9.5", {"horizon"}),
     "valid_batch_size": (BASE, "--valid-batch-size 5", {"validation batch"}),
+    "shards": (BASE, "--shards 2", {"plan", "stages"}),
+    "pipeline": (STAGED, "--pipeline", {"plan", "name"}),
+    "pipeline_splits": (BASE, "--pipeline-splits b2/1/relu", {"plan", "stages"}),
+    "pipeline_schedule": (STAGED + " --pipeline", "--pipeline-schedule Grouped", {"plan"}),
+    "sharding_include_filter": (BASE + " --shards 2", "--sharding-include-filter b1", {"stages"}),
+    "sharding_exclude_filter": (BASE + " --shards 2", "--sharding-exclude-filter b2", {"stages"}),
+    "enable_recomputation": (BASE, "--enable-recomputation", {"plan"}),
+    "BN_span": (BASE + " --replicas 4", "--BN-span 2", {"plan"}),
+    "fold": (BASE + " --gradient-accumulation-count 4", "--fold 2", {"plan"}),
+    "fold_memory": (BASE + " --gradient-accumulation-count 4", "--fold-memory 1", {"plan"}),
     "replicas": (BASE, "--replicas 3", {"plan", "peak", "name", *LENGTH}),
     "batches_per_step": (BASE, "--batches-per-step 20", {"plan", "horizon"}),
     "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name"}),
@@ -326,10 +337,8 @@ NOT_YET = {
     "lars_skip_list": "gamma", "lars_weight_decay": "0.5", "lamb_beta1": "0.5", "lamb_beta2": "0.5", "lamb_epsilon": "0.1",
     "lamb_weight_decay": "0.5", "lamb_skip_list": "gamma", "variable_filter": "Top block7", "init_path": "ckpt-3",
     "offload_fp32_weight_copy": "", "weight_avg_N": "1 2", "weight_avg_exp": "0.97", "distributed": "",
-    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "shards": "2", "pipeline": "",
-    "pipeline_splits": "b1/1/relu b2/1/relu", "pipeline_schedule": "Grouped", "sharding_include_filter": "relu",
-    "sharding_exclude_filter": "0/p", "enable_recomputation": "", "saturate_on_overflow": "", "fp_exceptions": "",
-    "identical_replica_seeding": "", "BN_span": "2", "select_ipu": "1", "compile_only": "",
+    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "saturate_on_overflow": "", "fp_exceptions": "",
+    "identical_replica_seeding": "", "select_ipu": "1", "compile_only": "",
     "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1", "analyse_nans": "", "gc_profile": "",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
     "efficientnet/proxy_norm": "", "efficientnet/proxy_epsilon": "0.1", "efficientnet/proxy_recompute": "false",
@@ -406,6 +415,7 @@ def fingerprint(words: str) -> dict[str, object]:
         "layers": spy.calls,
         "variables": [dataclasses.astuple(variable) for variable in run.trace.variables],
         "plan": dataclasses.replace(run.plan, stages=()),
+        "stages": run.plan.stages if "--shards" in words or "--pipeline-splits" in words else None,
         "horizon": horizon,
         "peak": run.peak_rate,
         "rates": [run.rate(i) for i in points],
