@@ -7,10 +7,11 @@ python train.py --help
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -190,15 +191,19 @@ class _Session:
         """One host step, or a piece of one, and what is due after it."""
         run, horizon = self.run, self.run.horizon
         started = time.perf_counter()
-        metrics = self.program.step([run.rate(i) for i in range(first, end)])
+        metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         if end == horizon.grid_end(first):
             self.meter.end_host_step()
         if horizon.logs(first, end):
             self.log.training_row(self.meter.row(end))
-        self.log.progress(end, horizon.iterations, f"loss {metrics.loss[-1]:.3f}")
         if horizon.checkpoints(first, end):
             self.validate(self.save(end))
+
+    def _progress(self, first: int) -> Callable[[float, float], None]:
+        """Moves the bar while the host step runs."""
+        counter = itertools.count(first + 1)
+        return lambda loss, accuracy: self.log.progress(next(counter), self.run.horizon.iterations, f"loss {loss:.3f}")
 
     def save(self, iteration: int, initial: bool = False) -> Checkpoint:
         """Writes a checkpoint."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from Datasets._spec import DataError
+from emulator import schedules
+from emulator.plan import ExecutionPlan
 from harness import checkpoints, cli, layers, plot
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
@@ -103,10 +105,20 @@ def describe(run: Run) -> str:
             f"Host steps of {horizon.iterations_per_step} updates; a log line "
             + (f"every {horizon.log_interval}" if horizon.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
+            *_timeline(run.plan),
             "Learning rate:",
             plot.text_curve(run.rate, horizon.iterations, horizon.epochs),
         ]
     )
+
+
+def _timeline(plan: ExecutionPlan) -> list[str]:
+    """The schedule of one update as a drawing: stages as rows, clocks as columns."""
+    if len(plan.stages) == 1:
+        return []
+    timeline = schedules.build(plan.schedule, len(plan.stages), plan.calls)
+    idle = f"{100 * schedules.idle_fraction(timeline):.0f} % idle"
+    return [f"{plan.schedule} schedule of one update, {idle}:", schedules.render(timeline, most=14)]
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:
