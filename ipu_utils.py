@@ -10,7 +10,8 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from emulator.cost.trace import Trace
-from emulator.executor import InferenceProgram, Metrics, Score, Stream, Training, TrainingProgram
+from emulator.executor import Metrics, Stream, Training, TrainingProgram
+from emulator.inference import InferenceProgram, Score
 from emulator.plan import ExecutionPlan
 from Models._segments import Segment
 

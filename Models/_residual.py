@@ -7,10 +7,37 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from harness.fields import at_least, between, opt
 from Models._layers import Initial, Layers, NormPolicy
 from Models._segments import Segment
 
 KERNEL = Initial(1.0, "fan_in")
+BOTTLENECKS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+CIFAR_BOTTLENECKS = (1, 3, 4, 5, 6, 7)
+WIDTHS = {"imagenet": (64, 128, 256, 512), "cifar": (16, 32, 64)}
+IMAGE_SIZES = {"imagenet": 224, "cifar": 32}
+LEARNING_RATE_EXPONENTS = {"imagenet": {"sgd": -8.0, "momentum": -11.0}, "cifar": -6.0}
+NOT_DECAYED = {"imagenet": ("beta", "gamma"), "cifar": ()}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "imagenet": {
+        "group_norm": True, "batch_norm": False, "groups": 32, "BN_decay": 0.97, "weight_decay": 1e-4,
+        "lars_weight_decay": 1e-4, "epochs": 100.0, "learning_rate_schedule": "0.3,0.6,0.8,0.9",
+    },
+    "cifar": {
+        "group_norm": False, "batch_norm": True, "groups": 16, "BN_decay": 0.97, "weight_decay": 1e-6,
+        "lars_weight_decay": 1e-6, "epochs": 160.0, "learning_rate_schedule": "0.5,0.75",
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormOptions:
+    """The normalisation of a residual network."""
+
+    batch_norm: bool | None = opt(None, "batch normalisation (default on CIFAR-sized data)")
+    group_norm: bool | None = opt(None, "group normalisation (default on ImageNet)")
+    groups: int | None = opt(None, "number of channel groups of group norm (default 32, CIFAR 16)", check=at_least(1))
+    BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=between(0, 1))
 
 
 @dataclass(frozen=True)

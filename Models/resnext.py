@@ -5,54 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.fields import at_least, between, opt
-from Models import _norms
-from Models._residual import Network, cifar_variants, imagenet_variants, segments
+from harness.fields import at_least, opt
+from Models import _norms, _residual
+from Models._residual import Network, NormOptions, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment
 
 VARIANTS = {
-    "imagenet": imagenet_variants(
-        "bottleneck",
-        {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)},
-    ),
-    "cifar": cifar_variants("bottleneck", (1, 3, 4, 5, 6, 7)),
+    "imagenet": imagenet_variants("bottleneck", _residual.BOTTLENECKS),
+    "cifar": cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
 }
-WIDTHS = {"imagenet": (64, 128, 256, 512), "cifar": (16, 32, 64), "widenet": (64, 128, 256)}
+WIDTHS = {**_residual.WIDTHS, "widenet": (64, 128, 256)}
+LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
+NOT_DECAYED = _residual.NOT_DECAYED
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "imagenet": {**_residual.DEFAULTS["imagenet"], "model_size": 14, "micro_batch_size": 1, "stable_norm": True},
+    "cifar": {**_residual.DEFAULTS["cifar"], "model_size": 11, "micro_batch_size": 8, "stable_norm": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(NormOptions):
     """Options of ResNeXt."""
 
     model_size: int | None = opt(None, "number of layers: 14 26 50 101 152 (ImageNet), 11 29 38 47 56 65 (CIFAR)")
-    batch_norm: bool | None = opt(None, "batch normalisation (default on CIFAR-sized data)")
-    group_norm: bool | None = opt(None, "group normalisation (default on ImageNet)")
-    groups: int | None = opt(None, "number of channel groups of group norm (default 32, CIFAR 16)", check=at_least(1))
-    BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=between(0, 1))
     convolution_groups: int = opt(32, "groups of the 3x3 convolutions", check=at_least(1))
     group_dim: int = opt(4, "channels per convolution group at the first stage's width", check=at_least(1))
     widenet: bool = opt(False, "CIFAR: 64-wide first stage")
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "imagenet": {
-        "model_size": 14, "group_norm": True, "batch_norm": False, "groups": 32, "BN_decay": 0.97, "micro_batch_size": 1,
-        "weight_decay": 1e-4, "lars_weight_decay": 1e-4, "epochs": 100.0, "learning_rate_schedule": "0.3,0.6,0.8,0.9",
-        "stable_norm": True,
-    },
-    "cifar": {
-        "model_size": 11, "group_norm": False, "batch_norm": True, "groups": 16, "BN_decay": 0.97, "micro_batch_size": 8,
-        "weight_decay": 1e-6, "lars_weight_decay": 1e-6, "epochs": 160.0, "learning_rate_schedule": "0.5,0.75",
-        "stable_norm": True,
-    },
-}  # fmt: skip
-LEARNING_RATE_EXPONENTS = {"imagenet": {"sgd": -8.0, "momentum": -11.0}, "cifar": -6.0}
-NOT_DECAYED = {"imagenet": ("beta", "gamma"), "cifar": ()}
-
-
 def image_size(options: Options, family: str) -> int:
     """The side of the pictures in pixels."""
-    return {"imagenet": 224, "cifar": 32}[family]
+    return _residual.IMAGE_SIZES[family]
 
 
 def sizes(family: str) -> tuple[int, ...]:

@@ -20,10 +20,9 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from emulator.cost.trace import Trace
 from emulator.plan import ExecutionPlan
 from emulator.stages import ACCURACY, LOSS, Network, Tokens, call, chunks
-from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
-from Models._tensor_layers import TensorLayers, initial_value
+from Models._tensor_layers import initial_value
 
 Features = Mapping[str, tf.Tensor]
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
@@ -328,67 +327,3 @@ def _means(
         goes_on, body, (tf.constant(0), tokens, zeros), parallel_iterations=plan.in_flight, back_prop=False
     )
     return calls, {name: total / plan.calls for name, total in zip(shapes, totals)}
-
-
-@dataclass(frozen=True)
-class Score:
-    """What validation adds up: the names of the sums, and the sums of a micro-batch from (logits, labels)."""
-
-    names: tuple[str, ...]
-    sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
-
-
-class InferenceProgram:
-    """A compiled validation program in a graph of its own: the loop over micro-batches runs on the device.
-
-    Samples labelled below 0 fill up the last micro-batch and count for nothing.
-    """
-
-    def __init__(
-        self, segments: list[Segment], variables: tuple[Variable, ...], stream: Callable[[], Stream], score: Score
-    ) -> None:
-        """`stream` is called inside the new graph."""
-        self.graph = new_graph()
-        with self.graph.as_default():
-            self._stream = stream()
-            self.weights = Weights(variables, 0, {})
-            self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
-            self._step = _inference_step(segments, self.weights, self._stream.features, score, *self._range)
-            initialise = tf.global_variables_initializer()
-        self.session = tf.Session(graph=self.graph, config=session_config())
-        self.session.run(initialise)
-
-    def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""
-        assign(self.session, self.weights.model, values)
-
-    def rewind(self) -> None:
-        """Puts the stream back to its first micro-batch."""
-        if self._stream.iterator is not None:
-            self.session.run(self._stream.iterator.initializer)
-
-    def step(self, first: int, end: int) -> dict[str, float]:
-        """Sums over micro-batches first..end-1, which must be the stream's next ones."""
-        return self.session.run(self._step, dict(zip(self._range, (first, end))))
-
-    def close(self) -> None:
-        """Frees the session's memory."""
-        self.session.close()
-
-
-def _inference_step(
-    segments: list[Segment], weights: Weights, features: NextFeatures, score: Score, first: tf.Tensor, end: tf.Tensor
-) -> dict[str, tf.Tensor]:
-    """The device loop over micro-batches; float64 sums by name."""
-    values = weights.read()
-
-    def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        with tf.control_dependencies([i]):
-            found = features(tf.constant(0, tf.int64), i)
-        logits = _segments.run(segments, TensorLayers(values, training=False), found["image"])
-        sums = score.sums(logits, found["label"])
-        return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
-
-    start = [first, *(tf.zeros([], tf.float64) for _ in score.names)]
-    _, *totals = tf.while_loop(lambda i, *_: i < end, body, start, parallel_iterations=1, back_prop=False)
-    return dict(zip(score.names, totals))

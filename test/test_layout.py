@@ -22,6 +22,7 @@ TENSORFLOW = {
     "ipu_utils",
     "emulator.executor",
     "emulator.stages",
+    "emulator.inference",
     "emulator.draws",
     "harness.build",
     "harness.losses",
