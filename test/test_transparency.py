@@ -17,10 +17,10 @@ UPDATES = 9
 RESNET = "--dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3 --optimiser momentum --fold 1"
 RESNET_SPLITS = "--pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu"
 EFFICIENTNET = (
-    "--dataset fashion-mnist --model efficientnet --group-dim 16 --expand-ratio 4 --dropout-rate 0.2 --batch-size 4 "
-    "--seed 3 --optimiser momentum --fold 1"
+    "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --dropout-rate 0.2 "
+    "--batch-size 4 --seed 3 --optimiser momentum --fold 1"
 )
-EFFICIENTNET_SPLITS = "--pipeline --shards 4 --pipeline-splits block2a/SE block4a block5c"
+EFFICIENTNET_SPLITS = "--pipeline --shards 4 --pipeline-splits block2a/SE block4a block5b"
 
 
 def prepared(words: str) -> Run:
