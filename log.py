@@ -49,7 +49,7 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
             folder = Path(logs_path)
-            if (folder / "arguments.json").exists() or list(folder.glob("ckpt-*.index")):
+            if list(folder.glob("ckpt-*.index")):
                 raise LogError(
                     f"--logs-path {folder} holds a run already; give another folder, or go on with it: "
                     f"python restore.py --restore-path {folder}"
@@ -97,11 +97,10 @@ class RunLog:
             self._text.write(text + "\n")
             self._text.flush()
 
-    def arguments(self, values: Mapping[str, Any]) -> None:
+    def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
         """Records every option; a resumed run has a file of its own."""
         if self.folder:
-            first = self.folder / "arguments.json"
-            path = self.folder / "arguments_restore.json" if first.exists() else first
+            path = self.folder / ("arguments_restore.json" if restored else "arguments.json")
             write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 
     def training_row(self, row: Mapping[str, Any]) -> None:
@@ -134,7 +133,7 @@ class RunLog:
                     kept = [row for row in rows if int(row["iteration"]) <= iteration]
                 except (KeyError, ValueError):
                     raise LogError(f"{path} is damaged: it has a row without a whole number as iteration") from None
-                if len(kept) < len(rows):
+                if len(kept) < len(rows) or not path.read_text(encoding="utf-8").endswith("\n"):
                     columns = TRAINING_COLUMNS if name == "training.csv" else VALIDATION_COLUMNS
                     lines = [",".join(columns)] + [",".join(row[c] for c in columns) for row in kept]
                     write_atomically(path, "\n".join(lines) + "\n")

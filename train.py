@@ -18,6 +18,8 @@ from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import validation
 from harness import checkpoints, cli, entry, plot, quiet
 from harness.checkpoints import Checkpoint
@@ -47,9 +49,20 @@ def main(argv: list[str]) -> int:
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
     newest = checkpoints.latest(Path(path))
-    parsed = entry.parse(argv, script, entry.recorded_options(Path(path)))
+    recorded = entry.recorded_options(Path(path))
+    parsed = entry.parse(argv, script, recorded)
     run = entry.prepare_or_describe(parsed) if parsed else None
-    return 0 if run is None else train(run, Path(path), newest)
+    if run is None:
+        return 0
+    if not run.options.logging.logs:
+        raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
+    trained_with = recorded.get("total_batch_size", run.plan.global_batch)
+    if trained_with != run.plan.global_batch:
+        raise OptionError(
+            f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
+            "counted in global batches; keep the batch, or begin a new run"
+        )
+    return train(run, Path(path), newest)
 
 
 def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
@@ -63,7 +76,8 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
             session.advance(first, end)
         session.finish(stop)
     except KeyboardInterrupt:
-        log.note(f"Interrupted. To go on: {entry.command('restore', '--restore-path', str(folder))}")
+        if checkpoints.numbered(folder) and run.options.logging.logs:
+            log.note(f"Interrupted. To go on: {entry.command('restore', '--restore-path', str(folder))}")
         raise
     finally:
         log.close()
@@ -85,7 +99,7 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
     """The log with its head: command, notes, summary, variables."""
     options = run.options
     command = " ".join(sys.argv)
-    values = arguments(run, command, _circumstances(folder, newest))
+    values = _values(run, folder, newest)
     wandb = (
         wandb_run(options.logging.wandb_project, folder.name, values, options.logging.wandb_id)
         if options.logging.wandb
@@ -95,7 +109,8 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
     log.file_only(f"Command line: {command}")
     if options.logging.logs:
         log.note(f" Saving to {folder}")
-        log.arguments(values)
+    if newest is None:
+        log.arguments(values, restored=False)
     for note in run.notes:
         log.note(note)
     log.note(run.summary())
@@ -104,6 +119,11 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
     log.note("Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "))
     log.note(f"Total Parameters:{run.trace.parameters}")
     return log
+
+
+def _values(run: Run, folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
+    """What arguments.json records of this call."""
+    return arguments(run, " ".join(sys.argv), _circumstances(folder, newest))
 
 
 def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
@@ -129,6 +149,7 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
+        log.forget_after(-1)  # of a run that ended before its first checkpoint
         meter = Meter(run.horizon, increment, run.rate, {})
         session = _Session(run, folder, log, program, meter)
         if session.saves:
@@ -141,10 +162,13 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
         values = checkpoints.read(newest)
         checkpoints.fit(values, program.weights.saved, newest)
         program.load(values)
+        log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         log.forget_after(newest.iteration)
         meter = _restored_meter(run, increment, newest)
         session = _Session(run, folder, log, program, meter, validated=_validated(log))
     log.open_board(newest.iteration if newest else 0)
+    if newest is not None and run.horizon.is_checkpoint(newest.iteration):
+        session.validate(newest)  # if the run ended between saving and validating it
     return session
 
 
@@ -181,6 +205,8 @@ class _Session:
     meter: Meter
     inference: InferenceProgram | None = None
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    diverged: bool = False
+    told: bool = False  # that there is nothing to validate on
 
     @property
     def saves(self) -> bool:
@@ -192,6 +218,11 @@ class _Session:
         run, horizon = self.run, self.run.horizon
         started = time.perf_counter()
         metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
+        if not np.isfinite(metrics.loss).all() and not self.diverged:
+            self.diverged = True
+            self.log.note(
+                f"The loss is not finite any more (host step of updates {first} to {end}): a lower learning rate may help"
+            )
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         if end == horizon.grid_end(first):
             self.meter.end_host_step()
@@ -223,7 +254,9 @@ class _Session:
         if not run.options.checkpoint.validation or saved.name in self.validated:
             return
         if not run.source.spec.validation_images:
-            self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
+            if not self.told:
+                self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
+            self.told = True
             return
         if self.inference is None:
             self.inference = validation.build(run, self.log)

@@ -32,6 +32,8 @@ def main(argv: list[str]) -> int:
     folder = checkpoints.run_folder(Path(path)) if path else None
     found = checkpoints.select(Path(path)) if path else []
     recorded = entry.recorded_options(folder) if folder else {}
+    if entry.value_of(argv, "micro_batch_size", "validation"):
+        recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
     parsed = entry.parse(argv, "validation", recorded)
     run = entry.prepare_or_describe(parsed, training=False) if parsed else None
     if run is None:
@@ -143,7 +145,7 @@ def _open_log(run: Run) -> RunLog:
     if logging.logs:
         log.note(f" Saving to {folder}")
     log.file_only(" ".join(sys.argv))
-    log.arguments(arguments(run, " ".join(sys.argv), {"logs_path": str(folder)}))
+    log.arguments(arguments(run, " ".join(sys.argv), {"logs_path": str(folder)}), restored=False)
     for note in run.notes:
         log.note(note)
     log.note(f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}")

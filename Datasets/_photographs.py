@@ -64,8 +64,8 @@ def validation_stream(index: RecordIndex, request: ReadRequest) -> tf.data.Datas
     single = together.map(read).unbatch()
     prepare = partial(_prepared, request=request, distort=False)
     decoded = single.map(prepare, _pipeline.threads(request)).ignore_errors()
-    # One more than fills the last micro-batch: without it, a gap at the very end would leave no batch to see it in.
-    filling = tf.data.Dataset.range(size, count * request.batch_size + 1).map(partial(_nothing, request=request))
+    # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
+    filling = tf.data.Dataset.range(size, (count + 1) * request.batch_size).map(partial(_nothing, request=request))
     stream = _micro_batches(decoded.concatenate(filling), index, request, lambda sample: sample, lambda sample: sample)
     return stream.take(count)
 

@@ -151,10 +151,10 @@ def _accumulation(wishes: Wishes) -> int:
         return wishes.accumulation
     samples = wishes.micro_batch * wishes.replicas
     if wishes.global_batch % samples:
-        below = max(1, wishes.global_batch // samples) * samples
+        below = wishes.global_batch // samples * samples
         raise PlanError(
             f"--global-batch-size {wishes.global_batch} is not a multiple of micro-batch {wishes.micro_batch} x replicas "
-            f"{wishes.replicas} = {samples}; nearest: {below} or {(wishes.global_batch // samples + 1) * samples}"
+            f"{wishes.replicas} = {samples}; nearest: {f'{below} or ' if below else ''}{below + samples}"
         )
     return wishes.global_batch // samples
 

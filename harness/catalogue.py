@@ -192,7 +192,12 @@ def _to_text(raw: Any) -> str:
 
 
 CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_text}
-KINDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "UTF-8 text, not empty"}
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number of at most 3.4e38",
+    str: "UTF-8 text, not empty",
+}
 
 
 def shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from Datasets._spec import DataError
 from emulator import schedules
 from emulator.plan import ExecutionPlan
-from harness import checkpoints, cli, layers, plot
+from harness import checkpoints, cli, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
@@ -126,9 +126,14 @@ def recorded_options(folder: Path) -> dict[str, Any]:
     return {k: v for k, v in checkpoints.recorded_options(folder).items() if k not in NOT_RECORDED}
 
 
+def value_of(argv: list[str], option: str, script: str) -> str | None:
+    """The value of one option on the command line, before the others are known."""
+    return layers.value_of(argv, option, script)
+
+
 def restore_path(argv: list[str], script: str) -> str | None:
-    """The value of --restore-path, before the other options are known."""
-    return layers.value_of(argv, "restore_path", script)
+    """The value of --restore-path."""
+    return value_of(argv, "restore_path", script)
 
 
 def wants_help(argv: list[str]) -> bool:
@@ -140,7 +145,7 @@ def command(script: str, *words: str) -> str:
     """A command line that the user can paste."""
     python = os.path.relpath(sys.executable)
     python = python if not python.startswith("..") and os.sep in python else "python"
-    return " ".join([python, f"{script}.py", *map(shlex.quote, words)])
+    return " ".join([python, os.path.relpath(plugins.ROOT / f"{script}.py"), *map(shlex.quote, words)])
 
 
 INTRODUCTIONS = {

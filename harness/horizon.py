@@ -99,6 +99,11 @@ class Horizon:
         # Not twice near the end: the last checkpoint stands for one less than half a period before it.
         return left == 0 or (2 * left >= period and late_enough and _crosses(period, self.grid_start(first), end))
 
+    def is_checkpoint(self, iteration: int) -> bool:
+        """Whether an unstopped run saves after `iteration` updates."""
+        first = self.grid_start(iteration - 1) if iteration > 0 else 0
+        return iteration > 0 and self.grid_end(first) == iteration and self.checkpoints(first, iteration)
+
     def log_points(self) -> list[int]:
         return [end for first, end in self.steps() if self.logs(first, end)]
 

@@ -24,8 +24,11 @@ class Meter:
         self._rate = rate
         self._steps = int(state.get("host_steps", 0))
         self._seconds = float(state.get("seconds", 0.0))
-        self._window = deque(_pairs(state.get("window", ())), maxlen=horizon.window_steps)
-        self._open = _pairs(state.get("open", ()))
+        same_grid = state.get("updates_per_step") == horizon.iterations_per_step
+        # host steps of another length do not mix: the averages begin anew
+        window, unfinished = _pairs(state.get("window", ())), _pairs(state.get("open", ()))
+        self._window = deque(window if same_grid else [], maxlen=horizon.window_steps)
+        self._open = unfinished if same_grid else []
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
         self._skip_time = True
 
@@ -34,6 +37,7 @@ class Meter:
         return {
             "host_steps": self._steps,
             "seconds": self._seconds,
+            "updates_per_step": self._horizon.iterations_per_step,
             "window": list(self._window),
             "open": self._open,
         }

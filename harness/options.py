@@ -1,7 +1,7 @@
 """Every option of the scripts, typed: what a person can ask for.
 
-One frozen section per argument group. A section checks nothing that needs another section; rules between
-options live in `harness/resolve.py`. The model's and the schedule's own options are the `Options` classes of
+One frozen section per argument group. A section checks nothing that needs another section; rules between options
+live in `harness/cli.py` and `harness/run.py`. The model's and the schedule's own options are the `Options` classes of
 their plug-ins.
 """
 

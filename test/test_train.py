@@ -311,3 +311,33 @@ def test_as_a_program(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "\r" not in done.stdout + done.stderr
     assert "Final validation top-1 accuracy:" in done.stdout
+
+
+def test_a_checkpoint_that_was_not_validated_before_a_kill_is_validated_on_restore(unbroken, tmp_path):
+    """The row of a checkpoint whose validation a kill cut off never came back."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    for file in folder.glob("ckpt-240.*"):
+        file.unlink()
+    (folder / "validation.csv").unlink()
+    succeed("restore", "--restore-path", folder)
+    assert timeless(folder / "validation.csv") == timeless(unbroken.folder / "validation.csv")
+
+
+def test_a_refused_restore_changes_nothing(unbroken, tmp_path):
+    """A refused override was recorded and refused every later restore too."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    for words in (["--group-norm"], ["--no-logs"], ["--batch-size", 16]):
+        assert run("restore", "--restore-path", folder, *words).code == 2
+    assert not (folder / "arguments_restore.json").exists()
+    succeed("restore", "--restore-path", folder)
+
+
+def test_a_torn_last_row_is_dropped(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    with open(folder / "training.csv", "a") as file:
+        file.write("13,260,1.6")
+    succeed("restore", "--restore-path", folder, "--iterations", 260)
+    assert [int(row["iteration"]) for row in rows(folder / "training.csv")][-2:] == [240, 260]
