@@ -214,7 +214,7 @@ def test_data_set_is_inferred_and_said():
 
 # Spellings
 
-ALIASES = [  # harness.md 1.9 and design.md 3: (older words, value of the canonical options)
+ALIASES = [  # (older words, value of the canonical options)
     ("--batch-size 8", {"micro_batch_size": 8}),
     ("--gradients-to-accumulate 3", {"gradient_accumulation_count": 3}),
     ("--pipeline-depth 1", {"gradient_accumulation_count": 1, "pipeline": False}),
@@ -525,7 +525,7 @@ def test_help_answers_whatever_else_was_asked():
         assert (result.code, result.out[:6]) == (0, "usage:")
 
 
-# The READMEs' commands (harness.md 6.4): (script, words, None if they parse, else what is not there yet)
+# Documented commands of the original harness: (script, words, None if they parse, else what is not there yet)
 
 V13_50 = f"{IMAGENET} --model-size 50"
 V20_50 = (f"{IMAGENET} --model resnet --model-size 50 --replicas 16 --batch-size 8 --gradient-accumulation-count 8 --epochs 65 "

@@ -17,7 +17,7 @@ from harness.layers import DEFAULT_CONFIG_PATH
 from harness.options import OptionError
 from harness.run import prepare
 
-# After MEME's configs.yml (harness.md 6.1): strings where numbers are meant, lists of memory proportions, one mapping
+# After MEME's configs.yml: strings where numbers are meant, lists of memory proportions, one mapping
 # with several merges
 MEME = """
 mk2_efficientnet_base: &mk2_efficientnet_base

@@ -31,7 +31,7 @@ MODELS, SCHEDULES = plugins.names("Models"), plugins.names("LR_Schedules")
 TEXTS, REALS, WHOLES = (str,), (float,), (int,)  # several values
 
 
-# 1. Names, types, defaults: harness.md 1.1 to 1.8 and design.md 3. A default of None is filled in from the model or
+# 1. Names, types, defaults. A default of None is filled in from the model or
 # the data (second table). Flags whose --no- form is the original's option have its positive name and are on.
 
 SHARED = {
