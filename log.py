@@ -49,11 +49,12 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
             folder = Path(logs_path)
-            if list(folder.glob("ckpt-*.index")):
-                raise LogError(
-                    f"--logs-path {folder} holds a run already; give another folder, or go on with it: "
-                    f"python restore.py --restore-path {folder}"
+            saved = list(folder.glob("ckpt-*.index"))
+            if saved or (folder / "arguments.json").exists():
+                instead = (
+                    f"go on with it: python restore.py --restore-path {folder}" if saved else "delete it: it saved nothing"
                 )
+                raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         return _fresh(Path(log_dir), name)

@@ -149,7 +149,6 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
-        log.forget_after(-1)  # of a run that ended before its first checkpoint
         meter = Meter(run.horizon, increment, run.rate, {})
         session = _Session(run, folder, log, program, meter)
         if session.saves:

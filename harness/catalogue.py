@@ -195,7 +195,7 @@ CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _to_bool, int: _to_int, f
 KINDS = {
     bool: "true or false",
     int: "a whole number",
-    float: "a finite number of at most 3.4e38",
+    float: "a finite number",
     str: "UTF-8 text, not empty",
 }
 
