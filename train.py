@@ -268,11 +268,9 @@ class _Session:
         """What is left after the last update of this call."""
         if done < self.run.horizon.iterations:
             self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
-            if checkpoints_missing(self.folder, done):
+            if done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
                 self.save(done)
-        elif self.saves:
-            self.validate(checkpoints.latest(self.folder))
-        else:
+        elif not self.saves:  # those that were saved have been validated
             self.validate(Checkpoint("final", done))
         self._report(done)
 
@@ -295,11 +293,6 @@ class _Session:
             note(f"Validate again:  {entry.command('validation', '--restore-path', path)}")
             longer = f"{4 * max(1, round(horizon.epochs / 3)):g}"
             note(f"Train further:   {entry.command('restore', '--restore-path', path, '--epochs', longer)}")
-
-
-def checkpoints_missing(folder: Path, iteration: int) -> bool:
-    """Whether the folder has no checkpoint of this update."""
-    return iteration not in [checkpoint.iteration for checkpoint in checkpoints.numbered(folder)]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Carries out a plan in TensorFlow: one session call is one host step, the loops over weight updates and
-micro-batches run inside the graph, and the metrics of every update come out once.
+micro-batches run inside the graph, and the metrics of every update leave through a queue while they run.
 
 Weights are read once per update and handed to the model as tensors; a micro-batch's gradients and statistics
 are added in the order of the global micro-batches, scaled once, decayed once.

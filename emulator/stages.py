@@ -8,9 +8,7 @@ but through the tensor at its boundary, whatever the plan, so that every plan co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -56,13 +54,6 @@ def chunks(plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str,
     return tuple(found)
 
 
-@contextmanager
-def device_of(plan: ExecutionPlan, stage: int) -> Any:
-    """Operations of a stage go to its device."""
-    with tf.device(plan.device(stage)):
-        yield
-
-
 @dataclass
 class _Pass:
     """A call in the making."""
@@ -93,14 +84,14 @@ def call(
     x, inputs, outputs = features["image"], [], []
     started: set[int] = set()
     for chunk in network.chunks:
-        with device_of(plan, chunk.stage):
+        with tf.device(plan.device(chunk.stage)):
             if chunk.stage not in started:
                 started.add(chunk.stage)
                 x = _after(x, tokens[chunk.stage][:1])
             inputs.append(x)
             x = work.forward(chunk, x, first_time=True)
             outputs.append(x)
-    with device_of(plan, network.chunks[-1].stage):
+    with tf.device(plan.device(network.chunks[-1].stage)):
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features["label"]))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
@@ -116,12 +107,12 @@ def _backward(
     """Gradients by variable, and for each stage a token that its backward cell has ended."""
     gradients: dict[str, tf.Tensor] = {}
     ends: dict[int, tf.Tensor] = {}
-    last = len(inputs) - 1
+    plan, last = work.network.plan, len(inputs) - 1
     for c in range(last, -1, -1):
         chunk = work.network.chunks[c]
-        with device_of(work.network.plan, chunk.stage):
+        with tf.device(plan.device(chunk.stage)):
             x, y = inputs[c], outputs[c]
-            if work.network.plan.recompute and c < last:
+            if plan.recompute and c < last:
                 x = _after(x, (dy,))
                 y = work.forward(chunk, x, first_time=False)
             wanted = [work.values[name] for name in chunk.variables] + ([x] if c else [])
