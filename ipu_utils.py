@@ -39,11 +39,13 @@ def compile_training(
     scale: object,
     weight_decay: float = 0.0,
     decayed: Callable[[str], bool] = lambda name: True,
+    recording: bool = False,
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
     `stream` is called inside the program's graph. `loss`, `hits`: (logits, labels) -> [batch].
-    `update`: an optimiser; `scale`: the loss scale that fits it.
+    `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
+    `cells()`.
     """
 
     def training() -> Training:
@@ -59,6 +61,7 @@ def compile_training(
             scale=scale,
             weight_decay=weight_decay,
             decayed=decayed,
+            recording=recording,
         )
 
     return TrainingProgram(training)
@@ -71,9 +74,10 @@ def compile_inference(
     stream: Callable[[], Stream],
     names: tuple[str, ...],
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
+    home: str = "/cpu:0",
 ) -> InferenceProgram:
-    """A program whose `step(n)` adds up `sums(logits, labels)` over the next n micro-batches."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums))
+    """A program whose `step(n)` adds up `sums(logits, labels)` over the next n micro-batches, on the device `home`."""
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums), home)
 
 
 def stream_of(dataset: tf.data.Dataset, prepare: Callable[[tf.Tensor], tf.Tensor]) -> Stream:

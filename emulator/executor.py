@@ -18,8 +18,10 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
 from emulator.cost.trace import Trace
-from emulator.plan import ExecutionPlan
-from emulator.stages import ACCURACY, LOSS, Network, Tokens, call, chunks
+from emulator.cells import KINDS, Cells, Order, Ran, Tokens
+from emulator.plan import ExecutionPlan, PlanError
+from emulator.schedules import Action
+from emulator.stages import ACCURACY, LOSS, Network, call, chunks
 from Models._layers import Variable
 from Models._segments import Segment
 from Models._tensor_layers import initial_value
@@ -78,6 +80,8 @@ class Training:
     scale: Scale
     weight_decay: float
     decayed: Callable[[str], bool]
+    recording: bool = False  # of the cells' times
+    dtype: tf.DType = tf.float32  # of weights and arithmetic
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -101,16 +105,33 @@ class Metrics:
     accuracy: np.ndarray
 
 
-def session_config(devices: int = 1) -> tf.ConfigProto:
-    """`devices` logical CPUs, and threads enough for all of them to be busy.
+def session_config(homes: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto:
+    """Logical CPUs, or the GPUs, that the stages live on, and threads enough for all of them to be busy.
 
-    Grappler's remapping is off: it fuses within a device only, so it would make bits depend on the plan.
+    Two of Grappler's passes are off, because they would make bits depend on the plan: remapping fuses operations within
+    a device only, and arithmetic optimisation merges additions only where no cell begins or ends between them.
     """
-    config = tf.ConfigProto(device_count={"CPU": devices})
-    if devices > 1:
-        config.inter_op_parallelism_threads = max(os.cpu_count() or 1, devices + 1)
-    config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+    cpus = len({home for home in homes if home.startswith("/cpu")})
+    config = tf.ConfigProto(device_count={"CPU": max(1, cpus)})
+    if len(set(homes)) > 1:
+        config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(homes)) + 1)
+    # what has no kernel for a GPU, as queues and the data's iterator, goes to the CPU then
+    config.allow_soft_placement = any(home.startswith("/gpu") for home in homes)
+    rewriter = config.graph_options.rewrite_options
+    rewriter.remapping = rewriter_config_pb2.RewriterConfig.OFF
+    rewriter.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
     return config
+
+
+def refuse_missing_devices(homes: Sequence[str]) -> None:
+    """PlanError if the plan counts on more GPUs than TensorFlow finds."""
+    wanted = len({home for home in homes if home.startswith("/gpu")})
+    there = len(tf.config.list_physical_devices("GPU")) if wanted else 0
+    if there < wanted:
+        raise PlanError(
+            f"the plan places stages on {wanted} GPU{'s' if wanted > 1 else ''}, but TensorFlow can drive {there} here (its "
+            "own messages say why); give --device cpu"
+        )
 
 
 def new_graph() -> tf.Graph:
@@ -122,16 +143,20 @@ def new_graph() -> tf.Graph:
 class Weights:
     """The variables of one graph: model, optimiser slots, the count of updates done."""
 
-    def __init__(self, variables: tuple[Variable, ...], seed: int, slots: Mapping[str, float]) -> None:
+    def __init__(
+        self, variables: tuple[Variable, ...], seed: int, slots: Mapping[str, float], dtype: tf.DType = tf.float32
+    ) -> None:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
         for variable in variables:
             self.model[variable.name] = _variable(
-                variable.name, lambda v=variable: initial_value(v, seed), variable.trainable
+                variable.name, lambda v=variable: initial_value(v, seed, dtype), variable.trainable
             )
             if variable.trainable:
                 self.slots[variable.name] = {
-                    slot: _variable(f"{variable.name}/{slot}", lambda v=variable, x=value: tf.fill(v.shape, x), False)
+                    slot: _variable(
+                        f"{variable.name}/{slot}", lambda v=variable, x=value: tf.cast(tf.fill(v.shape, x), dtype), False
+                    )
                     for slot, value in slots.items()
                 }
         self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
@@ -166,19 +191,24 @@ class TrainingProgram:
         self.graph = new_graph()
         with self.graph.as_default():
             training = build()
-            self.weights = Weights(training.variables, training.seed, training.optimiser.slots)
+            refuse_missing_devices(training.plan.homes)
+            self.weights = Weights(training.variables, training.seed, training.optimiser.slots, training.dtype)
+            self._order = Order(training.plan, training.recording)
             self._rates = tf.placeholder(tf.float32, [None], "learning_rates")
             outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32, tf.float32], [[], []], name="outfeed")
             stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
-            self._step = _host_step(training, self.weights, self._rates, outfeed, stop)
-            self._outfeed = outfeed.dequeue()
-            self._waiting = outfeed.size()
-            self._stops = {kind: stop.assign(kind, read_value=False) for kind in (STOP_AT_UPDATE, STOP_AT_CALL)}
+            self._step = _HostStep(training, self.weights, self._order, outfeed, stop).run(self._rates)
+            self._outfeed = outfeed.dequeue_many(outfeed.size())
+            self._recorded = self._order.recorded
+            at_call = stop.assign(STOP_AT_CALL, read_value=False)
+            with tf.control_dependencies([at_call]):
+                release = self._order.release()
+            self._stops = {STOP_AT_UPDATE: stop.assign(STOP_AT_UPDATE, read_value=False), STOP_AT_CALL: [at_call, *release]}
             initialise = [tf.global_variables_initializer()]
             if training.stream.iterator is not None:
                 initialise.append(training.stream.iterator.initializer)
             self.saver = tf.train.Saver(self.weights.saved, max_to_keep=None, save_relative_paths=True)
-        self.session = tf.Session(graph=self.graph, config=session_config(training.plan.devices))
+        self.session = tf.Session(graph=self.graph, config=session_config(training.plan.homes))
         self.session.run(initialise)
 
     def compile(self) -> None:
@@ -209,14 +239,20 @@ class TrainingProgram:
     def _drain(self, updates: int, found: list[tuple[float, float]], report: Callable[[float, float], None] | None) -> None:
         """Takes metrics out of the queue until the step has ended and the queue is empty."""
         while len(found) < updates:
-            if not self.session.run(self._waiting):
-                if self._ended.wait(0.02) and not self.session.run(self._waiting):
-                    return
-                continue
-            loss, accuracy = self.session.run(self._outfeed)
-            found.append((float(loss), float(accuracy)))
-            if report:
-                report(float(loss), float(accuracy))
+            ended = self._ended.wait(0.02)
+            rows = [(float(loss), float(accuracy)) for loss, accuracy in zip(*self.session.run(self._outfeed))]
+            found += rows
+            for row in rows if report else ():
+                report(*row)
+            if ended:
+                return
+
+    def cells(self) -> tuple[Ran, ...]:
+        """When each cell ran that was recorded since the last time, in order of their ends."""
+        if self._recorded is None:
+            return ()
+        rows = zip(*self.session.run(self._recorded))
+        return tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint: model, slots and the count of updates."""
@@ -231,99 +267,101 @@ class TrainingProgram:
         self.session.close()
 
 
-def _host_step(
-    training: Training, weights: Weights, rates: tf.Tensor, outfeed: tf.QueueBase, stop: tf.Variable
-) -> tf.Tensor:
-    """The device loop over weight updates; the number of updates done. Loss and accuracy of each go into the
-    outfeed while the loop runs."""
-    updates = tf.size(rates)
+@dataclass(frozen=True)
+class _HostStep:
+    """The graph of one host step."""
 
-    def body(i: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.control_dependencies([i]):
-            finished = _update(training, weights, rates[i], outfeed, stop)
-        return i + 1, done + tf.cast(finished, tf.int32)
+    training: Training
+    weights: Weights
+    order: Order
+    outfeed: tf.QueueBase
+    stop: tf.Variable
 
-    def goes_on(i: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([done]):
-            return tf.logical_and(i < updates, tf.equal(stop.read_value(), RUN))
+    def run(self, rates: tf.Tensor) -> tf.Tensor:
+        """The device loop over weight updates; the number of updates done. Loss and accuracy of each go into the
+        outfeed while the loop runs."""
+        updates = tf.size(rates)
 
-    _, done = tf.while_loop(goes_on, body, (tf.constant(0), tf.constant(0)), parallel_iterations=1, back_prop=False)
-    return done
+        def body(i: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies([i]):
+                finished = self._update(tf.cast(rates[i], self.training.dtype))
+            return i + 1, done + tf.cast(finished, tf.int32)
 
+        def goes_on(i: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([done]):
+                return tf.logical_and(i < updates, tf.equal(self.stop.read_value(), RUN))
 
-def _update(training: Training, weights: Weights, rate: tf.Tensor, outfeed: tf.QueueBase, stop: tf.Variable) -> tf.Tensor:
-    """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done."""
-    values = weights.read()
-    step = weights.step.read_value()
-    calls, means = _means(training, values, step, stop)
+        start = (tf.constant(0), tf.constant(0))
+        _, done = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
+        return done
 
-    def move() -> tf.Tensor:
-        moves = _moves(training, weights, values, means, rate)
-        with tf.control_dependencies(moves):
-            counted = weights.step.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted, outfeed.enqueue([means[LOSS], means[ACCURACY]])]):
-            return tf.constant(True)
+    def _update(self, rate: tf.Tensor) -> tf.Tensor:
+        """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done."""
+        values = self.weights.read()
+        step = self.weights.step.read_value()
+        calls, means = self._means(values, step)
 
-    return tf.cond(tf.equal(calls, training.plan.calls), move, lambda: tf.constant(False))
+        def move() -> tf.Tensor:
+            with tf.control_dependencies(self._moves(values, means, rate)):
+                counted = self.weights.step.assign_add(1, read_value=False)
+            metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
+            with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
+                return tf.constant(True)
 
+        return tf.cond(tf.equal(calls, self.training.plan.calls), move, lambda: tf.constant(False))
 
-def _moves(
-    training: Training, weights: Weights, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor
-) -> list[tf.Operation]:
-    """The operations that move every variable and slot."""
-    rate = training.scale.rate(rate)
-    moves = []
-    for variable in training.variables:
-        name, mean = variable.name, means[variable.name]
-        if not variable.trainable:
-            moves.append(weights.model[name].assign_sub((values[name] - mean) * (1 - variable.decay), read_value=False))
-            continue
-        if training.weight_decay and training.decayed(name):
-            mean += values[name] * (training.weight_decay * training.scale.scale)
-        gradient = training.scale.gradient(mean)
-        moves.append(training.optimiser.apply(weights.model[name], weights.slots[name], gradient, rate))
-    return moves
+    def _moves(self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor) -> list[tf.Operation]:
+        """The operations that move every variable and slot."""
+        training, weights = self.training, self.weights
+        rate = training.scale.rate(rate)
+        moves = []
+        for variable in training.variables:
+            name, mean = variable.name, means[variable.name]
+            if not variable.trainable:
+                difference = (values[name] - mean) * (1 - variable.decay)
+                moves.append(weights.model[name].assign_sub(difference, read_value=False))
+                continue
+            if training.weight_decay and training.decayed(name):
+                mean += values[name] * (training.weight_decay * training.scale.scale)
+            gradient = training.scale.gradient(mean)
+            moves.append(training.optimiser.apply(weights.model[name], weights.slots[name], gradient, rate))
+        return moves
 
+    def _means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The number of calls made, and loss, accuracy, gradients and batch statistics by name, averaged over them;
+        they are added one after another however many are in flight."""
+        training, plan = self.training, self.training.plan
+        network = Network(
+            stages=chunks(plan, training.segments, training.trained_by_segment()),
+            plan=plan,
+            seed=training.seed,
+            loss=training.loss,
+            hits=training.hits,
+            scaled=training.scale.scaled,
+        )
 
-def _means(
-    training: Training, values: dict[str, tf.Tensor], step: tf.Tensor, stop: tf.Variable
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """The number of calls made, and loss, accuracy, gradients and batch statistics by name, averaged over them;
-    they are added one after another however many are in flight."""
-    plan = training.plan
-    network = Network(
-        chunks=chunks(plan, training.segments, training.trained_by_segment()),
-        plan=plan,
-        seed=training.seed,
-        loss=training.loss,
-        hits=training.hits,
-        scaled=training.scale.scaled,
-    )
+        def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
+            with tf.control_dependencies([m]):
+                features = dict(training.stream.features(step, m))
+                features["image"] = tf.cast(features["image"], training.dtype)
+            # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
+            with tf.control_dependencies([features["label"]]):
+                following = m + 1
+            cells = Cells(self.order, m, tokens)
+            return following, call(network, values, features, cells), cells.tokens
 
-    def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
-        with tf.control_dependencies([m]):
-            features = training.stream.features(step, m)
-        # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
-        with tf.control_dependencies([features["label"]]):
-            following = m + 1
-        return (following, *call(network, values, features, tokens))
+        if plan.calls == 1:
+            return tf.constant(1), run(tf.constant(0), tuple(() for _ in plan.stages))[1]
+        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.variables}}
 
-    if plan.calls == 1:
-        return tf.constant(1), run(tf.constant(0), tuple(() for _ in plan.stages))[1]
-    shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.variables}}
+        def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
+            following, found, moved = run(m, tokens)
+            return following, moved, tuple(total + tf.cast(found[n], total.dtype) for n, total in zip(shapes, sums))
 
-    def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
-        following, found, moved = run(m, tokens)
-        return following, moved, tuple(total + found[name] for name, total in zip(shapes, sums))
+        def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
+            with tf.control_dependencies([m]):
+                return tf.logical_and(m < plan.calls, self.stop.read_value() < STOP_AT_CALL)
 
-    tokens = tuple(tuple(tf.constant(0) for _ in range(lag)) for lag in plan.lags)
-    zeros = tuple(tf.zeros(shape) for shape in shapes.values())
-
-    def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
-        with tf.control_dependencies([m]):
-            return tf.logical_and(m < plan.calls, stop.read_value() < STOP_AT_CALL)
-
-    calls, _, totals = tf.while_loop(
-        goes_on, body, (tf.constant(0), tokens, zeros), parallel_iterations=plan.in_flight, back_prop=False
-    )
-    return calls, {name: total / plan.calls for name, total in zip(shapes, totals)}
+        start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
+        calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.in_flight, back_prop=False)
+        return calls, {name: total / plan.calls for name, total in zip(shapes, totals)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from emulator.executor import NextFeatures, Stream, Weights, assign, new_graph, session_config
+from emulator.executor import NextFeatures, Stream, Weights, assign, new_graph, refuse_missing_devices, session_config
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -30,17 +30,23 @@ class InferenceProgram:
     """
 
     def __init__(
-        self, segments: list[Segment], variables: tuple[Variable, ...], stream: Callable[[], Stream], score: Score
+        self,
+        segments: list[Segment],
+        variables: tuple[Variable, ...],
+        stream: Callable[[], Stream],
+        score: Score,
+        home: str = "/cpu:0",
     ) -> None:
-        """`stream` is called inside the new graph."""
+        """`stream` is called inside the new graph; `home` is the TensorFlow device of the network."""
+        refuse_missing_devices((home,))
         self.graph = new_graph()
-        with self.graph.as_default():
+        with self.graph.as_default(), tf.device(home):
             self._stream = stream()
             self.weights = Weights(variables, 0, {})
             self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
             self._step = _inference_step(segments, self.weights, self._stream.features, score, *self._range)
             initialise = tf.global_variables_initializer()
-        self.session = tf.Session(graph=self.graph, config=session_config())
+        self.session = tf.Session(graph=self.graph, config=session_config((home,)))
         self.session.run(initialise)
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:

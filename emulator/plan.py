@@ -6,11 +6,14 @@ Everything downstream reads it; nothing else decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from emulator import partition, schedules
+from emulator import partition, schedules, system
 from emulator.cost.trace import Trace
+from emulator.machine import Machine
 
 AUTO = "auto"
+ENOUGH = 4  # micro-batches a stage that show all there is to a schedule; more repeat its middle
 MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a call
 
 
@@ -28,17 +31,35 @@ class ExecutionPlan:
     micro_batch: int
     accumulation: int
     replicas: int
+    shards: int  # IPUs of one replica
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
     updates_per_step: int  # weight updates of one host step
     precision: str
     schedule: str
+    windows: tuple[int, ...]  # calls whose forward a stage may have done and whose backward it still owes
     pipelined: bool  # asked for, also where all stages share one device
     recompute: bool
-    devices: int
+    homes: tuple[str, ...]  # the TensorFlow device of each stage
+    training_device: system.Device  # the emulated IPUs
+    validation_device: system.Device
     span: int  # replicas that share batch-norm statistics: one micro-batch to the norm
     fold: int  # micro-batches of one call
-    in_flight: int  # calls that are live at once
-    lags: tuple[int, ...]  # stage j's forward of call i comes after its backward of call i - lags[j]; 0: no bound
+    identical_seeding: bool  # replicas draw the same numbers
+
+    @property
+    def devices(self) -> int:
+        """TensorFlow devices that the stages live on."""
+        return len(set(self.homes))
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether stages work on several calls at once."""
+        return max(self.windows) > 1
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are anywhere in the pipeline at once."""
+        return max(self.windows)
 
     @property
     def calls(self) -> int:
@@ -50,9 +71,13 @@ class ExecutionPlan:
         """Samples of one call."""
         return self.micro_batch * self.span * self.fold
 
-    def device(self, stage: int) -> str:
-        """Where a stage's operations go; with fewer devices than stages all share the first."""
-        return f"/cpu:{stage if self.devices > 1 else 0}"
+    def drawn_as(self, position: Any) -> Any:
+        """The position that a sample's draws on the device are keyed by: its own; with identical seeding its place in
+        its replica's stream, which is the same in every replica."""
+        if not self.identical_seeding or self.replicas == 1:
+            return position
+        micro_batch, sample = position // self.micro_batch, position % self.micro_batch
+        return micro_batch // self.replicas * self.micro_batch + sample
 
     @property
     def micro_batches(self) -> int:
@@ -63,6 +88,11 @@ class ExecutionPlan:
     def global_batch(self) -> int:
         """Samples of one weight update."""
         return self.micro_batch * self.micro_batches
+
+    @property
+    def ipus(self) -> int:
+        """IPUs that the plan stands for."""
+        return self.shards * self.replicas
 
     def summary(self) -> str:
         """A few lines for the head of a log."""
@@ -75,11 +105,18 @@ class ExecutionPlan:
         ]
         if len(self.stages) > 1:
             lines.append(
-                f"  {len(self.stages)} stages on {self.devices} device{'s' if self.devices > 1 else ''}, {self.schedule}, "
-                f"{self.in_flight} calls in flight; they begin at {', '.join(stage[0] for stage in self.stages)}"
+                f"  {len(self.stages)} stages, {self.schedule}, {_counted(self.in_flight, 'call')} in flight; they begin at "
+                + ", ".join(stage[0] for stage in self.stages)
             )
+        attached = str(self.training_device)
+        if self.validation_device != self.training_device:
+            attached += f", validation on {self.validation_device}"
+        homes = ", ".join(dict.fromkeys(home.strip("/") for home in self.homes))
+        lines.append(f"  emulates {_counted(self.ipus, 'IPU')}: {attached}; computed on {homes}")
         if self.recompute:
             lines.append("  activations are recomputed in the backward pass")
+        if self.identical_seeding:
+            lines.append("  every replica draws the same random numbers on the device")
         return "\n".join(lines)
 
 
@@ -102,39 +139,55 @@ class Wishes:
     span: int = 1
     fold: str = AUTO
     fold_bytes: int = 1 << 30
+    identical_seeding: bool = False
+    device: str = AUTO
+    select: tuple[str, ...] = ()  # device ids or AUTO: for training, and for validation
 
 
-def resolve(wishes: Wishes, trace: Trace, updates_per_step: int) -> ExecutionPlan:
-    """A complete plan; raises PlanError, PartitionError or ScheduleError for what does not fit together."""
+def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: int = 1) -> ExecutionPlan:
+    """A complete plan; raises PlanError, PartitionError, ScheduleError or DeviceError for what does not fit together."""
     stages = _stages(wishes, trace)
     accumulation = _accumulation(wishes)
     if wishes.span & (wishes.span - 1) or wishes.replicas % wishes.span:
         raise PlanError(
             f"--BN-span {wishes.span} must be a power of two that divides the {wishes.replicas} replicas into equal groups"
         )
-    devices = len(stages) if wishes.shards > 1 else 1
-    schedule = wishes.schedule if wishes.pipeline and devices > 1 else "Sequential"
+    apart = wishes.shards > 1  # every stage on a device of its own
+    schedule = wishes.schedule if wishes.pipeline and apart else "Sequential"
     fold = _fold(wishes, trace, accumulation, len(stages) if schedule != "Sequential" else 1)
     calls = accumulation * wishes.replicas // (wishes.span * fold)
-    timeline = schedules.build(schedule, len(stages), calls)
-    lags = tuple(schedules.lag(timeline, j) for j in range(len(stages)))
+    for_training, for_validation = (*wishes.select, "AUTO", "AUTO")[:2]
     return ExecutionPlan(
         micro_batch=wishes.micro_batch,
         accumulation=accumulation,
         replicas=wishes.replicas,
+        shards=wishes.shards,
         stages=stages,
         updates_per_step=updates_per_step,
         precision=wishes.precision,
         schedule=schedule,
+        windows=schedules.windows(schedule, len(stages), min(calls, ENOUGH * len(stages))),
         pipelined=wishes.pipeline,
         recompute=wishes.recompute,
-        devices=devices,
+        homes=_homes(wishes.device, len(stages), apart, machine),
+        training_device=system.select(for_training, wishes.shards * wishes.replicas, "training"),
+        validation_device=system.select(for_validation, 1, "validation"),
         span=wishes.span,
         fold=fold,
-        in_flight=schedules.in_flight(schedule, len(stages), calls),
-        # with no later call to hold back a token would only be carried around
-        lags=tuple(lag if lag < calls and schedule != "Sequential" else 0 for lag in lags),
+        identical_seeding=wishes.identical_seeding,
     )
+
+
+def _homes(device: str, stages: int, apart: bool, machine: Machine) -> tuple[str, ...]:
+    """A TensorFlow device for each stage: logical CPUs as many as stages, or the GPUs there are, in neighbouring shares."""
+    if device == "gpu" and not machine.gpus:
+        raise PlanError(
+            "--device gpu: there is no GPU that TensorFlow can use here (an NVIDIA card and the package "
+            "tensorflow[and-cuda]); give --device cpu or auto"
+        )
+    if device == "cpu" or not machine.gpus:
+        return tuple(f"/cpu:{stage if apart else 0}" for stage in range(stages))
+    return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if apart else 0}" for stage in range(stages))
 
 
 def _stages(wishes: Wishes, trace: Trace) -> tuple[tuple[str, ...], ...]:
@@ -177,3 +230,7 @@ def _fold(wishes: Wishes, trace: Trace, accumulation: int, stages: int) -> int:
         and (stages == 1 or groups // fold >= 4 * stages)
     ]
     return max(fits, default=1)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -154,30 +154,28 @@ def live(timeline: Timeline, stage: int) -> int:
     return peak
 
 
-def in_flight(schedule: str, stages: int, micro_batches: int) -> int:
-    """The largest number of micro-batches that are anywhere in the pipeline at once: the loop's parallel iterations.
+def windows(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The micro-batches that each stage may hold. They are a schedule's whole order, as far as the executor can carry it
+    out: a stage takes in its window, then does a backward and a forward in turn, and at last the backwards left."""
+    timeline = build(schedule, stages, micro_batches)
+    found = tuple(live(timeline, j) for j in range(stages))
+    for j, window in enumerate(found):
+        if order(timeline, j) != in_turn(j, window, micro_batches):
+            raise ScheduleError(
+                f"schedule '{schedule}': stage {j} does not do a backward and a forward in turn after its first {window} "
+                f"forwards, so it cannot be carried out\n{render(timeline)}"
+            )
+    return found
 
-    A micro-batch enters with its forward on stage 0 and leaves with its backward there.
-    """
-    return live(build(schedule, stages, micro_batches), 0)
 
-
-def lag(timeline: Timeline, stage: int) -> int:
-    """The least k such that, for every i >= k, the stage's forward of micro-batch i comes after all its backwards up to
-    that of i - k; the number of micro-batches where no forward ever waits for a backward.
-
-    A loop whose stage j waits so, with tokens k iterations old, keeps the schedule's depth on every stage.
-    """
-    done: set[int] = set()
-    finished = needed = 0  # backwards 0 to finished - 1 are done
-    for action in order(timeline, stage):
-        if action.kind == FORWARD:
-            needed = max(needed, action.micro_batch + 1 - finished)
-        else:
-            done.add(action.micro_batch)
-            while finished in done:
-                finished += 1
-    return needed
+def in_turn(stage: int, window: int, micro_batches: int) -> tuple[Action, ...]:
+    """What a stage that may hold `window` micro-batches does: backward i right after forward i + window - 1."""
+    actions = [Action(stage, FORWARD, i) for i in range(min(window - 1, micro_batches))]
+    for i in range(micro_batches):
+        entering = i + window - 1
+        actions += [Action(stage, FORWARD, entering)] if entering < micro_batches else []
+        actions.append(Action(stage, BACKWARD, i))
+    return tuple(actions)
 
 
 def idle_fraction(timeline: Timeline) -> float:
@@ -189,6 +187,17 @@ def idle_fraction(timeline: Timeline) -> float:
     cells = [len(cell) for row in timeline for cell in row]
     places = len(cells) * max(cells, default=0)
     return 1 - sum(cells) / places if places else 0.0
+
+
+def idle_share(schedule: str, stages: int, micro_batches: int) -> float:
+    """The idle fraction of a schedule's timeline, without laying out a long one: past its ramps every micro-batch makes
+    it longer by the same number of clocks."""
+    few = 4 * stages
+    if micro_batches <= few + 1:
+        return idle_fraction(build(schedule, stages, micro_batches))
+    short, longer = (build(schedule, stages, count) for count in (few, few + 1))
+    clocks = len(short) + (micro_batches - few) * (len(longer) - len(short))
+    return 1 - 2 * micro_batches / (clocks * max(len(cell) for row in short for cell in row))
 
 
 def phases(timeline: Timeline) -> Phases:

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
+from emulator.cells import Cells
 from emulator.plan import ExecutionPlan
+from emulator.schedules import BACKWARD, FORWARD
 from Models import _segments
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
 
 LOSS, ACCURACY = "loss", "accuracy"
-Tokens = tuple[tuple[tf.Tensor, ...], ...]  # per stage, of its last backward cells, oldest first
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Segments that are differentiated together, and the trained variables they use."""
 
-    stage: int
     segments: list[Segment]
     variables: tuple[str, ...]
 
@@ -34,7 +34,7 @@ class Chunk:
 class Network:
     """What a call computes."""
 
-    chunks: tuple[Chunk, ...]
+    stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
     seed: int
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -42,89 +42,95 @@ class Network:
     scaled: Callable[[tf.Tensor], tf.Tensor]
 
 
-def chunks(plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]) -> tuple[Chunk, ...]:
-    """The plan's chunks: with recomputation every segment, otherwise every stage. `variables`: the trained ones of
-    each segment."""
+def chunks(
+    plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Each stage's chunks: with recomputation its segments one by one, otherwise all in one. `variables`: the trained
+    ones of each segment."""
     named = {segment.name: segment for segment in segments}
-    found = []
-    for stage, names in enumerate(plan.stages):
-        for group in [(name,) for name in names] if plan.recompute else [names]:
-            used = tuple(variable for name in group for variable in variables.get(name, ()))
-            found.append(Chunk(stage, [named[name] for name in group], used))
-    return tuple(found)
+
+    def chunk(names: tuple[str, ...]) -> Chunk:
+        return Chunk([named[name] for name in names], tuple(v for name in names for v in variables.get(name, ())))
+
+    return tuple(
+        tuple(chunk((name,)) for name in names) if plan.recompute else (chunk(names),) for names in plan.stages
+    )
 
 
 @dataclass
 class _Pass:
-    """A call in the making."""
+    """A call in the making: what its chunks took in and gave out, and the batch statistics they found."""
 
     network: Network
     values: Mapping[str, tf.Tensor]
     positions: tf.Tensor
+    inputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)
 
-    def forward(self, chunk: Chunk, x: tf.Tensor, first_time: bool) -> tf.Tensor:
-        """The chunk's output; only the first time do batch statistics count."""
+    def run(self, chunk: Chunk, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The chunk's output and batch statistics."""
         layers = TensorLayers(
             self.values, training=True, seed=self.network.seed, positions=self.positions,
             norm_parts=self.network.plan.fold,
         )  # fmt: skip
-        y = _segments.run(chunk.segments, layers, x)
-        if first_time:
-            self.statistics |= layers.statistics
-        return y
+        return _segments.run(chunk.segments, layers, x), layers.statistics
+
+    def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The stage's output, and the batch statistics found on the way."""
+        found: list[tf.Tensor] = []
+        for c, chunk in enumerate(self.network.stages[stage]):
+            self.inputs[stage, c] = x
+            x, statistics = self.run(chunk, x)
+            self.outputs[stage, c] = x
+            self.statistics |= statistics
+            found += statistics.values()
+        return x, found
+
+    def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The gradients of the stage's input and of its variables. A chunk whose gradient arrives at once still has
+        its activations; the others, with recomputation, run again."""
+        gradients: dict[str, tf.Tensor] = {}
+        network = self.network
+        last = (len(network.stages) - 1, len(network.stages[-1]) - 1)
+        for c, chunk in reversed(list(enumerate(network.stages[stage]))):
+            x, y = self.inputs[stage, c], self.outputs[stage, c]
+            if network.plan.recompute and (stage, c) != last:
+                x = _after(x, (dy,))
+                y, _ = self.run(chunk, x)  # its statistics have been counted
+            first = (stage, c) == (0, 0)  # nobody wants the picture's gradient
+            wanted = [self.values[name] for name in chunk.variables] + ([] if first else [x])
+            found = tf.gradients(y, wanted, dy) if wanted else []
+            gradients |= dict(zip(chunk.variables, found))
+            dy = dy if first else found[-1]
+        return dy, gradients
 
 
 def call(
-    network: Network, values: Mapping[str, tf.Tensor], features: Mapping[str, tf.Tensor], tokens: Tokens
-) -> tuple[dict[str, tf.Tensor], Tokens]:
-    """Loss, accuracy, gradients and statistics of one call by name, and the tokens for the next."""
-    work = _Pass(network, values, features["position"])
+    network: Network, values: Mapping[str, tf.Tensor], features: Mapping[str, tf.Tensor], cells: Cells
+) -> dict[str, tf.Tensor]:
+    """Loss, accuracy, gradients and statistics of one call by name."""
     plan = network.plan
-    x, inputs, outputs = features["image"], [], []
-    started: set[int] = set()
-    for chunk in network.chunks:
-        with tf.device(plan.device(chunk.stage)):
-            if chunk.stage not in started:
-                started.add(chunk.stage)
-                x = _after(x, tokens[chunk.stage][:1])
-            inputs.append(x)
-            x = work.forward(chunk, x, first_time=True)
-            outputs.append(x)
-    with tf.device(plan.device(network.chunks[-1].stage)):
+    work = _Pass(network, values, plan.drawn_as(features["position"]))
+    x, gradients = features["image"], {}
+    for stage in range(len(network.stages)):
+        with tf.device(plan.homes[stage]):
+            x, statistics = work.forward(stage, cells.begin(stage, FORWARD, x))
+            x = cells.end(stage, FORWARD, x, statistics)
+    with tf.device(plan.homes[-1]):
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features["label"]))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
         (dy,) = tf.gradients(network.scaled(loss), [logits])
-    gradients, ends = _backward(work, inputs, outputs, dy)
-    moved = tuple((*old[1:], ends[stage]) if old else () for stage, old in enumerate(tokens))
-    return {LOSS: loss, ACCURACY: accuracy, **gradients, **work.statistics}, moved
+    for stage in reversed(range(len(network.stages))):
+        with tf.device(plan.homes[stage]):
+            dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))
+            dy = cells.end(stage, BACKWARD, dy, [g for g in found.values() if g is not None])
+        gradients |= found
+    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **gradients, **work.statistics}
 
 
-def _backward(
-    work: _Pass, inputs: list[tf.Tensor], outputs: list[tf.Tensor], dy: tf.Tensor
-) -> tuple[dict[str, tf.Tensor], dict[int, tf.Tensor]]:
-    """Gradients by variable, and for each stage a token that its backward cell has ended."""
-    gradients: dict[str, tf.Tensor] = {}
-    ends: dict[int, tf.Tensor] = {}
-    plan, last = work.network.plan, len(inputs) - 1
-    for c in range(last, -1, -1):
-        chunk = work.network.chunks[c]
-        with tf.device(plan.device(chunk.stage)):
-            x, y = inputs[c], outputs[c]
-            if plan.recompute and c < last:
-                x = _after(x, (dy,))
-                y = work.forward(chunk, x, first_time=False)
-            wanted = [work.values[name] for name in chunk.variables] + ([x] if c else [])
-            found = tf.gradients(y, wanted, dy) if wanted else []
-            gradients |= dict(zip(chunk.variables, found))
-            with tf.control_dependencies([g for g in found if g is not None]):
-                ends[chunk.stage] = tf.constant(0)
-            dy = found[-1] if c else dy
-    return gradients, ends
-
-
-def _after(x: tf.Tensor, earlier: tuple[tf.Tensor, ...]) -> tf.Tensor:
+def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:
     """x, but not before `earlier` exist."""
     with tf.control_dependencies(list(earlier)):
         return tf.identity(x)

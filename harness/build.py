@@ -15,8 +15,8 @@ from harness.run import Run
 from ipu_utils import InferenceProgram, TrainingProgram
 
 
-def training_program(run: Run, start: int) -> TrainingProgram:
-    """The training program, its data stream beginning at weight update `start`."""
+def training_program(run: Run, start: int, recording: bool = False) -> TrainingProgram:
+    """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times."""
     training = run.options.training
     update = optimisers.make(training.optimiser, training.momentum)
     request = run.request(run.plan.call_batch, start * run.plan.global_batch)
@@ -32,6 +32,7 @@ def training_program(run: Run, start: int) -> TrainingProgram:
         scale=optimisers.LossScale(training.loss_scaling, update.linear),
         weight_decay=training.weight_decay,
         decayed=run.decayed,
+        recording=recording,
     )
 
 
@@ -45,6 +46,7 @@ def validation_program(run: Run) -> InferenceProgram:
         stream=partial(_stream, run, run.request(run.validation_batch), training=False),
         names=names,
         sums=sums,
+        home=run.plan.homes[0],
     )
 
 

@@ -28,6 +28,9 @@ NOT_RECORDED = (
 )  # fmt: skip
 
 
+MOST_DRAWN = 1024  # calls that a timeline is laid out for
+
+
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """main(argv) with every foreseeable error as one line on standard error."""
     prog = f"{script}.py"
@@ -50,7 +53,8 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1
     except OSError as error:
-        print(f"{prog}: error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        where = f": {error.filename}" if error.filename else ""
+        print(f"{prog}: error: {error.strerror or error}{where}", file=sys.stderr)
         return 1
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
@@ -116,9 +120,11 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
     """The schedule of one update as a drawing: stages as rows, clocks as columns."""
     if len(plan.stages) == 1:
         return []
-    timeline = schedules.build(plan.schedule, len(plan.stages), plan.calls)
-    idle = f"{100 * schedules.idle_fraction(timeline):.0f} % idle"
-    return [f"{plan.schedule} schedule of one update, {idle}:", schedules.render(timeline, most=14)]
+    shown = min(plan.calls, MOST_DRAWN)
+    cut = "" if shown == plan.calls else f" (its first {shown} of {plan.calls} calls)"
+    idle = 100 * schedules.idle_share(plan.schedule, len(plan.stages), plan.calls)
+    timeline = schedules.build(plan.schedule, len(plan.stages), shown)
+    return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, most=14)]
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:

@@ -28,6 +28,11 @@ def _fold(value: str) -> str | None:
     return None if value == "auto" or (value.isdigit() and int(value) > 0) else "must be auto or a whole number above 0"
 
 
+def _device_ids(values: tuple[str, ...]) -> str | None:
+    fit = len(values) <= 2 and all(value == "AUTO" or (value.isascii() and value.isdigit()) for value in values)
+    return None if fit else "must be AUTO or a device id, or one for training and one for validation"
+
+
 def _pipeline_depth(raw: str) -> dict[str, str]:
     """The old --pipeline-depth D: D micro-batches per update, pipelined if D > 1."""
     return {ACCUMULATION: raw, "pipeline": "false" if raw.strip() == "1" else "true"}
@@ -195,10 +200,14 @@ class DeviceOptions:
     saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN", kind=LATER)
     fp_exceptions: bool = opt(False, "stop on invalid operations, division by zero and overflow", kind=LATER)
     seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
-    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers", kind=LATER)
+    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device")
     BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1))
-    select_ipu: str = opt("AUTO", "device id, AUTO for any", aliases=("select_ipus",), kind=LATER, read=str.upper)
-    compile_only: bool = opt(False, "build, report and stop", kind=LATER)
+    device: str = opt("auto", "what does the arithmetic; auto takes the GPUs there are", choices=("auto", "cpu", "gpu"))
+    select_ipu: tuple[str, ...] = opt(
+        ("AUTO",), "emulated device: an id of gc-info -l for training and maybe one for validation, or AUTO",
+        aliases=("select_ipus",), check=_device_ids, read=str.upper,
+    )  # fmt: skip
+    compile_only: bool = opt(False, "build the programs, report and stop")
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
     rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
     min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))

@@ -3,6 +3,7 @@ worked out, learning rates known. No TensorFlow, no files written."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -13,11 +14,14 @@ from typing import Any
 from Datasets._spec import DataSource, ReadRequest
 from emulator import plan as plans
 from emulator.cost.trace import Trace, TraceError, trace
+from emulator.machine import this_machine
 from emulator.partition import PartitionError
 from emulator.plan import ExecutionPlan, PlanError, Wishes
 from emulator.schedules import ScheduleError
+from emulator.system import DeviceError
 from harness import data, plugins
 from harness.horizon import Horizon
+from harness.layers import COMMAND_LINE
 from harness.options import OptionError, RunOptions
 from LR_Schedules._warmup import RateHorizon
 from Models._segments import Segment
@@ -130,11 +134,12 @@ def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_train
     training, logging, checkpoint = options.training, options.logging, options.checkpoint
 
     # validation runs the whole network at once: stages, spans and folds are the training's affair
-    wishes = _wishes(options) if for_training else Wishes(micro_batch=training.micro_batch_size)
+    wishes = _wishes(options) if for_training else _validation_wishes(options)
     try:
+        plan = plans.resolve(wishes, traced, this_machine())
         horizon = Horizon.of(
             images=images,
-            global_batch=plans.resolve(wishes, traced, 1).global_batch,
+            global_batch=plan.global_batch,
             epochs=training.epochs,
             iterations=training.iterations,
             logs_per_epoch=logging.logs_per_epoch,
@@ -144,9 +149,16 @@ def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_train
             epochs_per_ckpt=checkpoint.epochs_per_ckpt,
             ckpt_epochs_offset=checkpoint.ckpt_epochs_offset,
         )
-        return plans.resolve(wishes, traced, horizon.iterations_per_step), horizon
-    except (PlanError, PartitionError, ScheduleError, ValueError) as error:
+    except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
+    return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step), horizon
+
+
+def _validation_wishes(options: RunOptions) -> Wishes:
+    device = options.device
+    asked = options.sources.get("select_ipu", "").startswith(COMMAND_LINE)  # a recorded one may be for training
+    chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
+    return Wishes(micro_batch=options.training.micro_batch_size, device=device.device, select=("AUTO", chosen))
 
 
 def _wishes(options: RunOptions) -> Wishes:
@@ -167,6 +179,9 @@ def _wishes(options: RunOptions) -> Wishes:
         span=device.BN_span,
         fold=device.fold,
         fold_bytes=device.fold_memory * 10**6,
+        identical_seeding=device.identical_replica_seeding,
+        device=device.device,
+        select=device.select_ipu,
     )
 
 
@@ -227,7 +242,7 @@ def _resolution_notes(options: RunOptions, plan: ExecutionPlan, images: int) -> 
         notes.append(f"precision {IMPLIED_PRECISION}: half precision is not available yet")
     if plan.global_batch > images:
         notes.append(f"one update takes {plan.global_batch} samples: more than the {images} images of an epoch")
-    if options.device.pipeline and plan.devices == 1:
+    if options.device.pipeline and options.device.shards == 1:
         notes.append(f"--pipeline with --shards 1: {len(plan.stages)} stages on one device, run as Sequential")
     memory = options.device.available_memory_proportion
     if len(memory) not in (0, 1, 2 * options.device.shards):

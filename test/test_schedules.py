@@ -16,9 +16,9 @@ from emulator.schedules import (
     build,
     grouped,
     idle_fraction,
-    in_flight,
+    idle_share,
+    in_turn,
     interleaved,
-    lag,
     live,
     needs,
     order,
@@ -27,6 +27,7 @@ from emulator.schedules import (
     render,
     sequential,
     validate,
+    windows,
 )
 
 GRID = [*itertools.product(range(1, 7), range(1, 13)), (2, 38), (4, 38), (8, 5), (7, 33), (16, 31), (5, 128)]  # N, A
@@ -193,36 +194,27 @@ def test_interleaved_and_sequential_do_one_thing_at_a_time(stages, count):
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_in_flight_counts_micro_batches_between_their_first_and_last_action(name, stages, count):
-    here, peak = {}, 0
-    for row in build(name, stages, count):
-        for kind in "FB":
-            for action in (action for found in row for action in found if action.kind == kind):
-                here[action.micro_batch] = here.get(action.micro_batch, 0) + 1
-            peak = max(peak, sum(number < 2 * stages for number in here.values()) if kind == "F" else 0)
-    assert in_flight(name, stages, count) == peak == LIVE[name](stages, count, 0)
+def test_windows_say_the_whole_order(name, stages, count):
+    timeline, found = build(name, stages, count), windows(name, stages, count)
+    assert found == tuple(LIVE[name](stages, count, j) for j in range(stages))
+    for j, window in enumerate(found):
+        assert order(timeline, j) == in_turn(j, window, count)
+        place = {action: at for at, action in enumerate(in_turn(j, window, count))}
+        assert all(place[Action(j, "F", i)] > place[Action(j, "B", i - window)] for i in range(window, count))
+        assert all(place[Action(j, "B", i)] > place[Action(j, "F", min(i + window, count) - 1)] for i in range(count))
+
+
+def test_a_schedule_that_does_not_go_in_turn_cannot_be_carried_out(monkeypatch):
+    # backwards in another order than forwards
+    monkeypatch.setattr(schedules, "SCHEDULES", {"odd": lambda n, a: table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")})
+    with pytest.raises(ScheduleError, match=r"schedule 'odd': stage 0 does not do a backward and a forward in turn"):
+        windows("odd", 1, 4)
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_lag_is_the_least_that_every_forward_keeps(name, stages, count):
-    timeline = build(name, stages, count)
-    for j in range(stages):
-        place = {action: at for at, action in enumerate(order(timeline, j))}
-
-        def kept(k, j=j, place=place):
-            return all(place[Action(j, "F", i)] > place[Action(j, "B", i - k)] for i in range(k, count))
-
-        k = lag(timeline, j)
-        assert k >= 1 and kept(k) and not (k > 1 and kept(k - 1))
-        assert k == LIVE[name](stages, count, j)
-
-
-def test_lag_waits_for_all_backwards_up_to_a_micro_batch():
-    # backwards in another order than forwards: forward 2 comes after backward 1 but before backward 0
-    timeline = table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")
-    validate(timeline, 1, 4)
-    assert lag(timeline, 0) == 3
-    assert lag(table("stage 0 0F0 0F1 0F2 0B0 0B1 0B2"), 0) == 3  # no forward waits
+def test_idle_share_needs_no_long_timeline(name, stages, count):
+    assert idle_share(name, stages, count) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
+    assert idle_share(name, stages, 10**9) == pytest.approx(IDLE[name](stages, 10**9), abs=1e-9)
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
@@ -250,7 +242,7 @@ def test_a_large_pipeline_is_instant():
     for name in SCHEDULES:
         timeline = build(name, 16, 512)
         assert phases(timeline) and render(timeline) and idle_fraction(timeline)
-        assert [lag(timeline, j) for j in range(16)] == [LIVE[name](16, 512, j) for j in range(16)]
+        assert list(windows(name, 16, 512)) == [LIVE[name](16, 512, j) for j in range(16)]
     assert time.perf_counter() - started < 10  # about 0.4 s; quadratic in clocks it would be minutes
 
 

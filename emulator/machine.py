@@ -1,0 +1,54 @@
+"""The machine that runs the emulation, as far as a plan depends on it; found without TensorFlow.
+
+Source of the GPU's rule: TensorFlow's own wheels drive NVIDIA cards through CUDA and cuDNN; the CPU wheel drives none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from ctypes.util import find_library
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """CPU cores that this process may use, and GPUs that TensorFlow can drive."""
+
+    cores: int
+    gpus: int
+
+
+def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """What is here."""
+    return Machine(cores(), gpus(environ))
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Graphics cards that TensorFlow can drive: device nodes, less those that CUDA_VISIBLE_DEVICES hides; none where
+    TensorFlow is the CPU wheel or cuDNN is missing."""
+    if not _installed("tensorflow") or not (_installed("nvidia-cudnn-cu12") or find_library("cudnn")):
+        return 0
+    cards = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(cards)
+    listed = [name.strip() for name in visible.split(",")]
+    allowed = listed[: listed.index("-1")] if "-1" in listed else [name for name in listed if name]
+    return min(len(allowed), len(cards))
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
