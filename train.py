@@ -8,10 +8,11 @@ python train.py --help
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import validation
-from harness import checkpoints, cli, entry, plot, quiet
+from harness import checkpoints, cli, entry, plot, profile, quiet
 from harness.checkpoints import Checkpoint
 from harness.meter import Meter
 from harness.options import OptionError
@@ -29,7 +30,7 @@ from harness.run import Run, arguments
 from log import RunLog, new_run_folder, read_rows, wandb_run
 
 if TYPE_CHECKING:
-    from ipu_utils import InferenceProgram, TrainingProgram
+    from ipu_utils import InferenceProgram, Metrics, TrainingProgram
 
 
 def main(argv: list[str]) -> int:
@@ -41,6 +42,8 @@ def main(argv: list[str]) -> int:
     run = entry.prepare_or_describe(parsed) if parsed else None
     if run is None:
         return 0
+    if run.options.device.compile_only:
+        return compile_only(run)
     logging = run.options.logging
     folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
     return train(run, folder, None)
@@ -62,7 +65,27 @@ def resume(argv: list[str], path: str, script: str) -> int:
             f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
             "counted in global batches; keep the batch, or begin a new run"
         )
+    if run.options.device.compile_only:
+        return compile_only(run)
     return train(run, Path(path), newest)
+
+
+def compile_only(run: Run) -> int:
+    """Builds the programs, says what they are, and stops; writes nothing."""
+    log = RunLog(None)
+    _head(run, log)
+    quiet.import_tensorflow()
+    program = _compiled(run, log, 0)
+    megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
+    log.note(
+        f"The training graph was successfully compiled: {len(program.graph.get_operations()):,} operations, "
+        f"{megabytes:,.1f} MB of weights and optimiser state."
+    )
+    program.close()
+    if run.options.checkpoint.validation and run.source.spec.validation_images:
+        validation.report_compiled(validation.build(run, log), log)
+    log.close()
+    return 0
 
 
 def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
@@ -72,7 +95,7 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
     log = _open_log(run, folder, newest)
     try:
         session = _start(run, folder, log, newest)
-        for first, end in run.horizon.steps(start, stop):
+        for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
             session.advance(first, end)
         session.finish(stop)
     except KeyboardInterrupt:
@@ -82,6 +105,13 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
     finally:
         log.close()
     return 0
+
+
+def _apart(pieces: Iterable[tuple[int, int]], update: int) -> Iterator[tuple[int, int]]:
+    """The pieces, with one update in a piece of its own."""
+    for first, end in pieces:
+        inside = [cut for cut in (update, update + 1) if first < cut < end]
+        yield from itertools.pairwise([first, *inside, end])
 
 
 def _stop(run: Run, start: int) -> int:
@@ -111,14 +141,19 @@ def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
         log.note(f" Saving to {folder}")
     if newest is None:
         log.arguments(values, restored=False)
+    log.file_only(f"Options:\n{cli.explain(options)}")
+    _head(run, log)
+    return log
+
+
+def _head(run: Run, log: RunLog) -> None:
+    """What is about to run: notes, summary, variables."""
     for note in run.notes:
         log.note(note)
     log.note(run.summary())
-    log.file_only(f"Options:\n{cli.explain(options)}")
     names = " ".join(variable.name for variable in run.trace.variables if variable.trainable)
     log.note("Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "))
     log.note(f"Total Parameters:{run.trace.parameters}")
-    return log
 
 
 def _values(run: Run, folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
@@ -141,16 +176,13 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
 def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _Session:
     """Builds the program, restores or saves the initial weights."""
     quiet.import_tensorflow()
-    from harness.build import training_program
-
-    started = time.perf_counter()
-    program = training_program(run, newest.iteration if newest else 0)
-    program.compile()
-    log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
+    begin = newest.iteration if newest else 0
+    wanted = profile.requested(run.options.device, folder, os.environ)
+    program = _compiled(run, log, begin, recording=wanted is not None)
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
-        session = _Session(run, folder, log, program, meter)
+        session = _Session(run, folder, log, program, meter, wanted)
         if session.saves:
             session.save(0, initial=True)
     else:
@@ -164,11 +196,25 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         log.forget_after(newest.iteration)
         meter = _restored_meter(run, increment, newest)
-        session = _Session(run, folder, log, program, meter, validated=_validated(log))
-    log.open_board(newest.iteration if newest else 0)
+        session = _Session(run, folder, log, program, meter, wanted, validated=_validated(log))
+    if wanted:
+        # the first update of a call warms caches up
+        session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
+    log.open_board(begin)
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
         session.validate(newest)  # if the run ended between saving and validating it
     return session
+
+
+def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False) -> TrainingProgram:
+    """The training program, its data beginning at update `begin`."""
+    from harness.build import training_program
+
+    started = time.perf_counter()
+    program = training_program(run, begin, recording)
+    program.compile()
+    log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
+    return program
 
 
 def _restored_meter(run: Run, increment: int, newest: Checkpoint) -> Meter:
@@ -202,6 +248,8 @@ class _Session:
     log: RunLog
     program: TrainingProgram
     meter: Meter
+    profile: profile.Request | None = None
+    profiled: int = -1  # the update that is
     inference: InferenceProgram | None = None
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     diverged: bool = False
@@ -216,7 +264,10 @@ class _Session:
         """One host step, or a piece of one, and what is due after it."""
         run, horizon = self.run, self.run.horizon
         started = time.perf_counter()
-        metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
+        if first == self.profiled:
+            metrics = self._profiled_step(first)
+        else:
+            metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
         if not np.isfinite(metrics.loss).all() and not self.diverged:
             self.diverged = True
             self.log.note(
@@ -229,6 +280,14 @@ class _Session:
             self.log.training_row(self.meter.row(end))
         if horizon.checkpoints(first, end):
             self.validate(self.save(end))
+
+    def _profiled_step(self, update: int) -> Metrics:
+        """One update, recorded."""
+        found = self.program.profile(self.run.rate(update), self.profile.operations, self._progress(update))
+        title = f"{self.run.name}, update {update + 1}"
+        for line in profile.write(self.profile, self.run.plan, title, found.cells, found.operations):
+            self.log.note(line)
+        return found.metrics
 
     def _progress(self, first: int) -> Callable[[float, float], None]:
         """Moves the bar while the host step runs."""

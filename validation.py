@@ -7,13 +7,14 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import checkpoints, entry, quiet
+from harness import checkpoints, entry, profile, quiet
 from harness.checkpoints import Checkpoint
 from harness.run import Run, arguments
 from log import RunLog, new_run_folder
@@ -38,11 +39,14 @@ def main(argv: list[str]) -> int:
     run = entry.prepare_or_describe(parsed, training=False) if parsed else None
     if run is None:
         return 0
+    if run.options.device.compile_only:
+        return _compile_only(run)
     log = _open_log(run)
     if not found:
         log.note("no --restore-path: random weights, for speed only")
     try:
         program = build(run, log)
+        _profile(run, program, log)
         batch = epoch_batch(run, recorded)
         for checkpoint in found or [RANDOM_WEIGHTS]:
             values = checkpoints.read(checkpoint) if found else None
@@ -51,6 +55,20 @@ def main(argv: list[str]) -> int:
     finally:
         log.close()
     return 0
+
+
+def _compile_only(run: Run) -> int:
+    """Builds the program, says what it is, and stops; writes nothing."""
+    log = RunLog(None)
+    log.note(_what(run))
+    report_compiled(build(run, log), log)
+    log.close()
+    return 0
+
+
+def report_compiled(program: InferenceProgram, log: RunLog) -> None:
+    """For --compile-only."""
+    log.note(f"The validation graph was successfully compiled: {len(program.graph.get_operations()):,} operations.")
 
 
 def build(run: Run, log: RunLog) -> InferenceProgram:
@@ -64,6 +82,17 @@ def build(run: Run, log: RunLog) -> InferenceProgram:
     program.step(0, 0)
     log.note(f"Validation program ready in {time.perf_counter() - started:.1f}s.")
     return program
+
+
+def _profile(run: Run, program: InferenceProgram, log: RunLog) -> None:
+    """Records one micro-batch, if that is asked for."""
+    wanted = profile.requested(run.options.device, log.folder or Path(), os.environ)
+    if wanted is None:
+        return
+    for attempt in (program.step, program.profile):  # the first warms caches up
+        program.rewind()
+        operations = attempt(0, 1)
+    log.note(profile.write_operations(wanted, operations))
 
 
 def validate(
@@ -148,8 +177,12 @@ def _open_log(run: Run) -> RunLog:
     log.arguments(arguments(run, " ".join(sys.argv), {"logs_path": str(folder)}), restored=False)
     for note in run.notes:
         log.note(note)
-    log.note(f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}")
+    log.note(_what(run))
     return log
+
+
+def _what(run: Run) -> str:
+    return f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}"
 
 
 if __name__ == "__main__":

@@ -71,9 +71,7 @@ def pair(one: list[str], other: list[str], rounds: int) -> tuple[Measured, Measu
     for i in range(rounds):
         for which in (0, 1) if i % 2 == 0 else (1, 0):
             speeds[which].append(workers[which].round())
-    return tuple(
-        Measured(tuple(s), w.ready["memory"], w.end(), w.ready["built"]) for s, w in zip(speeds, workers)
-    )
+    return tuple(Measured(tuple(s), w.ready["memory"], w.end(), w.ready["built"]) for s, w in zip(speeds, workers))
 
 
 def ratios(one: Measured, other: Measured) -> list[float]:

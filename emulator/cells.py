@@ -10,29 +10,19 @@ data lets them; what the schedule asks beyond that is waiting:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from emulator.plan import ExecutionPlan
-from emulator.schedules import BACKWARD, FORWARD, Action
+from emulator.schedules import BACKWARD, FORWARD
 
 KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"
-RECORDED = 1 << 20  # cells that wait to be read; a host step that records more waits for the reader
+RECORDED = 1 << 24  # cells of one recorded host step, at most
 
 Token = tf.Tensor
 Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backwards, oldest first, then of its last forward
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A cell, and when it ran: seconds of the machine's clock."""
-
-    action: Action
-    begin: float
-    end: float
 
 
 class Order:
@@ -49,6 +39,8 @@ class Order:
         with tf.device(HOST):
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(RECORDED, types, shapes, name="cells") if recording else None
+            self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
+            self.wanted = tf.placeholder_with_default(False, [], "recording")  # in this host step
 
     def first_tokens(self) -> Tokens:
         """For the loop's first call. Stages that take one call at a time need none: the loop itself does."""
@@ -79,15 +71,15 @@ class Order:
         """Whether cells are recorded."""
         return self._record is not None
 
-    def record(self, cell: Sequence[tf.Tensor | int]) -> tf.Operation:
+    def record(self, cell: Sequence[tf.Tensor | int]) -> tf.Tensor:
         """Keeps stage, kind, call, begin and end of a cell."""
-        with tf.device(HOST):
-            return self._record.enqueue(cell)
 
-    @property
-    def recorded(self) -> list[tf.Tensor] | None:
-        """Takes everything recorded: stage, kind, call, begin, end of every cell."""
-        return None if self._record is None else self._record.dequeue_many(self._record.size())
+        def keep() -> tf.Tensor:
+            with tf.control_dependencies([self._record.enqueue(cell)]):
+                return tf.constant(True)
+
+        with tf.device(HOST):
+            return tf.cond(self.wanted, keep, lambda: tf.constant(False))
 
 
 class Cells:
@@ -99,7 +91,7 @@ class Cells:
         self._before = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        self.done: list[tf.Operation] = []  # must be waited for by what the call gives back
+        self.done: list[tf.Tensor] = []  # must be waited for by what the call gives back
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
         """x, as soon as the stage's cell may begin."""

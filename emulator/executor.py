@@ -7,6 +7,7 @@ are added in the order of the global micro-batches, scaled once, decayed once.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python.client.timeline import Timeline
 
+from emulator.cells import KINDS, Cells, Order, Tokens
 from emulator.cost.trace import Trace
-from emulator.cells import KINDS, Cells, Order, Ran, Tokens
 from emulator.plan import ExecutionPlan, PlanError
+from emulator.record import Ran
 from emulator.schedules import Action
 from emulator.stages import ACCURACY, LOSS, Network, call, chunks
 from Models._layers import Variable
@@ -27,6 +30,7 @@ from Models._segments import Segment
 from Models._tensor_layers import initial_value
 
 Features = Mapping[str, tf.Tensor]
+Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
 STEP = "global_step"
 RUN, STOP_AT_UPDATE, STOP_AT_CALL = 0, 1, 2  # of the stop flag
@@ -103,6 +107,21 @@ class Metrics:
 
     loss: np.ndarray
     accuracy: np.ndarray
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One recorded weight update: its metrics, its cells, and its operations as events of a Chrome trace."""
+
+    metrics: Metrics
+    cells: tuple[Ran, ...]
+    operations: tuple[Mapping[str, Any], ...]
+
+
+def operation_events(trace: tf.RunMetadata) -> tuple[Mapping[str, Any], ...]:
+    """Every operation of a traced session call as an event of a Chrome trace, times in microseconds."""
+    text = Timeline(trace.step_stats).generate_chrome_trace_format(show_dataflow=False, show_memory=False)
+    return tuple(json.loads(text)["traceEvents"])
 
 
 def session_config(homes: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto:
@@ -199,7 +218,6 @@ class TrainingProgram:
             stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
             self._step = _HostStep(training, self.weights, self._order, outfeed, stop).run(self._rates)
             self._outfeed = outfeed.dequeue_many(outfeed.size())
-            self._recorded = self._order.recorded
             at_call = stop.assign(STOP_AT_CALL, read_value=False)
             with tf.control_dependencies([at_call]):
                 release = self._order.release()
@@ -215,16 +233,38 @@ class TrainingProgram:
         """Optimises the graph and sets the executors up, with a host step of no updates: no state moves."""
         self.session.run(self._step, {self._rates: np.zeros([0], np.float32)})
 
-    def step(self, rates: Sequence[float], report: Callable[[float, float], None] | None = None) -> Metrics:
+    def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
         """One host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
 
         `report` is called in another thread with the loss and accuracy of each update as soon as it is done.
         """
+        return self._run(rates, report)
+
+    def profile(self, rate: float, operations: bool, report: Report | None = None) -> Profile:
+        """One weight update, and when its cells ran; with `operations` also when each operation did."""
+        if not self._order.recording:
+            raise ValueError("the program was built without recording")
+        trace = tf.RunMetadata() if operations else None
+        metrics = self._run([rate], report, recording=True, trace=trace)
+        rows = zip(*self.session.run(self._order.recorded))
+        cells = tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
+        return Profile(metrics, cells, operation_events(trace) if trace else ())
+
+    def _run(
+        self,
+        rates: Sequence[float],
+        report: Report | None,
+        recording: bool = False,
+        trace: tf.RunMetadata | None = None,
+    ) -> Metrics:
+        """One host step."""
+        feeds = {self._rates: np.asarray(rates, np.float32), self._order.wanted: recording}
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
         found: list[tuple[float, float]] = []
         reader = threading.Thread(target=self._drain, args=(len(rates), found, report), daemon=True)
         reader.start()
         try:
-            done = int(self.session.run(self._step, {self._rates: np.asarray(rates, np.float32)}))
+            done = int(self.session.run(self._step, feeds, options, trace))
         finally:
             self._ended.set()
             reader.join()
@@ -236,7 +276,7 @@ class TrainingProgram:
         """From any thread: end the host step after the present update, or at once, dropping it. For good."""
         self.session.run(self._stops[STOP_AT_CALL if drop_update else STOP_AT_UPDATE])
 
-    def _drain(self, updates: int, found: list[tuple[float, float]], report: Callable[[float, float], None] | None) -> None:
+    def _drain(self, updates: int, found: list[tuple[float, float]], report: Report | None) -> None:
         """Takes metrics out of the queue until the step has ended and the queue is empty."""
         while len(found) < updates:
             ended = self._ended.wait(0.02)
@@ -246,13 +286,6 @@ class TrainingProgram:
                 report(*row)
             if ended:
                 return
-
-    def cells(self) -> tuple[Ran, ...]:
-        """When each cell ran that was recorded since the last time, in order of their ends."""
-        if self._recorded is None:
-            return ()
-        rows = zip(*self.session.run(self._recorded))
-        return tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint: model, slots and the count of updates."""

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from emulator.executor import NextFeatures, Stream, Weights, assign, new_graph, refuse_missing_devices, session_config
+from emulator.executor import (
+    NextFeatures,
+    Stream,
+    Weights,
+    assign,
+    new_graph,
+    operation_events,
+    refuse_missing_devices,
+    session_config,
+)
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -61,6 +71,12 @@ class InferenceProgram:
     def step(self, first: int, end: int) -> dict[str, float]:
         """Sums over micro-batches first..end-1, which must be the stream's next ones."""
         return self.session.run(self._step, dict(zip(self._range, (first, end))))
+
+    def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
+        """The same step; when each of its operations ran, as events of a Chrome trace."""
+        options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
+        self.session.run(self._step, dict(zip(self._range, (first, end))), options, trace)
+        return operation_events(trace)
 
     def close(self) -> None:
         """Frees the session's memory."""

@@ -45,6 +45,10 @@ class ExecutionPlan:
     span: int  # replicas that share batch-norm statistics: one micro-batch to the norm
     fold: int  # micro-batches of one call
     identical_seeding: bool  # replicas draw the same numbers
+    # where an IPU would keep state; nothing of it changes a number
+    offload_state: bool  # optimiser state in host memory
+    divide_state: bool  # replicated tensor sharding: every replica keeps a part of it
+    offload_fp32_copy: bool  # FP32 master weights in host memory, where weights are FP16
 
     @property
     def devices(self) -> int:
@@ -140,6 +144,9 @@ class Wishes:
     fold: str = AUTO
     fold_bytes: int = 1 << 30
     identical_seeding: bool = False
+    offload_state: bool = True
+    divide_state: bool = False
+    offload_fp32_copy: bool = False
     device: str = AUTO
     select: tuple[str, ...] = ()  # device ids or AUTO: for training, and for validation
 
@@ -151,6 +158,11 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
     if wishes.span & (wishes.span - 1) or wishes.replicas % wishes.span:
         raise PlanError(
             f"--BN-span {wishes.span} must be a power of two that divides the {wishes.replicas} replicas into equal groups"
+        )
+    if wishes.divide_state and not wishes.offload_state:
+        raise PlanError(
+            "--rts divides offloaded optimiser state among the replicas, but --disable-variable-offloading keeps it on the "
+            "chip; leave one of them out"
         )
     apart = wishes.shards > 1  # every stage on a device of its own
     schedule = wishes.schedule if wishes.pipeline and apart else "Sequential"
@@ -175,6 +187,9 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
         span=wishes.span,
         fold=fold,
         identical_seeding=wishes.identical_seeding,
+        offload_state=wishes.offload_state,
+        divide_state=wishes.divide_state,
+        offload_fp32_copy=wishes.offload_fp32_copy,
     )
 
 

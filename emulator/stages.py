@@ -52,9 +52,7 @@ def chunks(
     def chunk(names: tuple[str, ...]) -> Chunk:
         return Chunk([named[name] for name in names], tuple(v for name in names for v in variables.get(name, ())))
 
-    return tuple(
-        tuple(chunk((name,)) for name in names) if plan.recompute else (chunk(names),) for names in plan.stages
-    )
+    return tuple(tuple(chunk((name,)) for name in names) if plan.recompute else (chunk(names),) for names in plan.stages)
 
 
 @dataclass

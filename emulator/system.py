@@ -56,13 +56,13 @@ def select(wanted: str, ipus: int, purpose: str) -> Device:
     ids = f"{fitting[0].id} to {fitting[-1].id}" if len(fitting) > 1 else f"{fitting[0].id}"
     if int(wanted) >= len(known):
         raise DeviceError(
-            f"--select-ipu {wanted}: there is no such device; ids of an emulated system of {system_size(ipus)} IPUs are 0 to "
-            f"{len(known) - 1}, and {purpose} needs one of {ids}; gc-info -l lists them"
+            f"--select-ipu {wanted}: there is no such device; an emulated system of {system_size(ipus)} IPUs has the ids 0 "
+            f"to {len(known) - 1}, and {purpose} needs one of {ids}; gc-info -l lists them"
         )
     device = known[int(wanted)]
     if len(device.ipus) != group_size(ipus):
         raise DeviceError(
-            f"--select-ipu {wanted}: {device} has {len(device.ipus)} IPU{'s' if len(device.ipus) > 1 else ''}, but {purpose} "
-            f"attaches to {group_size(ipus)}: give AUTO or an id of {ids}; gc-info -l lists them"
+            f"--select-ipu {wanted}: {device} has {len(device.ipus)} IPU{'s' if len(device.ipus) > 1 else ''}, but "
+            f"{purpose} attaches to {group_size(ipus)}: give AUTO or an id of {ids}; gc-info -l lists them"
         )
     return device

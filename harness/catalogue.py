@@ -38,6 +38,8 @@ class Option:
 
     def convert(self, raw: Any, where: str) -> Any:
         """A flag's text, or a YAML value, as the option's type; `where` names it in errors."""
+        if isinstance(raw, bool) and self.base is str and self.meta["bare"] and not self.meta["off"]:
+            raw = self.meta["bare"] if raw else None  # a YAML key that stands for the flag alone, or for its --no- form
         if raw is None:
             return self.default
         if self.several:
@@ -151,6 +153,8 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
             option, lambda raw: {option.name: option.meta["off" if CONVERSIONS[bool](raw) else "bare"]}, True, "nothing"
         )
         found.append((f"no_{option.name}", off))
+    elif option.meta["bare"]:
+        found.append((f"no_{option.name}", Spelling(option, lambda raw: {option.name: None}, True, "nothing")))
     for alias, rewrite in option.meta["rewrites"].items():
         found.append((alias, Spelling(option, lambda raw, f=rewrite: f(str(raw)), False, "one")))
     return found

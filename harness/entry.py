@@ -12,7 +12,7 @@ from typing import Any
 
 from Datasets._spec import DataError
 from emulator import schedules
-from emulator.plan import ExecutionPlan
+from emulator.plan import ExecutionPlan, PlanError
 from harness import checkpoints, cli, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
@@ -20,11 +20,11 @@ from harness.options import OptionError
 from harness.run import Run, prepare
 from log import LogError
 
-WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError)
+WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "help", "stop_after", "repeat", "inference",
-    "latency",
+    "latency", "compile_only", "profile", "gc_profile",
 )  # fmt: skip
 
 

@@ -135,7 +135,7 @@ class TrainingOptions:
     lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio", kind=LATER)
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these", kind=LATER)
     init_path: str | None = opt(None, "checkpoint to start from, at update 0", kind=LATER)
-    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=LATER)
+    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=HINT)
     weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
     weight_avg_exp: tuple[float, ...] = opt(
         (), "exponential average of the run's checkpoints", kind=LATER, check=between(0, 1)
@@ -239,8 +239,11 @@ class DeviceOptions:
     force_weight_to_fp32: tuple[str, ...] = opt((), "weights kept in FP32", kind=LATER)
     force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
     analyse_nans: bool = opt(False, "name the layer of the first NaN", kind=LATER)
+    profile: str | None = opt(
+        None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
+    )
     gc_profile: str | None = opt(
-        None, "profile of the run", bare="IPU_PROFILE", kind=LATER, aliases=("profile",),
+        None, "the same in profile.* of the run's folder, or of gc-profile -d", bare="IPU_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
     )  # fmt: skip
     profile_compilation: bool = opt(False, "profile the compilation", kind=LATER)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
+
+from harness import svg
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
@@ -20,7 +21,7 @@ Points = list[tuple[float, float]]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, LEFT, RIGHT, TOP = 920, 78, 30, 72  # pixels: the picture, and the margins around its panels
 PANEL, GAP, BOTTOM = 200, 62, 54  # pixels: height of a panel, space above the next, space under the last
-INK, PALE, BLUE, ORANGE, GREEN = "#333", "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
+PALE, BLUE, ORANGE, GREEN = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
 
 
 def text_curve(rate: Callable[[int], float], iterations: int, epochs: float, width: int = 60, height: int = 8) -> str:
@@ -43,7 +44,7 @@ def text_curve(rate: Callable[[int], float], iterations: int, epochs: float, wid
 
 def _text_axis(epochs: float, width: int) -> list[str]:
     line, names = ["─"] * (width + 1), [" "] * (width + 20)
-    for tick in _ticks(0, epochs, max(2, width // 9)):
+    for tick in svg.ticks(0, epochs, max(2, width // 9)):
         name, line[round(tick / epochs * width)] = f"{tick:g}", "┬"
         start = round(tick / epochs * width) + 10 - len(name) // 2
         names[start : start + len(name)] = name
@@ -63,15 +64,12 @@ def run_svg(training_rows: Rows, validation_rows: Rows, title: str) -> str:
                                     Line("validation", ORANGE, 2, validation, dots=True)), floor=0),
         Panel("Learning rate", (Line("at each log row", GREEN, 2.4, _points(training_rows, "lr")),), floor=0),
     )  # fmt: skip
-    x_axis = _span([x for panel in panels for line in panel.lines for x, _ in line.points], floor=0, count=10)
+    x_axis = svg.span([x for panel in panels for line in panel.lines for x, _ in line.points], floor=0, count=10)
     height = TOP + len(panels) * (PANEL + GAP) - GAP + BOTTOM
     drawn = [part for k, panel in enumerate(panels) for part in panel.draw(TOP + k * (PANEL + GAP), x_axis)]
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
-        _text(LEFT, 30, title[:100], size=16 if len(title) <= 72 else 12, weight="bold"),
-        *drawn, _text((LEFT + WIDTH - RIGHT) / 2, height - 14, "epoch", anchor="middle"), "</svg>\n",
+    return svg.document(WIDTH, height, [
+        svg.text(LEFT, 30, title[:100], size=16 if len(title) <= 72 else 12, weight="bold"),
+        *drawn, svg.text((LEFT + WIDTH - RIGHT) / 2, height - 14, "epoch", anchor="middle"),
     ])  # fmt: skip
 
 
@@ -126,54 +124,31 @@ class Panel:
 
     def draw(self, top: float, x_axis: tuple[float, float]) -> Iterator[str]:
         right, bottom, (x0, x1) = WIDTH - RIGHT, top + PANEL, x_axis
-        y0, y1 = _span([y for line in self.lines for y in line.scaling()], self.floor, slack=1)
+        y0, y1 = svg.span([y for line in self.lines for y in line.scaling()], self.floor, slack=1)
 
         def place(x: float, y: float) -> tuple[float, float]:
             return LEFT + (x - x0) / (x1 - x0) * (right - LEFT), bottom - (y - y0) / (y1 - y0) * PANEL
 
-        yield _text(LEFT, top - 12, self.title, weight="bold")
-        for tick in _ticks(x0, x1, 10):
+        yield svg.text(LEFT, top - 12, self.title, weight="bold")
+        for tick in svg.ticks(x0, x1, 10):
             x, _ = place(tick, y0)
-            yield _rule(x, top, x, bottom) + _text(x, bottom + 17, f"{tick:g}", anchor="middle")
-        for tick in _ticks(y0, y1, 6):
+            yield svg.rule(x, top, x, bottom) + svg.text(x, bottom + 17, f"{tick:g}", anchor="middle")
+        for tick in svg.ticks(y0, y1, 6):
             _, y = place(x0, tick)
-            yield _rule(LEFT, y, right, y) + _text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
-        yield _rule(LEFT, bottom, right, bottom, "#888")
+            yield svg.rule(LEFT, y, right, y) + svg.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")
+        yield svg.rule(LEFT, bottom, right, bottom, "#888")
         # A nested picture cuts off what leaves the panel, without an identifier that could clash on a page.
         yield f'<svg x="{LEFT - 5}" y="{top - 5}" width="{right - LEFT + 10}" height="{PANEL + 10}">'
         for line in self.lines:
             yield from line.draw(lambda x, y: (place(x, y)[0] - LEFT + 5, place(x, y)[1] - top + 5))
         yield "</svg>"
         if not any(line.scaling() for line in self.lines):
-            yield _text((LEFT + right) / 2, (top + bottom) / 2, "no rows yet", anchor="middle")
+            yield svg.text((LEFT + right) / 2, (top + bottom) / 2, "no rows yet", anchor="middle")
         for k, line in enumerate(self.lines):
             x = LEFT + 150 + 370 * k
             yield f'<rect x="{x}" y="{top - 18}" width="20" height="{line.width + 1}" fill="{line.colour}"/>'
-            yield _text(x + 28, top - 12, line.label + (f" (last: {line.points[-1][1]:.4g})" if line.points else " (none)"))
-
-
-def _span(values: list[float], floor: float | None = None, count: int = 6, slack: float = 0.05) -> tuple[float, float]:
-    """Ends of an axis that shows all values, moved out to a tick that lies within `slack` of a tick's distance."""
-    finite = [v for v in values if math.isfinite(v)] + ([] if floor is None else [floor])
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-    if high - low <= 1e-9 * abs(high):
-        low, high = (low, low + 1) if low == floor else (low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1))
-    step = _step(low, high, count)
-    below, above = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return below if low - below <= slack * step else low, above if above - high <= slack * step else high
-
-
-def _step(low: float, high: float, count: int) -> float:
-    """The smallest of 1, 2, 5 × 10^n that cuts the range into at most `count` pieces."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
-
-
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    step = _step(low, high, count)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
+            last = f" (last: {line.points[-1][1]:.4g})" if line.points else " (none)"
+            yield svg.text(x + 28, top - 12, line.label + last)
 
 
 def _points(rows: Rows, column: str) -> Points:
@@ -190,12 +165,3 @@ def _number(value: Any, otherwise: float = 0.0) -> float:
 
 def _read(path: Path) -> Rows:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-
-
-def _rule(x0: float, y0: float, x1: float, y1: float, colour: str = "#e4e4e4") -> str:
-    return f'<path d="M{x0:.1f},{y0:.1f}L{x1:.1f},{y1:.1f}" stroke="{colour}"/>'
-
-
-def _text(x: float, y: float, text: str, *, size: int = 13, anchor: str = "start", weight: str = "normal") -> str:
-    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{INK}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

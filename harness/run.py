@@ -180,6 +180,9 @@ def _wishes(options: RunOptions) -> Wishes:
         fold=device.fold,
         fold_bytes=device.fold_memory * 10**6,
         identical_seeding=device.identical_replica_seeding,
+        offload_state=not device.disable_variable_offloading,
+        divide_state=device.rts,
+        offload_fp32_copy=training.offload_fp32_weight_copy,
         device=device.device,
         select=device.select_ipu,
     )

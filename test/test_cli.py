@@ -225,6 +225,7 @@ ALIASES = [  # (older words, value of the canonical options)
     ("--base-learning-rate -11", {"base_learning_rate_exponent": -11.0}),
     ("--poly-lr-initial-lr 0.5", {"abs_learning_rate": 0.5}),
     ("--lr-schedule polynomial_decay_lr --poly-lr-end-lr 0.01", {"abs_end_learning_rate": 0.01}),
+    ("--select-ipus 1", {"select_ipu": ("1",)}),
     ("--device-iterations 10", {"batches_per_step": 10}),
     ("--total-batch-size 64", {"global_batch_size": 64}),
     ("--epoch 3", {"epochs": 3.0}),
@@ -237,7 +238,13 @@ SAME_NAME = [  # spellings that are no older names
     ("--no-stochastic-rounding", {"stochastic_rounding": "OFF"}),
     ("--stochastic-rounding", {"stochastic_rounding": "ON"}),
     ("--stochastic-rounding ri_PRNG_stable", {"stochastic_rounding": "RI_prng_stable"}),
-    ("--select-ipu auto", {"select_ipu": "AUTO"}),
+    ("--select-ipu auto", {"select_ipu": ("AUTO",)}),
+    ("--select-ipu 3", {"select_ipu": ("3",)}),
+    ("--gc-profile", {"gc_profile": "IPU_PROFILE", "profile": None}),
+    ("--gc-profile tile_profile", {"gc_profile": "TILE_PROFILE"}),
+    ("--no-gc-profile", {"gc_profile": None}),
+    ("--profile", {"profile": "auto", "gc_profile": None}),
+    ("--profile picture.svg", {"profile": "picture.svg"}),
     ("--valid-batch-size 5", {"valid_batch_size": 5}),
     ("--global-batch-size 64", {"global_batch_size": 64}),
     ("--max-ckpts-to-keep 2", {"max_ckpts_to_keep": 2}),
@@ -246,11 +253,7 @@ SAME_NAME = [  # spellings that are no older names
     ("--synthetic-data", {"generated_data": False, "synthetic_data": True}),
 ]
 NOT_YET_ALIASES = [
-    ("--select-ipus 1", "--select-ipu 1 is"),
     ("--eight-bit", "--eight-bit-io is"),
-    ("--gc-profile", "--gc-profile IPU_PROFILE is"),
-    ("--gc-profile tile_profile", "--gc-profile TILE_PROFILE is"),
-    ("--profile", "--gc-profile IPU_PROFILE is"),
     ("--optimiser RMSProp", "--optimiser RMSprop is"),
 ]
 
@@ -549,7 +552,7 @@ README = [
     ("validation", f"{B0} --batch-size 8 --generated-data --repeat 10 --batch-norm", None),
     ("train", f"{V13_50} --batch-size 4 --batches-per-step 1 --shards 4 --pipeline-depth 64 --pipeline-splits b1/2/relu b2/3/relu "
      "b3/5/relu --xla-recompute --replicas 4 --distributed --no-stochastic-rounding --base-learning-rate -11", "--distributed"),
-    ("train", f"{V13_50} --gc-profile", "--gc-profile IPU_PROFILE"),
+    ("train", f"{V13_50} --gc-profile", None),
     ("train", "--model efficientnet --help", None),
     ("train", V20_50.format("", ""), None),
     ("train", V20_50.format("--xla-recompute", "--eight-bit-io"), "--eight-bit-io"),
@@ -569,7 +572,7 @@ README = [
     ("train", f"{IMAGENET} --epochs 1 --logs-per-epoch 16 --no-validation --replicas 1 --gradient-accumulation-count 160 "
      "--dataset-percentage-to-use 15", "--dataset-percentage-to-use 15"),
     ("train", f"{IMAGENET} --identical-replica-seeding --epochs 1 --num-io-tiles 32 --prefetch-depth 3",
-     "--identical-replica-seeding"),
+     None),
     ("train", "--config mk2_resnet8_test --wandb", None),
     ("train", "--config quickstart --epochs 50", None),
     ("validation", "--config quickstart --data-dir D --restore-path logs/run/ckpt-3 --shards 1", None),

@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.plot import _span, _ticks, run_svg, text_curve, write_run_svg
+from harness.plot import run_svg, text_curve, write_run_svg
+from harness.svg import span, ticks
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE = (0, "#a9c4e4"), (0, "#1f5a99")
@@ -87,7 +88,7 @@ def test_averaged_weights_have_no_place_on_the_axis():
 
 
 @pytest.mark.parametrize(
-    "low, high, ticks",
+    "low, high, expected",
     [
         (0, 8, [0, 2, 4, 6, 8]),
         (0, 0.5, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
@@ -96,14 +97,14 @@ def test_averaged_weights_have_no_place_on_the_axis():
         (-1, 1, [-1, -0.5, 0, 0.5, 1]),
     ],
 )
-def test_ticks(low, high, ticks):
-    assert _ticks(low, high, 6) == ticks
+def test_ticks(low, high, expected):
+    assert ticks(low, high, 6) == expected
 
 
 def test_an_axis_is_never_empty():
     for values in ([], [0.0], [7.0], [-3.0], [math.nan], [1e-12], [5.0, 5.0]):
         for floor in (None, 0.0):
-            low, high = _span(values, floor, slack=1)
+            low, high = span(values, floor, slack=1)
             assert low < high and all(low <= v <= high for v in values if math.isfinite(v))
 
 

@@ -1,0 +1,35 @@
+"""gc-info -l: the emulated devices and their ids, for --select-ipu."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from emulator import system
+from emulator.machine import this_machine
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the list."""
+    parser = argparse.ArgumentParser(prog="gc-info", description="Lists the emulated IPUs.")
+    parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (this is what happens anyway)")
+    parser.add_argument(
+        "--ipus", type=int, default=system.SMALLEST_SYSTEM, metavar="N",
+        help="of a system with N IPUs: what a configuration that needs more than %(default)s runs on",
+    )  # fmt: skip
+    wanted = parser.parse_args(argv).ipus
+    if not 1 <= wanted <= 1 << 16:
+        parser.error(f"--ipus {wanted} must lie between 1 and {1 << 16}")
+    machine = this_machine()
+    size = system.system_size(wanted)
+    graphics = f" and {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else ""
+    print(f"{size} emulated IPUs; the arithmetic runs on {machine.cores} CPU cores{graphics}")
+    for device in system.devices(size):
+        first, last = device.ipus[0], device.ipus[-1]
+        which = f"IPU {first}" if first == last else f"IPUs {first} to {last}"
+        print(f"-+- Id: [{device.id}], target: [emulated], {which}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

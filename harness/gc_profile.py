@@ -1,0 +1,55 @@
+"""gc-profile -d DIR -- command: runs a command whose training is profiled into DIR.
+
+gc-profile -d profile -- python train.py --config quickstart
+gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE_PROFILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.profile import FOLDER_VARIABLE, STEM
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    own, command = _parted(words)
+    parser = argparse.ArgumentParser(
+        prog="gc-profile", usage="gc-profile -d DIR -- command [arguments]",
+        description="Runs a training command with its second weight update recorded: a Chrome trace and a picture in DIR.",
+    )  # fmt: skip
+    parser.add_argument("-d", "--directory", metavar="DIR", required=True, help="folder of profile.json and profile.svg")
+    folder = Path(parser.parse_args(own).directory).absolute()
+    if not command:
+        parser.error("no command: write it after --, as in gc-profile -d DIR -- python train.py --config quickstart")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(command, env={**os.environ, FOLDER_VARIABLE: str(folder)}, check=False)
+    except OSError as error:
+        print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if done.returncode == 0 and not (folder / f"{STEM}.json").exists():
+        print(
+            f"gc-profile: note: the command trained nothing on emulated IPUs, so {folder} holds no profile", file=sys.stderr
+        )
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before and after the first `--`; without one, the command begins after -d DIR."""
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    at = 2 if words[:1] in (["-d"], ["--directory"]) else 1
+    return words[:at], words[at:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The profile of one weight update: a Chrome trace, and a picture of the stages' cells.
+
+`--profile [FILE]` and `--gc-profile [TYPE]` ask for it, and so does `gc-profile -d DIR -- command` by an environment
+variable. The files are `profile.json` and `profile.svg`, in the run's folder, in DIR, or as FILE says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emulator import record
+from emulator.machine import cores
+from emulator.plan import ExecutionPlan
+from emulator.record import Ran
+from harness import timeline
+from harness.options import DeviceOptions
+from log import write_atomically
+
+FOLDER_VARIABLE = "GC_PROFILE_DIR"
+NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
+STEM, AUTO = "profile", "auto"
+STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to record, and where to: the two files' path without its ending."""
+
+    kind: str
+    target: Path
+
+    @property
+    def operations(self) -> bool:
+        """Whether single operations are wanted, not only the stages' cells."""
+        return self.kind != DEVICE
+
+
+def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> Request | None:
+    """The profile that the options or the environment ask for. `folder`: of the run."""
+    around = environ.get(FOLDER_VARIABLE)
+    if options.gc_profile == NONE or (options.gc_profile is None and options.profile is None and not around):
+        return None
+    target = Path(around or folder) / STEM
+    if options.profile not in (None, AUTO):
+        named = Path(options.profile)
+        target = named.with_suffix("") if named.suffix in (".svg", ".json") else named
+    return Request(options.gc_profile or IPU, target)
+
+
+def write(
+    request: Request, plan: ExecutionPlan, title: str, cells: Sequence[Ran], operations: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Writes both files; lines about them for the log. `operations`: events of a Chrome trace, in microseconds."""
+    request.target.parent.mkdir(parents=True, exist_ok=True)
+    trace, drawing = (request.target.with_name(request.target.name + ending) for ending in (".json", ".svg"))
+    write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
+    write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
+    milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
+    stages = len(plan.stages)
+    idle = 100 * record.idle_fraction(cells, stages)
+    lines = [
+        f"Profile of one weight update ({milliseconds:.1f} ms, stages idle for {idle:.0f} %, up to "
+        f"{record.busy_at_once(cells)} of {stages} at work at once): {drawing}",
+        f"Its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
+    ]
+    if request.kind == TILE:
+        lines.append("TILE_PROFILE: tiles are not emulated; it holds what IPU_PROFILE does")
+    return lines
+
+
+def write_operations(request: Request, operations: Sequence[Mapping[str, Any]]) -> str:
+    """The trace of something that has no stages; a line about it."""
+    request.target.parent.mkdir(parents=True, exist_ok=True)
+    trace = request.target.with_name(request.target.name + ".json")
+    write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
+    return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
+
+
+def _cell_events(cells: Sequence[Ran], stages: int) -> list[dict[str, Any]]:
+    """The cells as a process of the trace with a row for each stage."""
+    named = [_name("process_name", 0, "stages"), *(_name("thread_name", j, f"stage {j}") for j in range(stages))]
+    events = [
+        {
+            "ph": "X",
+            "name": f"{timeline.WORDS[cell.action.kind]} {cell.action.micro_batch}",
+            "cat": timeline.WORDS[cell.action.kind],
+            "pid": STAGES_PROCESS,
+            "tid": cell.action.stage,
+            "ts": 1e6 * cell.begin,
+            "dur": 1e6 * (cell.end - cell.begin),
+        }
+        for cell in cells
+    ]
+    return [*named, *events]
+
+
+def _name(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": STAGES_PROCESS, "tid": thread, "args": {"name": name}}

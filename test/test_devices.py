@@ -1,0 +1,156 @@
+"""Where a plan is carried out: emulated device ids, TensorFlow devices, and what is only built."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from runs import run, succeed
+
+from emulator import machine, plan, system
+from emulator.machine import Machine
+from emulator.plan import PlanError, Wishes
+from harness import cli, gc_info
+from harness.options import OptionError
+from harness.run import Run, prepare
+
+RESNET = "--dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
+STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 8"
+
+
+def prepared(words: str) -> Run:
+    return prepare(cli.parse(words.split(), "train", environ={}).options, {})
+
+
+def resolved(words: str, there: Machine, **wishes: object) -> plan.ExecutionPlan:
+    run = prepared(words)
+    asked = Wishes(micro_batch=4, shards=run.options.device.shards, pipeline=run.options.device.pipeline,
+                   splits=run.options.device.pipeline_splits, accumulation=8)  # fmt: skip
+    return plan.resolve(dataclasses.replace(asked, **wishes), run.trace, there)
+
+
+@pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
+def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
+    found = system.devices(size)
+    assert [device.id for device in found] == list(range(ids))
+    assert [len(device.ipus) for device in found] == sorted(len(device.ipus) for device in found)
+    for group in {len(device.ipus) for device in found}:
+        covered = [ipu for device in found if len(device.ipus) == group for ipu in device.ipus]
+        assert covered == list(range(size))
+
+
+@pytest.mark.parametrize(
+    ("words", "training", "validation"),
+    [
+        (RESNET, (0, 1), 0),
+        (f"{RESNET} --select-ipu 5", (5, 1), 0),
+        (f"{RESNET} --select-ipus 5 7", (5, 1), 7),
+        (f"{RESNET} --select-ipu auto 7", (0, 1), 7),
+        (f"{STAGED} --select-ipu 25", (25, 4), 0),
+        (f"{RESNET} --shards 3", (24, 4), 0),  # groups are powers of two
+        (f"{RESNET} --replicas 32", (62, 32), 0),  # a larger system
+    ],
+)
+def test_selected_devices(words, training, validation):
+    found = prepared(words).plan
+    assert (found.training_device.id, len(found.training_device.ipus)) == training
+    assert found.validation_device.id == validation
+    assert str(found.training_device) in found.summary()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--select-ipu 31", "--select-ipu 31: there is no such device; an emulated system of 16 IPUs has the ids 0 to 30, and "
+                            "training needs one of 0 to 15"),
+        ("--select-ipu 3 --replicas 2", "device 3 (IPU 3) has 1 IPU, but training attaches to 2: give AUTO or an id of 16 to 23"),
+        ("--select-ipu 0 16", "device 16 (IPUs 0 to 1) has 2 IPUs, but validation attaches to 1"),
+        ("--select-ipu 1 2 3", "must be AUTO or a device id, or one for training and one for validation"),
+        ("--select-ipu -1", "must be AUTO or a device id"),
+        ("--device gpu", "--device gpu: there is no GPU that TensorFlow can use here"),
+        ("--rts --disable-variable-offloading", "--rts divides offloaded optimiser state"),
+    ],
+)  # fmt: skip
+def test_devices_that_cannot_be(words, part):
+    with pytest.raises(OptionError) as error:
+        prepared(f"{RESNET} {words}")
+    assert part in str(error.value)
+
+
+def test_validation_takes_its_own_device_from_the_command_line():
+    def device(words: str, recorded: dict[str, object] | None = None) -> int:
+        options = cli.parse(words.split(), "validation", recorded, environ={}).options
+        return prepare(options, {}, training=False).plan.validation_device.id
+
+    assert device(f"{RESNET} --select-ipu 6") == 6
+    assert device(f"{RESNET} --select-ipu 1 6") == 6
+    assert device(RESNET, {"select_ipu": ["25"]}) == 0  # that was for training on four IPUs
+    assert device(RESNET, {"select_ipu": ["25", "9"]}) == 9
+
+
+def test_gc_info_lists_every_device(capsys):
+    assert gc_info.main(["-l"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 31
+    assert lines[1] == "-+- Id: [0], target: [emulated], IPU 0"
+    assert lines[-1] == "-+- Id: [30], target: [emulated], IPUs 0 to 15"
+    assert gc_info.main(["--ipus", "40"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 127
+
+
+def test_stages_go_to_the_graphics_cards_there_are():
+    names = lambda there, **wishes: resolved(STAGED, there, **wishes).homes
+    assert names(Machine(2, 0)) == ("/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3")
+    assert names(Machine(2, 2)) == ("/gpu:0", "/gpu:0", "/gpu:1", "/gpu:1")
+    assert names(Machine(2, 8)) == ("/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3")
+    assert names(Machine(2, 2), device="cpu") == names(Machine(2, 0))
+    assert names(Machine(2, 2), shards=1, pipeline=False, splits=()) == ("/gpu:0",)
+    with pytest.raises(PlanError, match="there is no GPU"):
+        names(Machine(2, 0), device="gpu")
+
+
+def test_graphics_cards_are_counted_without_tensorflow(tmp_path, monkeypatch):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(machine, "_installed", lambda name: name in ("tensorflow", "nvidia-cudnn-cu12"))
+    count = lambda **environ: machine.gpus(environ, tmp_path)
+    assert count() == 3
+    assert [count(CUDA_VISIBLE_DEVICES=value) for value in ("", "-1", "0", "1,2", "0,-1,2", "GPU-ab12")] == [
+        0,
+        0,
+        1,
+        2,
+        1,
+        1,
+    ]
+    monkeypatch.setattr(machine, "_installed", lambda name: name == "tensorflow-cpu")
+    assert count() == 0
+
+
+def test_a_plan_for_cards_that_tensorflow_cannot_drive_is_refused(monkeypatch):
+    from emulator.executor import refuse_missing_devices
+
+    refuse_missing_devices(("/cpu:0", "/cpu:3"))
+    with pytest.raises(PlanError, match=r"places stages on 2 GPUs, but TensorFlow can drive 0 here .* give --device cpu"):
+        refuse_missing_devices(("/gpu:0", "/gpu:1"))
+
+
+def test_compile_only_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = succeed("train", *STAGED.split(), "--compile-only").out
+    assert "The training graph was successfully compiled: " in out
+    assert "The validation graph was successfully compiled: " in out
+    assert "Compilation time: " in out
+    assert "iteration:" not in out
+    assert not list(tmp_path.iterdir())
+    alone = succeed("validation", *RESNET.split(), "--compile-only").out
+    assert "The validation graph was successfully compiled: " in alone
+    assert "training graph" not in alone
+    assert not list(tmp_path.iterdir())
+
+
+def test_gpu_without_one_ends_with_one_line():
+    result = run("train", *RESNET.split(), "--device", "gpu")
+    assert result.code == 2
+    assert result.err.startswith("train.py: error: --device gpu: there is no GPU")
+    assert len(result.err.splitlines()) == 1

@@ -1,0 +1,181 @@
+"""What a profile shows is what ran: stages that overlap, in the schedule's order, in a trace and a picture."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from runs import assert_same_bits, rows, run, succeed, variables
+
+from emulator import record, schedules
+from emulator.executor import Profile
+from emulator.plan import ExecutionPlan
+from emulator.record import Ran
+from emulator.schedules import Action
+from harness import cli, gc_profile, timeline
+from harness.build import training_program
+from harness.run import prepare
+
+ROOT = Path(__file__).resolve().parent.parent
+RESNET = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
+STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 10"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def profiled(words: str, operations: bool = False) -> tuple[ExecutionPlan, Profile]:
+    """One recorded update after one that warms up."""
+    prepared = prepare(cli.parse(words.split(), "train", environ={}).options, {})
+    built = training_program(prepared, 0, recording=True)
+    built.step([0.05])
+    found = built.profile(0.05, operations)
+    built.close()
+    return prepared.plan, found
+
+
+@pytest.fixture(scope="module", params=["Grouped", "Interleaved", "Sequential"])
+def scheduled(request):
+    return profiled(f"{STAGED} --pipeline-schedule {request.param}")
+
+
+def test_every_stage_keeps_to_its_schedule(scheduled):
+    plan, found = scheduled
+    drawn = schedules.build(plan.schedule, 4, plan.calls)
+    for stage in range(4):
+        assert record.order(found.cells, stage) == schedules.order(drawn, stage)
+        own = sorted((cell for cell in found.cells if cell.action.stage == stage), key=lambda cell: cell.begin)
+        assert all(before.end <= after.begin for before, after in itertools.pairwise(own))
+    ended = {cell.action: cell.end for cell in found.cells}
+    for cell in found.cells:
+        assert all(ended[needed] <= cell.begin for needed in schedules.needs(cell.action, 4))
+
+
+def test_stages_overlap_where_the_schedule_lets_them(scheduled):
+    plan, found = scheduled
+    at_once = record.busy_at_once(found.cells)
+    assert at_once == 1 if plan.schedule == "Sequential" else at_once >= 3
+
+
+def test_the_order_would_be_seen_to_break(monkeypatch):
+    """Without the gates cells run as soon as their data lets them."""
+    from emulator.cells import Cells
+
+    monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
+    plan, found = profiled(f"{STAGED} --pipeline-schedule Interleaved".replace("count 10", "count 24"))
+    drawn = schedules.build(plan.schedule, 4, plan.calls)
+    assert any(record.order(found.cells, stage) != schedules.order(drawn, stage) for stage in range(4))
+
+
+def test_recording_changes_no_bit(tmp_path):
+    folders = [tmp_path / name for name in ("with", "without")]
+    for folder, words in zip(folders, (["--profile"], [])):
+        succeed("train", *STAGED.split(), "--iterations", 4, "--no-validation", "--logs-path", folder, *words)
+    assert_same_bits(*(variables(folder, 4) for folder in folders))
+    names = ("step", "iteration", "loss_batch", "loss_avg", "lr")
+    one, other = ([[row[name] for name in names] for row in rows(folder / "training.csv")] for folder in folders)
+    assert one == other
+
+
+def bars(path: Path) -> list[str]:
+    """What the picture says of its cells, for the mouse."""
+    return [title.text for title in ET.parse(path).iter(f"{SVG}title")]
+
+
+def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*STAGED.split(), "--iterations", 3, "--no-validation"]
+    out = succeed("train", *words, "--logs-path", "one", "--profile").out
+    assert "one/profile.svg" in out
+    events = json.loads(Path("one/profile.json").read_text())["traceEvents"]
+    cells = [event for event in events if event.get("cat") in ("forward", "backward")]
+    assert len(cells) == 2 * 4 * 10
+    assert {(event["tid"], event["name"]) for event in cells} == {
+        (j, f"{kind} {i}") for j in range(4) for kind in ("forward", "backward") for i in range(10)
+    }
+    convolutions = [event for event in events if event.get("args", {}).get("op", "").endswith("Conv2D")]
+    assert len(convolutions) >= 7 * 10
+    begin, end = min(e["ts"] for e in cells), max(e["ts"] + e["dur"] for e in cells)
+    assert all(begin <= event["ts"] <= end for event in convolutions)
+    drawn = bars(Path("one/profile.svg"))
+    assert len(drawn) == 2 * 2 * 4 * 10  # scheduled, and measured
+    assert "stage 3, backward of call 9: clock 22" in drawn
+
+    succeed("train", *words, "--logs-path", "two", "--profile", "kept/here.svg", "--gc-profile", "DEVICE_PROFILE")
+    assert not Path("two/profile.svg").exists()
+    assert len(bars(Path("kept/here.svg"))) == len(drawn)
+    assert all(event.get("cat") != "Op" for event in json.loads(Path("kept/here.json").read_text())["traceEvents"])
+
+    succeed("train", *words, "--logs-path", "three", "--gc-profile", "NO_PROFILE")
+    assert not Path("three/profile.svg").exists()
+
+
+def test_a_profile_is_of_the_call_that_asks_for_it(tmp_path):
+    succeed("train", *RESNET.split(), "--iterations", 4, "--stop-after", 2, "--no-validation", "--logs-path", tmp_path / "run",
+            "--profile")  # fmt: skip
+    (tmp_path / "run/profile.svg").unlink()
+    (tmp_path / "run/profile.json").unlink()
+    succeed("restore", "--restore-path", tmp_path / "run")
+    assert not (tmp_path / "run/profile.svg").exists()
+    result = run("restore", "--restore-path", tmp_path / "run", "--iterations", 5, "--profile")
+    assert result.code == 0, result.err
+    assert "update 5" in (tmp_path / "run/profile.svg").read_text()  # the only one left
+
+
+def test_gc_profile_runs_a_command(tmp_path):
+    words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
+    tool = [sys.executable, "-m", "harness.gc_profile", "-d", str(tmp_path / "kept")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [*tool, "--", sys.executable, str(ROOT / "train.py"), *words, "--gc-profile", "DEVICE_PROFILE"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"profile.json", "profile.svg"}
+
+
+def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
+    assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", ""]) == 0
+    assert "holds no profile" in capfd.readouterr().err
+    assert gc_profile.main(["-d", str(tmp_path), "no-such-command"]) == 2
+    assert "gc-profile: error: No such file or directory: no-such-command" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        gc_profile.main(["-d", str(tmp_path)])
+    assert ended.value.code == 2
+
+
+def test_validation_is_profiled_too(tmp_path):
+    words = [*RESNET.split(), "--generated-data", "--logs-path", tmp_path / "run", "--profile", tmp_path / "p"]
+    assert "The operations of one micro-batch" in succeed("validation", *words).out
+    events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
+    assert any(event.get("args", {}).get("op", "").endswith("Conv2D") for event in events)
+
+
+def ran(*cells: tuple[str, float, float]) -> list[Ran]:
+    return [Ran(schedules.parse(text), begin, end) for text, begin, end in cells]
+
+
+def test_measures_of_a_record():
+    found = ran(("0F0", 5, 6), ("1F0", 6, 7), ("1B0", 7, 8), ("0F1", 6.5, 8.5), ("0B0", 8.5, 9))
+    assert record.order(found, 0) == (Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0))
+    assert record.busy_at_once(found) == 2
+    assert record.idle_fraction(found, 2) == pytest.approx(1 - 5.5 / 8)
+    assert record.idle_fraction([], 2) == 0.0
+    assert record.busy_at_once([]) == 0
+
+
+@pytest.mark.parametrize("words", [STAGED, f"{RESNET} --gradient-accumulation-count 900", RESNET])
+def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
+    plan = prepare(cli.parse(words.split(), "train", environ={}).options, {}).plan
+    drawn = schedules.build(plan.schedule, len(plan.stages), plan.calls)
+    found = [Ran(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
+    root = ET.fromstring(timeline.picture(plan, found, "a <title> & more", 2))
+    right, bottom = float(root.get("width")), float(root.get("height"))
+    for box in root.iter(f"{SVG}rect"):
+        x, y, w, h = (float(box.get(name, 0)) for name in ("x", "y", "width", "height"))
+        assert x >= 0 and x + w <= right + 0.5 and y >= 0 and y + h <= bottom
+    ticks = [text.text for text in root.iter(f"{SVG}text") if text.get("font-size") == "11"]
+    assert "0" in ticks and "ms" in ticks
