@@ -105,7 +105,7 @@ class TensorLayers(Layers):
         unused = (tf.constant([], tf.float32),) * 2
         parts = tf.split(x, self._norm_parts) if self._norm_parts > 1 else [x]
         results = [_fused_norm(part, gamma, beta, unused, policy.epsilon, training=True) for part in parts]
-        count = tf.cast(tf.size(parts[0]) // self.channels(x), tf.float32)
+        count = tf.cast(tf.size(parts[0]) // self.channels(x), x.dtype)
         # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
         biased = [result.batch_variance * ((count - 1) / count) for result in results]
         self.statistics |= {names[0]: _mean([result.batch_mean for result in results]), names[1]: _mean(biased)}

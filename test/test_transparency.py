@@ -1,125 +1,320 @@
 """However an update is carried out, its numbers are the same: stages, devices, schedules, recomputation, replicas,
-accumulation and host steps to the last bit, folding up to the order of summation."""
+accumulation, host steps and data threads to the last bit; folding and other micro-batches up to the order of
+summation. And the tests that say so notice when something is wrong."""
 
 from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, moved
 
+import ipu_utils
+from emulator import executor
 from emulator.executor import TrainingProgram
-from harness import cli
+from emulator.plan import ExecutionPlan
+from harness import build, cli
 from harness.build import training_program
 from harness.run import Run, prepare
+from Models import _tensor_layers
 from Models._tensor_layers import TensorLayers
 
 UPDATES = 9
-RESNET = "--dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3 --optimiser momentum --fold 1"
-RESNET_SPLITS = "--pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu"
+IMAGES = 100  # 9 updates of 48 samples are more than four epochs
+RESNET = "--model-size 8 --optimiser momentum"
 EFFICIENTNET = (
-    "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --dropout-rate 0.2 "
-    "--batch-size 4 --seed 3 --optimiser momentum --fold 1"
+    "--model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --dropout-rate 0.2 "
+    "--block-survival-prob 0.8 --optimiser momentum"
 )
-EFFICIENTNET_SPLITS = "--pipeline --shards 4 --pipeline-splits block2a/SE block4a block5b"
+GROUP, BATCH = "--group-norm", "--batch-norm --BN-span 1"
+SPAN = "--batch-norm --BN-span 2"  # two replicas of 4 samples are one micro-batch of 8 to batch norm
 
 
-def prepared(words: str) -> Run:
-    return prepare(cli.parse(words.split(), "train", environ={}).options, {})
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    """A CIFAR-10 of a hundred pictures, each class of a colour of its own under noise."""
+    folder, draw = tmp_path_factory.mktemp("cifar"), np.random.default_rng(5)
+    colours = draw.integers(30, 220, [10, 3, 1])
+    for name, count in [*((f"data_batch_{i}.bin", IMAGES // 5) for i in range(1, 6)), ("test_batch.bin", 20)]:
+        labels = draw.integers(0, 10, count)
+        noise = draw.integers(-30, 30, [count, 3, 1024])
+        pixels = np.clip(colours[labels] + noise, 0, 255).reshape(count, -1)
+        (folder / name).write_bytes(np.concatenate([labels[:, None], pixels], 1).astype(np.uint8).tobytes())
+    return str(folder)
 
 
-def program(words: str) -> TrainingProgram:
-    return training_program(prepared(words), 0)
+def prepared(words: str, folder: str) -> Run:
+    fixed = f"--dataset cifar-10 --data-dir {folder} --seed 3"
+    return prepare(cli.parse([*fixed.split(), *words.split()], "train", environ={}).options, {})
 
 
-def trained(words: str, steps: tuple[int, ...] = (UPDATES,), rate: float = 0.05) -> dict[str, np.ndarray]:
+def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,)) -> dict[str, np.ndarray]:
     """Losses of every update and all variables after them."""
-    built = program(words)
+    built = training_program(prepared(words, folder), 0)
+    rate = 0.25 if "efficientnet" in words else 0.05
     losses = [built.step([rate] * count).loss for count in steps]
     values = built.values()
     built.close()
     return {"losses": np.concatenate(losses), **values}
 
 
-def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    different = [name for name in one if one[name].tobytes() != other[name].tobytes()]
-    assert not different, f"{len(different)} of {len(one)} differ: {different[:4]}"
+# The grid: every value of an axis meets every value of every other one.
+
+AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "resnet": {
+        "stages": (
+            "",
+            "--shards 3",
+            "--shards 2 --pipeline --pipeline-splits auto",
+            "--shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu",
+            "--shards 1 --pipeline --pipeline-splits b2/0/relu b3/0/relu",
+        ),
+        "schedule": ("Grouped", "Interleaved", "Sequential"),
+        "batch": ("1 12", "3 4", "12 1", "2 6"),
+        "recompute": ("", "--enable-recomputation"),
+        "steps": ("9", "1 1 1 1 1 1 1 1 1", "4 5", "2 1 6"),
+        "fold": ("1", "2"),
+        "threads": ("1", "48"),
+    },
+    "efficientnet": {
+        "stages": ("", "--shards 4 --pipeline --pipeline-splits block2a/SE block4a block5b"),
+        "schedule": ("Grouped", "Interleaved", "Sequential"),
+        "batch": ("2 6", "6 2"),
+        "recompute": ("", "--enable-recomputation"),
+        "steps": ("9", "4 5"),
+        "fold": ("1", "2"),
+        "threads": ("1", "48"),
+    },
+}
+Row = Mapping[str, str]
 
 
-@pytest.fixture(scope="module", params=["--batch-norm", "--group-norm"])
-def plain(request):
-    """The plain loop over 12 micro-batches, by norm."""
-    words = f"{RESNET} {request.param}"
-    return words, trained(f"{words} --gradient-accumulation-count 12")
+def covering(axes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    """Few rows in which every two values of different axes meet."""
+    rows = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+    pairs = {id(row): set(itertools.combinations(row.items(), 2)) for row in rows}
+    missing = set().union(*pairs.values())
+    while missing:
+        best = max(rows, key=lambda row: len(pairs[id(row)] & missing))
+        missing -= pairs[id(best)]
+        yield best
 
 
-GRID = [
-    *(f"--shards 4 {RESNET_SPLITS} --pipeline-schedule {schedule}" for schedule in ("Grouped", "Interleaved", "Sequential")),
-    f"--shards 4 {RESNET_SPLITS} --pipeline-schedule Grouped --enable-recomputation",
-    f"--shards 4 {RESNET_SPLITS} --xla-recompute",
-    f"{RESNET_SPLITS} --shards 1",
-    f"{RESNET_SPLITS} --shards 1 --enable-recomputation",
-    "--enable-recomputation",
-    "--shards 3",
-    "--shards 2 --pipeline --pipeline-splits auto",
-    "--shards 2 --pipeline --pipeline-splits stage2/unit1",
-    "--pipeline-num-parallel 1",
-]
+def test_the_grid_has_every_pair():
+    for axes in AXES.values():
+        met = {pair for row in covering(axes) for pair in itertools.combinations(row.items(), 2)}
+        for (one, its), (other, others) in itertools.combinations(axes.items(), 2):
+            assert all(((one, a), (other, b)) in met for a in its for b in others)
 
 
-@pytest.mark.parametrize("layout", GRID)
-def test_stages_schedules_and_recomputation_change_no_bit(plain, layout):
-    words, expected = plain
-    assert_same_bits(expected, trained(f"{words} --gradient-accumulation-count 12 {layout}"))
+def network(family: str, norm: str) -> str:
+    return f"{RESNET if family == 'resnet' else EFFICIENTNET} {norm}"
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "--replicas 12",
-        "--replicas 3 --gradient-accumulation-count 4",
-        f"--replicas 4 --gradient-accumulation-count 3 --shards 4 {RESNET_SPLITS} --pipeline-schedule Grouped",
-        f"--replicas 2 --pipeline-depth 6 --shards 4 {RESNET_SPLITS.replace('--pipeline ', '')}",
-    ],
-)
-def test_replicas_and_accumulation_change_no_bit(plain, layout):
-    words, expected = plain
-    assert_same_bits(expected, trained(f"{words} {layout}"))
-
-
-@pytest.mark.parametrize("steps", [(1,) * UPDATES, (4, 5), (2, 1, 6)])
-def test_host_steps_change_no_bit(plain, steps):
-    words, expected = plain
-    layout = f"--gradient-accumulation-count 12 --shards 4 {RESNET_SPLITS}"
-    assert_same_bits(expected, trained(f"{words} {layout}", steps))
-
-
-def test_the_weights_really_moved(plain):
-    words, expected = plain
-    start = program(f"{words} --gradient-accumulation-count 12")
-    before = start.values()
-    start.close()
-    kernels = [name for name in before if name.endswith("kernel")]
-    distance = sum(float(np.square(expected[name] - before[name]).sum()) for name in kernels)
-    assert (distance / sum(float(np.square(before[name]).sum()) for name in kernels)) ** 0.5 > 0.05
-
-
-def test_dropout_is_replayed_over_stages_and_recomputation():
-    plain = trained(f"{EFFICIENTNET} --gradient-accumulation-count 6", (2,))
-    for layout in (
-        f"{EFFICIENTNET_SPLITS} --pipeline-schedule Grouped",
-        f"{EFFICIENTNET_SPLITS} --enable-recomputation --replicas 2 --pipeline-depth 3",
-    ):
-        count = "" if "pipeline-depth" in layout else "--gradient-accumulation-count 6"
-        assert_same_bits(plain, trained(f"{EFFICIENTNET} {count} {layout}", (2,)))
-    assert not np.array_equal(
-        plain["losses"], trained(f"{EFFICIENTNET} --dropout-rate 0 --gradient-accumulation-count 6", (2,))["losses"]
+def laid_out(family: str, norm: str, row: Row) -> str:
+    """The options of a row. With a span the replicas are even in number."""
+    replicas, accumulation = map(int, row["batch"].split())
+    if norm == SPAN and replicas % 2:
+        replicas, accumulation = 2, 6
+    return (
+        f"{network(family, norm)} --batch-size 4 --replicas {replicas} --gradient-accumulation-count {accumulation} "
+        f"{row['stages']} --pipeline-schedule {row['schedule']} {row['recompute']} --fold {row['fold']} "
+        f"--pipeline-num-parallel {row['threads']}"
     )
 
 
-def first_gradient(words: str) -> dict[str, np.ndarray]:
+KEPT: dict[tuple[str, str, str], dict[str, np.ndarray]] = {}
+
+
+def plain(family: str, norm: str, fold: str, folder: str) -> dict[str, np.ndarray]:
+    """The plain loop: one stage, one replica, one host step."""
+    if (family, norm, fold) not in KEPT:
+        size = "--batch-size 8 --gradient-accumulation-count 6" if norm == SPAN else (
+            "--batch-size 4 --gradient-accumulation-count 12")  # fmt: skip
+        words = f"{network(family, norm.replace('span 2', 'span 1'))} {size} --fold {fold}"
+        KEPT[family, norm, fold] = trained(words, folder)
+    return KEPT[family, norm, fold]
+
+
+def grid() -> Iterator[Any]:
+    for family, norms in (("resnet", (GROUP, BATCH, SPAN)), ("efficientnet", (GROUP, SPAN))):
+        for norm, (k, row) in itertools.product(norms, enumerate(covering(AXES[family]))):
+            # the larger network takes long, and batch norm alone is much of what batch norm with spans is
+            always = 2 if family == "efficientnet" else 5 if norm == BATCH else 1000
+            marks = [pytest.mark.slow] if k >= always else []
+            yield pytest.param(family, norm, row, id=f"{family}{norm}-{k}", marks=marks)
+
+
+@pytest.mark.parametrize(("family", "norm", "row"), list(grid()))
+def test_no_layout_changes_a_bit(family, norm, row, pictures):
+    expected = plain(family, norm, row["fold"], pictures)
+    found = trained(laid_out(family, norm, row), pictures, tuple(map(int, row["steps"].split())))
+    assert_same_bits(expected, found)
+
+
+@pytest.mark.parametrize(("family", "norm"), [("resnet", GROUP), ("resnet", SPAN), ("efficientnet", GROUP)])
+def test_the_weights_really_moved(family, norm, pictures):
+    expected = plain(family, norm, "1", pictures)
+    start = training_program(prepared(f"{network(family, norm)} --replicas 2", pictures), 0)
+    before = start.values()
+    start.close()
+    assert moved(before, expected) > 0.05
+
+
+def test_dropout_and_drop_connect_are_on(pictures):
+    words = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2"
+    losses = [
+        trained(words + off, pictures, (1,))["losses"] for off in ("", " --dropout-rate 0", " --block-survival-prob 1")
+    ]
+    assert len({value.tobytes() for value in losses}) == 3
+
+
+def test_a_span_makes_a_difference(pictures):
+    alone = plain("resnet", BATCH, "1", pictures)
+    assert not np.array_equal(plain("resnet", SPAN, "1", pictures)["losses"], alone["losses"])
+
+
+# Seeded faults: with any of them the grid fails.
+
+FAULTY: Row = {"stages": AXES["resnet"]["stages"][3], "schedule": "Grouped", "batch": "2 6", "steps": "9", "fold": "1",
+               "recompute": "--enable-recomputation", "threads": "48"}  # fmt: skip
+
+
+def drop_an_accumulation_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ExecutionPlan.calls.fget
+    monkeypatch.setattr(ExecutionPlan, "calls", property(lambda plan: whole(plan) - 1))
+
+
+def change_the_stream(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    original = ipu_utils.stream_of
+    monkeypatch.setattr(ipu_utils, "stream_of", lambda dataset, prepare: original(change(dataset), prepare))
+
+
+def swap_two_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        pairs = dataset.batch(2, drop_remainder=True)
+        return pairs.map(lambda pair: {name: tf.reverse(value, [0]) for name, value in pair.items()}).unbatch()
+
+    change_the_stream(monkeypatch, change)
+
+
+def shift_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas 1 and 2 share their statistics, not 0 and 1."""
+    change_the_stream(monkeypatch, lambda dataset: dataset.unbatch().skip(4).batch(8, drop_remainder=True))
+
+
+def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = executor._HostStep._moves
+
+    def twice(self: Any, values: Any, means: Any, rate: Any) -> list[tf.Operation]:
+        moves = original(self, values, means, rate)
+        training = dataclasses.replace(self.training, trace=SimpleNamespace(
+            variables=[v for v in self.training.variables if not v.trainable]))  # fmt: skip
+        return moves + original(dataclasses.replace(self, training=training), values, means, rate)
+
+    monkeypatch.setattr(executor._HostStep, "_moves", twice)
+
+
+def draw_dropout_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, calls = TensorLayers._keep, itertools.count()
+    monkeypatch.setattr(
+        TensorLayers, "_keep", lambda self, x, p, what, *counters: drawn(self, x, p, f"{what}/{next(calls)}", *counters)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "norm"),
+    [
+        (drop_an_accumulation_step, GROUP),
+        (swap_two_micro_batches, GROUP),
+        (count_statistics_twice, SPAN),
+        (shift_the_span, SPAN),
+    ],
+)
+def test_the_grid_notices(fault, norm, pictures, monkeypatch):
+    expected = plain("resnet", norm, "1", pictures)
+    fault(monkeypatch)
+    found = trained(laid_out("resnet", norm, FAULTY), pictures)
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same_bits(expected, found)
+
+
+def test_the_grid_notices_dropout_drawn_anew(pictures, monkeypatch):
+    words = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --enable-recomputation"
+    expected = trained(words, pictures, (2,))
+    draw_dropout_anew(monkeypatch)
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same_bits(expected, trained(words, pictures, (2,)))
+
+
+# Up to the order of summation
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """Weights and arithmetic in float64, batch norm composed of operations that have it."""
+
+    def norm(x: Any, gamma: Any, beta: Any, moving: Any, epsilon: float, *, training: bool) -> Any:
+        mean, variance = tf.nn.moments(x, [0, 1, 2])
+        y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
+        count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
+        return SimpleNamespace(y=y, batch_mean=mean, batch_variance=variance * count / (count - 1))
+
+    monkeypatch.setattr(_tensor_layers, "_fused_norm", norm)
+    monkeypatch.setattr(ipu_utils, "Training", partial(ipu_utils.Training, dtype=tf.float64))
+
+
+DEPTHWISE = EFFICIENTNET.replace("--group-dim 16 --expand-ratio 4", "--expand-ratio 4")
+
+
+@pytest.mark.parametrize(
+    ("words", "one", "others"),
+    [
+        (f"{RESNET} {GROUP}", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
+            "--batch-size 4 --gradient-accumulation-count 12 --fold 12",
+            "--batch-size 4 --gradient-accumulation-count 12 --fold auto",
+            "--batch-size 24 --gradient-accumulation-count 2 --fold 1",
+            f"--batch-size 2 --replicas 4 --gradient-accumulation-count 6 --fold 2 {FAULTY['stages']}",
+        ]),
+        (f"{RESNET} {BATCH}", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
+            "--batch-size 4 --gradient-accumulation-count 12 --fold 6",
+            "--batch-size 2 --replicas 4 --BN-span 2 --gradient-accumulation-count 6 --fold 3 --enable-recomputation",
+        ]),
+        (f"{DEPTHWISE} {GROUP}", "--batch-size 4 --gradient-accumulation-count 6 --fold 1", [
+            "--batch-size 4 --gradient-accumulation-count 6 --fold 6",
+        ]),
+    ],
+)  # fmt: skip
+def test_folds_and_micro_batches_agree_in_float64(words, one, others, pictures, in_float64):
+    expected = trained(f"{words} {one}", pictures, (10,))
+    assert {value.dtype for name, value in expected.items() if name.endswith("kernel")} == {np.dtype(np.float64)}
+    for other in others:
+        found = trained(f"{words} {other}", pictures, (10,))
+        for name, value in expected.items():
+            if name != "losses":  # these are FP32
+                assert np.abs(found[name] - value).max() <= 1e-9 * max(1.0, np.abs(value).max()), (other, name)
+
+
+def test_float64_moves_as_far(pictures, in_float64):
+    words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 12"
+    start = training_program(prepared(words, pictures), 0)
+    before = start.values()
+    start.step([0.05] * 10)
+    after = start.values()
+    start.close()
+    assert moved(before, after) > 0.05
+
+
+def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
     """The first update's gradients, from plain SGD at rate 1."""
-    built = program(words.replace("momentum", "SGD") + " --weight-decay 0 --loss-scaling 1")
+    built = training_program(prepared(words.replace("momentum", "SGD") + " --weight-decay 0 --loss-scaling 1", folder), 0)
     before = built.values()
     built.step([1.0])
     after = built.values()
@@ -127,56 +322,113 @@ def first_gradient(words: str) -> dict[str, np.ndarray]:
     return {name: before[name].astype(np.float64) - after[name] for name in before if before[name].dtype == np.float32}
 
 
-@pytest.mark.parametrize("fold", ["2", "6", "12", "auto"])
-def test_folding_changes_only_the_order_of_summation(plain, fold):
-    words, _ = plain
-    expected = first_gradient(f"{words} --gradient-accumulation-count 12")
-    found = first_gradient(f"{words} --gradient-accumulation-count 12 --fold {fold}")
-    for name, gradient in expected.items():
-        # FP32 sums of tens of thousands of cancelling terms, in another order
-        assert np.abs(found[name] - gradient).max() <= 3e-5 * np.linalg.norm(gradient) + 1e-7, name
+@pytest.mark.parametrize("norm", [GROUP, BATCH])
+def test_folding_changes_a_gradient_only_in_its_last_places(norm, pictures):
+    words = f"{RESNET} {norm} --batch-size 4 --gradient-accumulation-count 12"
+    expected = first_gradient(f"{words} --fold 1", pictures)
+    for fold in ("2", "auto"):
+        found = first_gradient(f"{words} --fold {fold}", pictures)
+        for name, gradient in expected.items():
+            # some gradients are nought but for rounding: those of a shift that the next batch norm takes away
+            assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, (fold, name)
 
 
-def test_a_span_is_one_micro_batch_to_batch_norm():
-    words = f"{RESNET} --batch-norm"
-    wide = words.replace("--batch-size 4", "--batch-size 16")
-    expected = trained(f"{wide} --gradient-accumulation-count 3")
-    assert_same_bits(expected, trained(f"{words} --replicas 4 --BN-span 4 --gradient-accumulation-count 3"))
-    assert_same_bits(
-        trained(f"{words.replace('--batch-size 4', '--batch-size 8')} --gradient-accumulation-count 6"),
-        trained(f"{words} --replicas 4 --BN-span 2 --gradient-accumulation-count 3 --shards 4 {RESNET_SPLITS}"),
-    )
-    narrow = trained(f"{words} --replicas 4 --gradient-accumulation-count 3")
-    assert not np.array_equal(expected["losses"], narrow["losses"])
+# Random numbers of replicas
 
 
-def test_recomputation_runs_forward_again_and_counts_statistics_once():
-    def convolutions(layout: str) -> int:
-        built = program(f"{RESNET} --batch-norm --gradient-accumulation-count 4 {layout}")
-        return sum(operation.type == "Conv2D" for operation in built.graph.get_operations())
+def test_replicas_draw_the_same_numbers_if_asked(pictures):
+    """The replicas see different pictures, but draw by the picture's place in their own stream."""
+    words = f"{EFFICIENTNET} {GROUP} --replicas 2 --batch-size 4 --fold 1"
+    plan = prepared(f"{words} --gradient-accumulation-count 3 --identical-replica-seeding", pictures).plan
+    positions = np.arange(2 * 3 * 4 * 2)  # two updates
+    drawn = plan.drawn_as(positions).reshape(-1, 2, 4)
+    assert np.array_equal(drawn[:, 0], drawn[:, 1])
+    assert np.array_equal(drawn[:, 0].ravel(), np.arange(24))
+    assert np.array_equal(prepared(words, pictures).plan.drawn_as(positions), positions)
+    same = trained(f"{words} --identical-replica-seeding", pictures, (1,))
+    assert not np.array_equal(same["losses"], trained(words, pictures, (1,))["losses"])
 
-    plain, again = convolutions(""), convolutions("--enable-recomputation")
-    assert plain == 7
-    assert again == 14  # the last segment's dense layer needs no second run
+
+# The graph
 
 
-def test_stages_live_on_devices_of_their_own():
-    built = program(f"{RESNET} --batch-norm --gradient-accumulation-count 8 --shards 4 {RESNET_SPLITS}")
-    kinds = ("Conv2D", "Conv2DBackpropFilter", "MatMul")
-    homes = {(op.device, op.type) for op in built.graph.get_operations() if op.type in kinds}
-    assert {device for device, _ in homes} == {f"/device:CPU:{j}" for j in range(4)}
-    assert {device for device, kind in homes if kind == "Conv2DBackpropFilter"} == {f"/device:CPU:{j}" for j in range(3)}
-    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+def homes(built: TrainingProgram, kinds: Sequence[str]) -> dict[str, set[str]]:
+    """The devices of the operations of each kind."""
+    found = built.graph.get_operations()
+    return {kind: {op.device for op in found if op.type == kind} for kind in kinds}
+
+
+def assert_stages_apart(built: TrainingProgram) -> None:
+    found = homes(built, ("Conv2D", "Conv2DBackpropFilter", "MatMul"))
+    assert set().union(*found.values()) == {f"/device:CPU:{j}" for j in range(4)}
+    assert found["Conv2D"] == found["Conv2DBackpropFilter"] == {f"/device:CPU:{j}" for j in range(3)}
+
+
+def test_stages_live_on_devices_of_their_own(pictures, monkeypatch):
+    words = f"{RESNET} {BATCH} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {FAULTY['stages']}"
+    built = training_program(prepared(words, pictures), 0)
+    assert_stages_apart(built)
     record = tf.RunMetadata()
-    with built.graph.as_default():
-        built.session.run(built._step, {built._rates: np.zeros([1], np.float32)}, options, record)
+    built._run([0.0], None, trace=record)
+    built.close()
     busy = {
-        d.device.rsplit("/", 1)[-1].lower()
-        for d in record.step_stats.dev_stats
-        for n in d.node_stats
-        if "Conv2D" in n.node_name or "MatMul" in n.node_name
+        device.device.rsplit("/", 1)[-1].lower()
+        for device in record.step_stats.dev_stats
+        for node in device.node_stats
+        if "Conv2D" in node.node_name or "MatMul" in node.node_name
     }
     assert len({name for name in busy if "cpu:" in name}) == 4
+    # and it would be noticed if they did not
+    run = prepared(words, pictures)
+    crowded = dataclasses.replace(run, plan=dataclasses.replace(run.plan, homes=("/cpu:0",) * 4))
+    together = training_program(crowded, 0)
+    with pytest.raises(AssertionError):
+        assert_stages_apart(together)
+    together.close()
+
+
+def test_recomputation_runs_forward_again(pictures):
+    def convolutions(layout: str) -> int:
+        built = training_program(prepared(f"{RESNET} {BATCH} --gradient-accumulation-count 4 {layout}", pictures), 0)
+        count = sum(operation.type == "Conv2D" for operation in built.graph.get_operations())
+        built.close()
+        return count
+
+    assert convolutions("") == 7
+    assert convolutions("--enable-recomputation") == 14  # the last segment's dense layer needs no second run
+
+
+def test_the_graph_does_not_grow_with_the_layout(pictures):
+    counts = set()
+    for replicas, accumulation in ((1, 8), (2, 32), (16, 4)):
+        words = (
+            f"{RESNET} --batch-size 4 {FAULTY['stages']} --replicas {replicas} --gradient-accumulation-count {accumulation}"
+        )
+        built = training_program(prepared(f"{words} --fold 1", pictures), 0)
+        counts.add(len(built.graph.get_operations()))
+        built.close()
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("layout", ["", FAULTY["stages"]])
+def test_stopping_drops_the_unfinished_update(layout, pictures):
+    words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 8 --fold 1 {layout}"
+    built = training_program(prepared(words, pictures), 0)
+    seen: list[float] = []
+
+    def stop_after_three(loss: float, accuracy: float) -> None:
+        seen.append(loss)
+        if len(seen) == 3:
+            built.stop(drop_update=True)
+
+    metrics = built.step([0.05] * 5000, stop_after_three)
+    found = built.values()
+    done = int(found["global_step"])
+    built.close()
+    assert 3 <= done < 5000
+    assert len(metrics.loss) == len(seen) == done
+    expected = trained(words, pictures, (done,))
+    assert_same_bits(expected, {"losses": metrics.loss, **found})
 
 
 @pytest.mark.parametrize(
@@ -191,53 +443,13 @@ def test_stages_live_on_devices_of_their_own():
         ("--fold many", "fold is 'many' but must be auto or a whole number above 0"),
     ],
 )
-def test_layouts_that_cannot_be(words, part):
+def test_layouts_that_cannot_be(words, part, pictures):
     with pytest.raises(Exception, match=r".") as error:
-        prepared(f"--dataset fashion-mnist --model-size 8 --batch-size 4 {words}")
+        prepared(f"{RESNET} --batch-size 4 {words}", pictures)
     assert part in str(error.value)
 
 
-def test_graph_does_not_grow_with_the_layout():
-    counts = {
-        len(
-            program(
-                f"{RESNET} --shards 4 {RESNET_SPLITS} --replicas {r} --gradient-accumulation-count {a}"
-            ).graph.get_operations()
-        )
-        for r, a in ((1, 8), (2, 32), (16, 4))
-    }
-    assert len(counts) == 1
-
-
-def test_stopping_drops_the_unfinished_update_or_ends_after_it():
-    built = program(f"{RESNET} --gradient-accumulation-count 4")
-    seen: list[float] = []
-
-    def stop_after_three(loss: float, accuracy: float) -> None:
-        seen.append(loss)
-        if len(seen) == 3:
-            built.stop(drop_update=True)
-
-    metrics = built.step([0.05] * 5000, stop_after_three)
-    done = int(built.values()["global_step"])
-    assert 3 <= done < 5000
-    assert len(metrics.loss) == len(seen) == done
-    expected = trained(f"{RESNET} --gradient-accumulation-count 4", (done,))
-    found = {"losses": metrics.loss, **built.values()}
-    built.close()
-    assert_same_bits(expected, found)
-
-
-def test_layers_are_what_the_stages_run(monkeypatch):
-    """The grid would notice dropout drawn anew: with draws that depend on the call it fails."""
-    drawn = TensorLayers._keep
-
-    def unkeyed(self, x, probability, what, *counters):
-        monkeypatch.setattr(TensorLayers, "calls", getattr(TensorLayers, "calls", 0) + 1, raising=False)
-        return drawn(self, x, probability, f"{what}/{TensorLayers.calls}", *counters)
-
-    words = f"{EFFICIENTNET} --gradient-accumulation-count 2"
-    monkeypatch.setattr(TensorLayers, "_keep", unkeyed)
-    changed = trained(f"{words} --enable-recomputation", (2,))
-    monkeypatch.undo()
-    assert not all(trained(words, (2,))[name].tobytes() == changed[name].tobytes() for name in changed)
+def test_what_the_faults_change_is_what_runs():
+    """The seeded faults patch names that the programs use."""
+    assert build.ipu_utils is ipu_utils
+    assert executor.TrainingProgram is TrainingProgram
