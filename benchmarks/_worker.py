@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import sys
 import time
 
-from benchmarks import _paired
 from harness import cli, quiet
 from harness.run import prepare
 
 
-def main(argv: list[str]) -> None:
-    """`--updates N` of `argv` is the length of a round, everything else an option of train.py."""
-    updates, words = int(argv[1]), argv[2:]
+def main(updates: int, words: list[str]) -> None:
+    """`updates` is the length of a round, `words` are options of train.py. Answers each line of standard input."""
     run = prepare(cli.parse(words, "train", environ={}).options, os.environ)
     quiet.import_tensorflow()
     from harness.build import training_program
 
-    before = _paired.resident()
     started = time.perf_counter()
     program = training_program(run, 0)
     program.compile()
-    built = time.perf_counter() - started
-
-    def work() -> float:
+    _say(built=time.perf_counter() - started)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            _say(peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+            return
+        started = time.perf_counter()
         program.step([1e-4] * updates)
-        return updates * run.plan.global_batch
+        _say(speed=updates * run.plan.global_batch / (time.perf_counter() - started))
 
-    _paired.serve(work, {"memory": before, "built": built})
+
+def _say(**values: float) -> None:
+    print(json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])
