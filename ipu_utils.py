@@ -39,11 +39,13 @@ def compile_training(
     scale: object,
     weight_decay: float = 0.0,
     decayed: Callable[[str], bool] = lambda name: True,
+    trained: Callable[[str], bool] = lambda name: True,
     recording: bool = False,
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
     `stream` is called inside the program's graph. `loss`, `hits`: (logits, labels) -> [batch].
+    `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
     `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
     `cells()`.
     """
@@ -61,6 +63,7 @@ def compile_training(
             scale=scale,
             weight_decay=weight_decay,
             decayed=decayed,
+            trained=trained,
             recording=recording,
         )
 

@@ -44,6 +44,8 @@ def main(argv: list[str]) -> int:
         return 0
     if run.options.device.compile_only:
         return compile_only(run)
+    if run.options.training.init_path:
+        checkpoints.initial(Path(run.options.training.init_path))  # refused before a folder is made for the run
     logging = run.options.logging
     folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
     return train(run, folder, None)
@@ -183,6 +185,8 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
         session = _Session(run, folder, log, program, meter, wanted)
+        if run.options.training.init_path:
+            _begin_with(run, program, log)
         if session.saves:
             session.save(0, initial=True)
     else:
@@ -204,6 +208,24 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
         session.validate(newest)  # if the run ended between saving and validating it
     return session
+
+
+def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
+    """Takes over the weights of --init-path; a classifier of another number of classes begins anew."""
+    chosen = checkpoints.initial(Path(run.options.training.init_path))
+    values = checkpoints.read(chosen)
+    classifier = next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
+    left = checkpoints.begin(values, program.weights.model, classifier, chosen)
+    program.begin_with({name: value for name, value in values.items() if not name.startswith(tuple(left or "?"))})
+    log.note(f"Begun with the weights of {chosen.prefix}")
+    if left:
+        log.note(f"{classifier} begins anew: it has another number of classes there")
+    trained_at = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix))).get("image_size")
+    if isinstance(trained_at, int) and trained_at % 32 != run.image_size % 32:
+        log.note(
+            f"warning: those weights were trained at {trained_at} px and go on at {run.image_size} px, which differ modulo "
+            "32; SAME padding falls on other sides then, and accuracy suffers"
+        )
 
 
 def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False) -> TrainingProgram:

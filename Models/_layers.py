@@ -28,17 +28,27 @@ class Initial:
 
 
 @dataclass(frozen=True)
+class ProxyRule:
+    """What decides the statistics of a proxy variable: the activation, and what is added to the variance."""
+
+    activation: str  # "relu" or "swish"
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Variable:
     """One variable: its full name, shape, and initial values (a constant or a kernel's).
 
     With a `decay` it is a moving statistic, which batches move and gradients do not:
-    value -= (1 - decay) * (value - the batch's).
+    value -= (1 - decay) * (value - the batch's). With a `proxy` rule two of its rows follow from the others
+    (Models/_proxy_norm.py).
     """
 
     name: str
     shape: tuple[int, ...]
     initial: Initial | float
     decay: float | None = None
+    proxy: ProxyRule | None = None
 
     @property
     def trainable(self) -> bool:
@@ -69,6 +79,8 @@ class NormPolicy:
     decay: float = 0.97  # of the moving statistics of batch norm
     groups: int = 1
     two_pass: bool = False  # group norm: variance from the centred values
+    contiguous: bool = False  # group norm: neighbouring channels are a group; on the IPU every groups-th is
+    proxy: float | None = None  # group norm: proxy normalisation of what follows, with this epsilon
 
     def label(self) -> str:
         """The part of a run's name: BN, GN32 or noBN."""
@@ -121,8 +133,14 @@ class Layers(ABC):
         """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
 
     @abstractmethod
-    def norm(self, x: Any, policy: NormPolicy, *, zero_gamma: bool = False) -> Any:
-        """Normalisation with scale and offset; `zero_gamma` starts the scale at zero."""
+    def norm(self, x: Any, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Any:
+        """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
+
+    @abstractmethod
+    def proxy_activation(self, x: Any, rule: ProxyRule) -> tuple[Any, Any]:
+        """Of a norm's output without scale and offset: affine map, activation, less the proxy's mean; and the proxy's
+        inverse deviation [1, 1, 1, channels], to be multiplied in where the model wants it (proxy normalisation,
+        Labatie et al., arXiv 2106.03743)."""
 
     @abstractmethod
     def relu(self, x: Any) -> Any: ...

@@ -13,4 +13,7 @@ def residual_policy(options: Any, two_pass: bool) -> NormPolicy:
     """Batch norm with epsilon 1e-5, group norm with the IPU operation's, or none."""
     kind = "batch" if options.batch_norm else "group" if options.group_norm else "none"
     epsilon = IPU_GROUP_NORM_EPSILON if kind == "group" else 1e-5
-    return NormPolicy(kind=kind, epsilon=epsilon, decay=options.BN_decay, groups=options.groups, two_pass=two_pass)
+    return NormPolicy(
+        kind=kind, epsilon=epsilon, decay=options.BN_decay, groups=options.groups, two_pass=two_pass,
+        contiguous=options.contiguous_groups,
+    )  # fmt: skip

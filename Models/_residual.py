@@ -37,6 +37,7 @@ class NormOptions:
     batch_norm: bool | None = opt(None, "batch normalisation (default on CIFAR-sized data)")
     group_norm: bool | None = opt(None, "group normalisation (default on ImageNet)")
     groups: int | None = opt(None, "number of channel groups of group norm (default 32, CIFAR 16)", check=at_least(1))
+    contiguous_groups: bool = opt(False, "neighbouring channels form a group; the IPU takes every groups-th channel")
     BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=between(0, 1))
 
 

@@ -14,11 +14,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from emulator import draws
-from Models._layers import Initial, Layers, NormPolicy, Variable
+from Models import _proxy_norm
+from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
 
 
 def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Initial values as a function of (seed, name)."""
+    if variable.proxy:
+        return _proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
     if not isinstance(variable.initial, Initial):
         return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
     fan_in, fan_out = variable.fans
@@ -86,12 +89,15 @@ class TensorLayers(Layers):
             y = tf.nn.conv2d(x, weights, stride, "SAME")
         return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
 
-    def norm(self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False) -> tf.Tensor:
+    def norm(
+        self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
+    ) -> tf.Tensor:
         if policy.kind == "none":
             return x
         if policy.kind == "group":
             with self.scope("GroupNorm"):
-                gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+                gamma = self._weights[self.path("gamma")] if scale else None
+                beta = self._weights[self.path("beta")] if centre else None
             return group_norm(x, gamma, beta, policy)
         with self.scope("batch_norm"):
             return self._batch_norm(x, policy)
@@ -110,6 +116,11 @@ class TensorLayers(Layers):
         biased = [result.batch_variance * ((count - 1) / count) for result in results]
         self.statistics |= {names[0]: _mean([result.batch_mean for result in results]), names[1]: _mean(biased)}
         return tf.concat([result.y for result in results], 0) if len(results) > 1 else results[0].y
+
+    def proxy_activation(self, x: tf.Tensor, rule: ProxyRule) -> tuple[tf.Tensor, tf.Tensor]:
+        proxy = self._weights[self.path("act", "proxy")]
+        beta, gamma, mean, inverse = (proxy[row][None] for row in _proxy_norm.ROWS[:4])
+        return _proxy_norm.activated(rule, x * gamma + beta) - mean, inverse
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.relu(x)
@@ -182,8 +193,9 @@ def _mean(values: list[tf.Tensor]) -> tf.Tensor:
     return total / len(values) if len(values) > 1 else total
 
 
-def group_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
-    """Group normalisation (Wu and He, arXiv 1803.08494) with the IPU's strided groups: group(c) = c mod groups.
+def group_norm(x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None, policy: NormPolicy) -> tf.Tensor:
+    """Group normalisation (Wu and He, arXiv 1803.08494) with the IPU's strided groups: group(c) = c mod groups; the
+    usual neighbouring channels where the policy says so. Without gamma the scale is 1, without beta the offset 0.
 
     x [batch, height, width, channels]; the statistics are formed per channel first, so that only vectors are
     regrouped, and the result is one multiply-add per element.
@@ -191,22 +203,27 @@ def group_norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: NormPoli
     channels = x.shape[-1]
     if channels % policy.groups:
         raise ValueError(f"group norm: {channels} channels do not divide into {policy.groups} groups")
-    mean = _group_mean(tf.reduce_mean(x, axis=[1, 2]), policy.groups)
+    mean = _group_mean(tf.reduce_mean(x, axis=[1, 2]), policy)
     if policy.two_pass:
         centred = x - mean[:, None, None, :]
-        variance = _group_mean(tf.reduce_mean(tf.square(centred), axis=[1, 2]), policy.groups)
+        variance = _group_mean(tf.reduce_mean(tf.square(centred), axis=[1, 2]), policy)
     else:
-        square = _group_mean(tf.reduce_mean(tf.square(x), axis=[1, 2]), policy.groups)
+        square = _group_mean(tf.reduce_mean(tf.square(x), axis=[1, 2]), policy)
         variance = tf.maximum(square - tf.square(mean), 0.0)
-    factor = gamma * tf.math.rsqrt(variance + policy.epsilon)
-    return x * factor[:, None, None, :] + (beta - mean * factor)[:, None, None, :]
+    factor = tf.math.rsqrt(variance + policy.epsilon)
+    factor = factor if gamma is None else gamma * factor
+    shift = -mean * factor if beta is None else beta - mean * factor
+    return x * factor[:, None, None, :] + shift[:, None, None, :]
 
 
-def _group_mean(per_channel: tf.Tensor, groups: int) -> tf.Tensor:
+def _group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
     """[batch, channels] -> the mean of each channel's group, at every channel."""
-    channels = per_channel.shape[-1]
-    means = tf.reduce_mean(tf.reshape(per_channel, [-1, channels // groups, groups]), axis=1)
-    return tf.tile(means, [1, channels // groups])
+    size = per_channel.shape[-1] // policy.groups
+    if policy.contiguous:
+        means = tf.reduce_mean(tf.reshape(per_channel, [-1, policy.groups, size]), axis=2)
+        return tf.repeat(means, size, axis=1)
+    means = tf.reduce_mean(tf.reshape(per_channel, [-1, size, policy.groups]), axis=1)
+    return tf.tile(means, [1, size])
 
 
 def _native_group_gradients() -> bool:

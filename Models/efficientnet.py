@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from harness.fields import above, at_least, between, opt
-from Models._layers import Initial, Layers, NormPolicy
+from Models._layers import Initial, Layers, NormPolicy, ProxyRule
 from Models._segments import Segment
 
 CONV = Initial(2.0, "fan_out")
@@ -73,7 +74,8 @@ class Options:
     model_size: str | None = opt(None, "B0..B7 (or 0..7), or cifar; default B0, on CIFAR-sized data cifar", read=_size_name)
     batch_norm: bool | None = opt(None, "batch normalisation instead of group norm")
     group_norm: bool | None = opt(None, "group normalisation (the default)")
-    groups: int = opt(4, "number of channel groups of group norm", check=at_least(1))
+    groups: int = opt(4, "number of channel groups of group norm; 1 is layer norm", check=at_least(1))
+    contiguous_groups: bool = opt(False, "neighbouring channels form a group; the IPU takes every groups-th channel")
     norm_epsilon: float = opt(1e-3, "epsilon of the norms", check=above(0))
     BN_decay: float = opt(0.97, "decay of batch norm's moving statistics", check=between(0, 1))
     dropout_rate: float | None = opt(None, "dropout before the classifier (default by size)", check=between(0, 0.99))
@@ -86,9 +88,13 @@ class Options:
     group_dim: int = opt(1, "channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
     width_coefficient: float | None = opt(None, "scaling of the widths (default by size)", check=between(0.01, 100))
     depth_coefficient: float | None = opt(None, "scaling of the depths (default by size)", check=between(0.01, 100))
-    proxy_norm: bool = opt(False, "proxy normalisation after batch-independent norms", kind="later")
-    proxy_epsilon: float = opt(0.03, "epsilon of the proxy variance", kind="later", check=above(0))
-    proxy_recompute: bool = opt(True, "recompute the proxy activations in the backward pass", kind="later")
+    proxy_norm: bool = opt(False, "proxy normalisation after group norm (layer norm + proxy norm: --groups 1)")
+    proxy_epsilon: float = opt(0.03, "added to the proxy variance", check=above(0))
+    proxy_recompute: bool = opt(True, "recompute the proxy activations in the backward pass", kind="hint")
+
+    def __post_init__(self) -> None:
+        if self.proxy_norm and self.batch_norm:
+            raise ValueError("--proxy-norm corrects norms that do not see the batch; leave out --batch-norm")
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -150,7 +156,20 @@ class Parts:
 
     def norm_for(self, channels: int) -> NormPolicy:
         """Never more groups than channels."""
-        return NormPolicy(**{**vars(self.norm), "groups": min(self.norm.groups, channels)})
+        return dataclasses.replace(self.norm, groups=min(self.norm.groups, channels))
+
+    def normalise(self, layers: Layers, x: Any) -> tuple[Any, Any]:
+        """Norm and activation; with proxy norm, the factor that is still to be multiplied in, otherwise None."""
+        policy = self.norm_for(layers.channels(x))
+        if policy.proxy is None:
+            return self.activate(layers, layers.norm(x, policy)), None
+        x = layers.norm(x, policy, scale=False, centre=False)
+        return layers.proxy_activation(x, ProxyRule(self.activation, policy.proxy))
+
+    def normalised(self, layers: Layers, x: Any) -> Any:
+        """Norm and activation, complete."""
+        x, factor = self.normalise(layers, x)
+        return x if factor is None else layers.gate(x, factor)
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
@@ -214,8 +233,9 @@ def _conv_groups(channels: int, group_dim: int) -> int:
 def _norm_policy(options: Options, two_pass: bool) -> NormPolicy:
     kind = "batch" if options.batch_norm else "group"
     return NormPolicy(
-        kind=kind, epsilon=options.norm_epsilon, decay=options.BN_decay, groups=options.groups, two_pass=two_pass
-    )
+        kind=kind, epsilon=options.norm_epsilon, decay=options.BN_decay, groups=options.groups, two_pass=two_pass,
+        contiguous=options.contiguous_groups, proxy=options.proxy_epsilon if options.proxy_norm else None,
+    )  # fmt: skip
 
 
 def _letters(unit: int) -> str:
@@ -234,7 +254,11 @@ def _round_width(channels: int, coefficient: float, options: Options) -> int:
 def _block_segments(block: Block, parts: Parts) -> list[Segment]:
     """One segment with a shortcut, or one for each part of a block without."""
     steps = [("", _expand)] if block.expand > 1 else []
-    steps += [("/b", _spatial)] + ([("/SE", partial(_squeeze_excite))] if parts.se else []) + [("/c", _project)]
+    if parts.se and parts.norm.proxy is not None:  # the proxy's factor goes from one to the other
+        steps.append(("/b", _spatial_and_gate))
+    else:
+        steps += [("/b", _spatial)] + ([("/SE", _squeeze_excite)] if parts.se else [])
+    steps.append(("/c", _project))
     if block.skips:
         inner = [partial(step, block=block, parts=parts) for _, step in steps]
         return [Segment(block.name, partial(_with_shortcut, block=block, steps=inner))]
@@ -251,27 +275,35 @@ def _with_shortcut(layers: Layers, x: Any, *, block: Block, steps: list[Any]) ->
 
 def _stem(layers: Layers, x: Any, *, parts: Parts, filters: int, stride: int) -> Any:
     with layers.scope("block0"):
-        x = layers.conv(x, filters, 3, CONV, stride=stride)
-        return parts.activate(layers, layers.norm(x, parts.norm_for(filters)))
+        return parts.normalised(layers, layers.conv(x, filters, 3, CONV, stride=stride))
 
 
 def _expand(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
     filters = block.channels_in * block.expand
     with layers.scope(block.name), layers.scope("a"):
-        x = layers.conv(x, filters, 1, CONV)
-        return parts.activate(layers, layers.norm(x, parts.norm_for(filters)))
+        return parts.normalised(layers, layers.conv(x, filters, 1, CONV))
+
+
+def _spatial_conv(layers: Layers, x: Any, block: Block, parts: Parts) -> Any:
+    channels = layers.channels(x)
+    groups = _conv_groups(channels, parts.group_dim)
+    return layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups)
 
 
 def _spatial(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
-    channels = layers.channels(x)
-    groups = _conv_groups(channels, parts.group_dim)
     with layers.scope(block.name), layers.scope("b"):
-        x = layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups)
-        return parts.activate(layers, layers.norm(x, parts.norm_for(channels)))
+        return parts.normalised(layers, _spatial_conv(layers, x, block, parts))
 
 
-def _squeeze_excite(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
-    """A gate per channel from the picture's mean (Hu et al., arXiv 1709.01507)."""
+def _spatial_and_gate(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+    """Both with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
+    with layers.scope(block.name), layers.scope("b"):
+        x, factor = parts.normalise(layers, _spatial_conv(layers, x, block, parts))
+    return _squeeze_excite(layers, x, block=block, parts=parts, factor=factor)
+
+
+def _squeeze_excite(layers: Layers, x: Any, *, block: Block, parts: Parts, factor: Any = None) -> Any:
+    """A gate per channel from the picture's mean (Hu et al., arXiv 1709.01507), times `factor`."""
     channels = layers.channels(x)
     with layers.scope(block.name), layers.scope("SE"):
         gate = layers.global_mean(x)
@@ -280,20 +312,20 @@ def _squeeze_excite(layers: Layers, x: Any, *, block: Block, parts: Parts) -> An
             gate = parts.activate(layers, gate)
         with layers.scope("2"):
             gate = layers.sigmoid(layers.conv(gate, channels, 1, CONV, bias=True))
-        return layers.gate(x, gate)
+        return layers.gate(x, gate if factor is None else layers.gate(gate, factor))
 
 
 def _project(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
     with layers.scope(block.name), layers.scope("c"):
         x = layers.conv(x, block.channels_out, 1, CONV)
-        return layers.norm(x, parts.norm_for(block.channels_out))
+        # no activation follows, so there is nothing for a proxy to correct: a scale is all that the method keeps
+        return layers.norm(x, parts.norm_for(block.channels_out), centre=parts.norm.proxy is None)
 
 
 def _top(layers: Layers, x: Any, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Any:
     with layers.scope("Top"):
         if filters:
-            x = layers.conv(x, filters, 1, CONV)
-            x = parts.activate(layers, layers.norm(x, parts.norm_for(filters)))
+            x, _ = parts.normalise(layers, layers.conv(x, filters, 1, CONV))  # the dense layer learns the factor
         x = layers.dropout(layers.global_mean(x), dropout)
         with layers.scope("logits"):
             return layers.dense(x, num_classes)

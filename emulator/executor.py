@@ -25,7 +25,8 @@ from emulator.plan import ExecutionPlan, PlanError
 from emulator.record import Ran
 from emulator.schedules import Action
 from emulator.stages import ACCURACY, LOSS, Network, call, chunks
-from Models._layers import Variable
+from Models import _proxy_norm
+from Models._layers import ProxyRule, Variable
 from Models._segments import Segment
 from Models._tensor_layers import initial_value
 
@@ -70,7 +71,8 @@ class Stream:
 class Training:
     """Everything that decides the numbers of a training program.
 
-    `loss`, `hits`: (logits, labels) -> [batch]. `decayed`: whether weight decay applies to a variable's name.
+    `loss`, `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay applies to a variable of that
+    name, and whether updates move it at all.
     """
 
     segments: list[Segment]
@@ -84,6 +86,7 @@ class Training:
     scale: Scale
     weight_decay: float
     decayed: Callable[[str], bool]
+    trained: Callable[[str], bool] = lambda name: True
     recording: bool = False  # of the cells' times
     dtype: tf.DType = tf.float32  # of weights and arithmetic
 
@@ -92,12 +95,17 @@ class Training:
         """Every variable of the model."""
         return self.trace.variables
 
+    @property
+    def moved(self) -> tuple[Variable, ...]:
+        """The variables that an update moves, moving statistics among them."""
+        return tuple(variable for variable in self.variables if self.trained(variable.name))
+
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
-        """The names of each segment's trained variables."""
+        """The names of each segment's variables that gradients move."""
         found: dict[str, tuple[str, ...]] = {}
         for operation in self.trace.operations:
-            trained = tuple(variable.name for variable in operation.variables if variable.trainable)
-            found[operation.segment] = found.get(operation.segment, ()) + trained
+            names = tuple(v.name for v in operation.variables if v.trainable and self.trained(v.name))
+            found[operation.segment] = found.get(operation.segment, ()) + names
         return found
 
 
@@ -160,10 +168,15 @@ def new_graph() -> tf.Graph:
 
 
 class Weights:
-    """The variables of one graph: model, optimiser slots, the count of updates done."""
+    """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done."""
 
     def __init__(
-        self, variables: tuple[Variable, ...], seed: int, slots: Mapping[str, float], dtype: tf.DType = tf.float32
+        self,
+        variables: tuple[Variable, ...],
+        seed: int,
+        slots: Mapping[str, float],
+        trained: Callable[[str], bool] = lambda name: True,
+        dtype: tf.DType = tf.float32,
     ) -> None:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
@@ -171,7 +184,7 @@ class Weights:
             self.model[variable.name] = _variable(
                 variable.name, lambda v=variable: initial_value(v, seed, dtype), variable.trainable
             )
-            if variable.trainable:
+            if variable.trainable and trained(variable.name):
                 self.slots[variable.name] = {
                     slot: _variable(
                         f"{variable.name}/{slot}", lambda v=variable, x=value: tf.cast(tf.fill(v.shape, x), dtype), False
@@ -211,7 +224,9 @@ class TrainingProgram:
         with self.graph.as_default():
             training = build()
             refuse_missing_devices(training.plan.homes)
-            self.weights = Weights(training.variables, training.seed, training.optimiser.slots, training.dtype)
+            self.weights = Weights(
+                training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype
+            )
             self._order = Order(training.plan, training.recording)
             self._rates = tf.placeholder(tf.float32, [None], "learning_rates")
             outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32, tf.float32], [[], []], name="outfeed")
@@ -291,6 +306,11 @@ class TrainingProgram:
         """Takes over a checkpoint: model, slots and the count of updates."""
         assign(self.session, self.weights.saved, values)
 
+    def begin_with(self, values: Mapping[str, np.ndarray]) -> None:
+        """Takes over what `values` has of the model and its slots; the count of updates stays."""
+        wanted = {name: variable for name, variable in self.weights.saved.items() if name in values and name != STEP}
+        assign(self.session, wanted, values)
+
     def values(self) -> dict[str, np.ndarray]:
         """Every saved variable."""
         return self.session.run(self.weights.saved)
@@ -298,6 +318,12 @@ class TrainingProgram:
     def close(self) -> None:
         """Frees the session's memory."""
         self.session.close()
+
+
+def _refresh(variable: tf.Variable, rule: ProxyRule, moved: tf.Operation) -> tf.Operation:
+    """After an update, a proxy variable's statistics anew."""
+    with tf.control_dependencies([moved]):
+        return variable.assign(_proxy_norm.refreshed(rule, variable.read_value()), read_value=False)
 
 
 @dataclass(frozen=True)
@@ -348,16 +374,21 @@ class _HostStep:
         training, weights = self.training, self.weights
         rate = training.scale.rate(rate)
         moves = []
-        for variable in training.variables:
+        for variable in training.moved:
             name, mean = variable.name, means[variable.name]
             if not variable.trainable:
                 difference = (values[name] - mean) * (1 - variable.decay)
                 moves.append(weights.model[name].assign_sub(difference, read_value=False))
                 continue
-            if training.weight_decay and training.decayed(name):
-                mean += values[name] * (training.weight_decay * training.scale.scale)
+            decay = training.weight_decay * training.scale.scale
+            if variable.proxy:
+                mean = _proxy_norm.chained(variable.proxy, values[name], mean)
+                mean += _proxy_norm.decayed_rows(values[name]) * decay
+            elif decay and training.decayed(name):
+                mean += values[name] * decay
             gradient = training.scale.gradient(mean)
-            moves.append(training.optimiser.apply(weights.model[name], weights.slots[name], gradient, rate))
+            move = training.optimiser.apply(weights.model[name], weights.slots[name], gradient, rate)
+            moves.append(_refresh(weights.model[name], variable.proxy, move) if variable.proxy else move)
         return moves
 
     def _means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -385,7 +416,7 @@ class _HostStep:
 
         if plan.calls == 1:
             return tf.constant(1), run(tf.constant(0), tuple(() for _ in plan.stages))[1]
-        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.variables}}
+        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.moved}}
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             following, found, moved = run(m, tokens)

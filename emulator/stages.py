@@ -41,6 +41,11 @@ class Network:
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]
 
+    def trained_before(self, stage: int, chunk: int) -> bool:
+        """Whether a gradient is wanted of what goes into a chunk."""
+        before = [each for chunks in self.stages[:stage] for each in chunks] + list(self.stages[stage][:chunk])
+        return any(each.variables for each in before)
+
 
 def chunks(
     plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
@@ -86,21 +91,22 @@ class _Pass:
         return x, found
 
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The gradients of the stage's input and of its variables. A chunk whose gradient arrives at once still has
-        its activations; the others, with recomputation, run again."""
+        """The gradients of the stage's input and of its trained variables. A chunk whose gradient arrives at once still
+        has its activations; the others, with recomputation, run again. Before the first trained variable it ends."""
         gradients: dict[str, tf.Tensor] = {}
         network = self.network
         last = (len(network.stages) - 1, len(network.stages[-1]) - 1)
         for c, chunk in reversed(list(enumerate(network.stages[stage]))):
+            further = network.trained_before(stage, c)
+            if not chunk.variables and not further:
+                break
             x, y = self.inputs[stage, c], self.outputs[stage, c]
             if network.plan.recompute and (stage, c) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(chunk, x)  # its statistics have been counted
-            first = (stage, c) == (0, 0)  # nobody wants the picture's gradient
-            wanted = [self.values[name] for name in chunk.variables] + ([] if first else [x])
-            found = tf.gradients(y, wanted, dy) if wanted else []
+            found = tf.gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
             gradients |= dict(zip(chunk.variables, found))
-            dy = dy if first else found[-1]
+            dy = found[-1] if further else dy
         return dy, gradients
 
 

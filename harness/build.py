@@ -32,6 +32,7 @@ def training_program(run: Run, start: int, recording: bool = False) -> TrainingP
         scale=optimisers.LossScale(training.loss_scaling, update.linear),
         weight_decay=training.weight_decay,
         decayed=run.decayed,
+        trained=run.trained,
         recording=recording,
     )
 

@@ -95,6 +95,32 @@ def select(path: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
+def initial(path: Path) -> Checkpoint:
+    """What `--init-path` means: a checkpoint's prefix, or a run folder's newest checkpoint."""
+    if path.is_dir():
+        found = numbered(path)
+    else:
+        prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
+        found = [_at(prefix)] if prefix.with_name(prefix.name + ".index").exists() else []
+    if not found:
+        raise CheckpointError(
+            f"--init-path {path}: no checkpoint there; give a run folder, or a prefix as in logs/<run>/ckpt-500"
+        )
+    return found[-1]
+
+
+def begin(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], classifier: str, checkpoint: Checkpoint) -> list[str]:
+    """The names of what cannot be taken over because the number of classes differs: the classifier, and its slots. Any
+    other variable of `wanted` (the model's, name -> with a shape) that does not fit is refused."""
+    left = [
+        name
+        for name, variable in wanted.items()
+        if name.startswith(classifier) and name in values and list(values[name].shape) != variable.shape.as_list()
+    ]
+    fit(values, {name: variable for name, variable in wanted.items() if name not in left}, checkpoint)
+    return left
+
+
 def _at(prefix: Path) -> Checkpoint:
     match = re.search(r"-(\d+)$", prefix.name)
     return Checkpoint(str(prefix), int(match[1]) if match else -1)
@@ -157,7 +183,13 @@ def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint:
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:
-    """The options of the run in a folder, as its arguments files record them; a later restore wins."""
+    """The options of the run in a folder, as they were asked for."""
+    found = recorded(folder)
+    return {**found, **found.get("asked", {})}
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What the arguments files of the run in a folder say, if there are any; a later restore wins."""
     found: dict[str, Any] = {}
     for name in ("arguments.json", "arguments_restore.json"):
         path = folder / name
@@ -165,7 +197,7 @@ def recorded_options(folder: Path) -> dict[str, Any]:
             found = _json(path)
             if not isinstance(found.get("asked", {}), dict):
                 raise CheckpointError(f"{path} is damaged: 'asked' must be an object")
-    return {**found, **found.get("asked", {})}
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -18,13 +18,14 @@ from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
 from harness.run import Run, prepare
+from harness.summary import layer_table
 from log import LogError
 
 WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
-    "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "help", "stop_after", "repeat", "inference",
-    "latency", "compile_only", "profile", "gc_profile",
+    "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
+    "inference", "latency", "compile_only", "profile", "gc_profile",
 )  # fmt: skip
 
 
@@ -87,13 +88,17 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
 
 
 def prepare_or_describe(parsed: Parsed, training: bool = True) -> Run | None:
-    """The run, or None after --dry-run has printed it."""
+    """The run, or None after --dry-run or --summary has printed it."""
     run = prepare(parsed.options, os.environ, parsed.notes, training=training)
-    if not parsed.options.main.dry_run:
+    asked = parsed.options.main
+    if not asked.dry_run and not asked.summary:
         return run
-    for note in run.notes:
-        print(note)
-    print(describe(run) if training else run.summary())
+    if asked.dry_run:
+        for note in run.notes:
+            print(note)
+        print(describe(run) if training else run.summary())
+    if asked.summary:
+        print(layer_table(run.trace, run.plan))
     return None
 
 

@@ -48,6 +48,7 @@ class MainOptions:
     config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
     restore_path: str | None = opt(None, "run folder to resume (train, restore), run folder or checkpoint (validation)")
     explain: bool = opt(False, "print every value and where it came from, then stop")
+    summary: bool = opt(False, "print every layer by stage: output, parameters, multiply-adds, activations; then stop")
     dry_run: bool = opt(False, "print the resolved run (batches, updates, learning rate, size), then stop")
     help: bool = opt(False, "print this help", flags=("-h",))
 
@@ -133,8 +134,8 @@ class TrainingOptions:
     lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", kind=LATER, check=above(0))
     lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", kind=LATER, check=at_least(0))
     lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio", kind=LATER)
-    variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these", kind=LATER)
-    init_path: str | None = opt(None, "checkpoint to start from, at update 0", kind=LATER)
+    variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
+    init_path: str | None = opt(None, "checkpoint, or run folder, whose weights to begin with, at update 0")
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=HINT)
     weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
     weight_avg_exp: tuple[float, ...] = opt(

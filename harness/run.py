@@ -73,6 +73,11 @@ class Run:
         """Whether weight decay applies to a variable."""
         return not any(part in name for part in self.not_decayed)
 
+    def trained(self, name: str) -> bool:
+        """Whether updates move a variable: all of them, or those that --variable-filter names."""
+        wanted = self.options.training.variable_filter
+        return not wanted or any(part in name for part in wanted)
+
     def summary(self) -> str:
         """The head of a log: what is about to run."""
         spec, horizon = self.source.spec, self.horizon
@@ -103,6 +108,7 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
     traced = _trace(segments, image_size)
+    _refuse_filters_that_match_nothing(options.training.variable_filter, traced)
     plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training)
     peak = _peak_rate(options, plan.global_batch) if training else 0.0
     return Run(
@@ -128,6 +134,18 @@ def _trace(segments: list[Segment], image_size: int) -> Trace:
         return trace(segments, image_size)
     except TraceError as error:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
+
+
+def _refuse_filters_that_match_nothing(filters: tuple[str, ...], traced: Trace) -> None:
+    names = [variable.name for variable in traced.variables if variable.trainable]
+    for part in filters:
+        if not any(part in name for name in names):
+            known = sorted({name.split("/")[1] for name in names} | {name.rsplit("/", 1)[-1] for name in names})
+            near = plugins.did_you_mean(part, known)
+            raise OptionError(
+                f"--variable-filter {part}: no trained variable's name contains it{near}; names are like {names[0]} and "
+                f"{names[-1]}"
+            )
 
 
 def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_training: bool) -> tuple[ExecutionPlan, Horizon]:

@@ -107,6 +107,12 @@ PARAMETERS = [
         G16,
         bs(5_913_796, 8_332_120, 9_504_122, 12_590_896, 19_328_168, 28_715_320, 39_830_504, 59_210_264),
     ),
+    *rows(
+        "efficientnet",
+        "imagenet",
+        {**G16, "groups": 1, "proxy_norm": True},
+        {"B0": 5_964_980, "B1": 8_407_160, "B4": 19_478_936, "B5": 28_922_920},
+    ),
     *rows("efficientnet", "cifar", GN, {"CIFAR": 1_077_932}),
     *rows("efficientnet", "cifar", G16, {"CIFAR": 1_683_420}),
 ]
@@ -461,9 +467,9 @@ class Noted(CountingLayers):
         super().__init__()
         self.policies, self.survivals, self.rates = {}, {}, {}
 
-    def norm(self, x, policy, *, zero_gamma=False):
+    def norm(self, x, policy, **more):
         self.policies[self.path()] = policy
-        return super().norm(x, policy, zero_gamma=zero_gamma)
+        return super().norm(x, policy, **more)
 
     def drop_path(self, x, survival):
         self.survivals[self.path()] = survival
@@ -804,6 +810,24 @@ def test_group_norm(groups, two_pass):
     policy = NormPolicy(kind="group", groups=groups, epsilon=1.53e-5, two_pass=two_pass)
     x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
     assert_norm(policy, lambda *a: numpy_group_norm(*a, groups, policy.epsilon), x)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_contiguous_groups_are_neighbours(groups):
+    policy = NormPolicy(kind="group", groups=groups, epsilon=1e-5, two_pass=True, contiguous=True)
+    order = np.arange(12).reshape(groups, -1).T.ravel()  # strided groups of the channels in this order are neighbours
+
+    def reference(x, gamma, beta):
+        y = np.empty_like(x, shape=x.shape)
+        y[..., order] = numpy_group_norm(x[..., order], 1, 0, groups, policy.epsilon)
+        return y * gamma + beta
+
+    x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
+    assert_norm(policy, reference, x)
+    by_hand = x[:, :, :, : 12 // groups]
+    first = reference(x, 1, 0)[:, :, :, : 12 // groups]
+    assert np.abs(first - (by_hand - by_hand.mean((1, 2, 3), keepdims=True)) / np.sqrt(
+        by_hand.var((1, 2, 3), keepdims=True) + 1e-5)).max() < 1e-4  # fmt: skip
 
 
 def test_group_norm_adds_epsilon_to_the_variance():

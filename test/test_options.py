@@ -38,6 +38,7 @@ SHARED = {
     "main": {
         "model": (str, "resnet"), "lr_schedule": (str, "stepped"), "restore_path": (str, None), "help": (bool, False),
         "config": (str, None), "config_path": (str, None), "explain": (bool, False), "dry_run": (bool, False),
+        "summary": (bool, False),
     },
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
@@ -97,7 +98,7 @@ SOME_SCRIPTS = {
     "train": {},
 }
 RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
-            "BN_decay": (float, None)}  # fmt: skip
+            "BN_decay": (float, None), "contiguous_groups": (bool, False)}  # fmt: skip
 OF_MODEL = {
     "resnet": RESIDUAL,
     "squeezenet": {"use_bypass": (bool, False)},
@@ -106,7 +107,7 @@ OF_MODEL = {
         "model_size": (str, None), "dropout_rate": (float, None), "block_survival_prob": (float, 0.8), "se": (bool, True),
         "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False), "expand_ratio": (int, 6),
         "group_dim": (int, 1), "BN_decay": (float, 0.97), "batch_norm": (bool, None), "group_norm": (bool, None),
-        "groups": (int, 4), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
+        "groups": (int, 4), "contiguous_groups": (bool, False), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
         "depth_coefficient": (float, None), "proxy_norm": (bool, False), "proxy_epsilon": (float, 0.03),
         "proxy_recompute": (bool, True),
     },
@@ -252,6 +253,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
             ("group_norm", "", "--group-norm", {*NORM, "name"}),
             ("groups", "--group-norm", "--groups 8", {"layers", "name"}),
             ("BN_decay", "", "--BN-decay 0.9", {*NORM}),
+            ("contiguous_groups", "--group-norm", "--contiguous-groups", {"layers"}),
         ]
     },
     "squeezenet/use_bypass": (BASE + " --model squeezenet --image-size 64", "--use-bypass", {"layers"}),
@@ -260,6 +262,9 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "resnext/widenet": (BASE + " --model resnext", "--widenet", {*NORM}),
     "efficientnet/model_size": (EFFICIENT, "--model-size 1", {*NORM, "name"}),
     "efficientnet/batch_norm": (EFFICIENT, "--batch-norm", {*NORM, "name"}),
+    "efficientnet/contiguous_groups": (EFFICIENT, "--contiguous-groups", {"layers"}),
+    "efficientnet/proxy_norm": (EFFICIENT, "--proxy-norm", {*NORM}),
+    "efficientnet/proxy_epsilon": (EFFICIENT + " --proxy-norm", "--proxy-epsilon 0.1", {*NORM}),
     "efficientnet/groups": (EFFICIENT, "--groups 8", {"layers", "name"}),
     "efficientnet/BN_decay": (EFFICIENT + " --batch-norm", "--BN-decay 0.9", {*NORM}),
     "efficientnet/norm_epsilon": (EFFICIENT, "--norm-epsilon 0.01", {"layers"}),
@@ -308,6 +313,9 @@ ELSEWHERE = {
     "dry_run": "test_bad_input.py::test_questions_about_options_do_not_import_tensorflow",
     "help": "test_cli.py::test_help_names_every_option",
     "restore_path": "test_train.py::test_stop_and_restore_gives_the_same_bits",
+    "summary": "test_cli.py::test_summary_adds_up",
+    "init_path": "test_finetune.py::test_a_run_begins_with_the_weights_of_another_and_counts_from_nought",
+    "variable_filter": "test_finetune.py::test_only_what_the_filter_names_moves",
     "stop_after": "test_train.py::test_stop_and_restore_gives_the_same_bits",
     "data_dir": "test_bad_input.py::test_damaged_data",
     "max_ckpts_to_keep": "test_train.py::test_checkpoint_and_validation_points",
@@ -329,6 +337,7 @@ ELSEWHERE = {
 }
 HINTS = {
     "offload_fp32_weight_copy": "",
+    "efficientnet/proxy_recompute": "false",
     "standard_imagenet": "", "disable_variable_offloading": "", "rts": "", "min_remote_tensor_size": "256",
     "available_memory_proportion": "0.2", "enable_half_partials": "", "gather_conv_output": "",
     "enable_conv_dithering": "", "internal_exchange_optimisation_target": "memory",
@@ -343,12 +352,11 @@ NOT_YET = {
     "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "", "rmsprop_decay": "0.9",
     "rmsprop_base_decay_exp": "-14", "rmsprop_epsilon": "0.1", "lars_epsilon": "0.1", "lars_eeta": "0.1",
     "lars_skip_list": "gamma", "lars_weight_decay": "0.5", "lamb_beta1": "0.5", "lamb_beta2": "0.5", "lamb_epsilon": "0.1",
-    "lamb_weight_decay": "0.5", "lamb_skip_list": "gamma", "variable_filter": "Top block7", "init_path": "ckpt-3",
+    "lamb_weight_decay": "0.5", "lamb_skip_list": "gamma",
     "weight_avg_N": "1 2", "weight_avg_exp": "0.97", "distributed": "",
     "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "saturate_on_overflow": "", "fp_exceptions": "",
     "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1", "analyse_nans": "",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
-    "efficientnet/proxy_norm": "", "efficientnet/proxy_epsilon": "0.1", "efficientnet/proxy_recompute": "false",
     "optimiser": "LARS", "precision": "16.16",  # choices that are refused; their other choices work
 }  # fmt: skip
 
@@ -442,18 +450,6 @@ def test_option_changes_the_prepared_run(key):
     assert {name for name in before if before[name] != after[name]} == expected
 
 
-@pytest.mark.parametrize("key", HINTS)
-def test_hint_is_recorded_and_said_and_changes_nothing(key):
-    flag = OPTIONS[key].flag
-    words = [*BASE.split(), flag, *HINTS[key].split()] if key != "on_demand" else [*BASE.split(), "--no-on-demand"]
-    parsed = cli.parse(words, "train", None, {})
-    assert parsed.options.values()[key] != OPTIONS[key].default
-    assert parsed.notes == (f"recorded, without effect on the emulated arithmetic: {flag}",)
-    before, after = fingerprint(BASE), fingerprint(" ".join(words))
-    differ = {name for name in before if before[name] != after[name]}
-    assert differ == ({"plan"} if key in PLANNED else set())
-
-
 def asked(key: str, value: str) -> tuple[list[str], str, str]:
     """The command line's words for an option that is not available, the same as a YAML line, and its flag."""
     name = key.split("/")[-1]
@@ -463,6 +459,19 @@ def asked(key: str, value: str) -> tuple[list[str], str, str]:
         return [*model, "--no-" + option.flag[2:]], f"{name}: false", option.flag
     written = f"[{', '.join(value.split())}]" if option.several else value or "true"
     return [*model, option.flag, *value.split()], f"{name}: {written}", option.flag
+
+
+@pytest.mark.parametrize("key", HINTS)
+def test_hint_is_recorded_and_said_and_changes_nothing(key):
+    given, _, flag = asked(key, HINTS[key])
+    base = [*BASE.split(), *(given[:2] if given[0] == "--model" else [])]
+    words = [*BASE.split(), *given]
+    parsed = cli.parse(words, "train", None, {})
+    assert parsed.options.values()[key.split("/")[-1]] != OPTIONS[key].default
+    assert parsed.notes == (f"recorded, without effect on the emulated arithmetic: {flag}",)
+    before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
+    differ = {name for name in before if before[name] != after[name]}
+    assert differ == ({"plan"} if key in PLANNED else set())
 
 
 REFUSED = [*NOT_YET.items(), *REFUSED_CHOICES]

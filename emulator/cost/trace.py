@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from Models import _segments
-from Models._layers import GLOROT, Initial, Layers, NormPolicy, Variable
+from Models._layers import GLOROT, Initial, Layers, NormPolicy, ProxyRule, Variable
 from Models._segments import Segment
 
 
@@ -134,17 +134,24 @@ class CountingLayers(Layers):
             variables=tuple(variables),
         )  # fmt: skip
 
-    def norm(self, x: Shape, policy: NormPolicy, *, zero_gamma: bool = False) -> Shape:
+    def norm(
+        self, x: Shape, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
+    ) -> Shape:
         if policy.kind == "none":
             return x
         scope = {"batch": "batch_norm", "group": "GroupNorm"}[policy.kind]
-        rows: list[tuple[str, float, float | None]] = [("beta", 0.0, None), ("gamma", 0.0 if zero_gamma else 1.0, None)]
+        rows: list[tuple[str, float, float | None]] = [("beta", 0.0, None)] if centre else []
+        rows += [("gamma", 0.0 if zero_gamma else 1.0, None)] if scale else []
         if policy.kind == "batch":
             rows += [("moving_mean", 0.0, policy.decay), ("moving_variance", 1.0, policy.decay)]
         elif x.channels % policy.groups:
             raise TraceError(f"{self.path()}: {x.channels} channels do not divide into {policy.groups} norm groups")
         variables = tuple(Variable(self.path(scope, name), (x.channels,), value, decay) for name, value, decay in rows)
         return self._add("norm", x, x, variables=variables)
+
+    def proxy_activation(self, x: Shape, rule: ProxyRule) -> tuple[Shape, Shape]:
+        proxy = Variable(self.path("act", "proxy"), (6, 1, 1, x.channels), 0.0, proxy=rule)
+        return self._add("proxy " + rule.activation, x, x, variables=(proxy,)), Shape(1, 1, x.channels)
 
     def relu(self, x: Shape) -> Shape:
         return self._add("relu", x, x)

@@ -1,0 +1,68 @@
+"""The arithmetic of proxy normalisation (Labatie et al., arXiv 2106.03743), with the IPU harness' constants.
+
+A proxy variable [6, 1, 1, channels] has the rows beta, gamma, proxy mean, inverse proxy deviation, beta', gamma'. The two
+statistics are those that the activation has on a Gaussian in place of the normalised channel, computed in FP32 over 200
+quantiles of it:
+
+    value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
+    mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
+
+They follow from the other rows after every update. So the network differentiates with respect to all six, and `chained`
+carries what arrives at the statistics on to the rows that they are made of, once per update.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from Models._layers import ProxyRule
+
+ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
+SAMPLES = 200
+QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / SAMPLES) for i in range(SAMPLES)])
+DECAYED = (EXTRA_BETA, EXTRA_GAMMA)  # weight decay spares the others
+
+
+def activated(rule: ProxyRule, x: tf.Tensor) -> tf.Tensor:
+    """The rule's activation."""
+    return {"relu": tf.nn.relu, "swish": tf.nn.silu}[rule.activation](x)
+
+
+def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and inverse deviation [1, 1, channels] as they follow from the other rows of a proxy variable."""
+    quantiles = tf.constant(QUANTILES.reshape(-1, 1, 1, 1), value.dtype)
+    inner = (1 + value[EXTRA_GAMMA]) * quantiles + value[EXTRA_BETA]
+    values = activated(rule, value[GAMMA] * inner + value[BETA])
+    mean = tf.reduce_mean(values, 0)
+    variance = tf.reduce_mean(tf.square(values - mean), 0)
+    return mean, tf.math.rsqrt(variance + rule.epsilon)
+
+
+def refreshed(rule: ProxyRule, value: tf.Tensor) -> tf.Tensor:
+    """The variable with the statistics that its other rows give."""
+    mean, inverse = statistics(rule, value)
+    return tf.stack([value[BETA], value[GAMMA], mean, inverse, value[EXTRA_BETA], value[EXTRA_GAMMA]])
+
+
+def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    """The gradient with respect to the four trained rows, of which the statistics are functions; nought for these."""
+    (through,) = tf.gradients(statistics(rule, value), [value], [gradient[MEAN], gradient[INVERSE_DEVIATION]])
+    return (gradient + through) * _mask([row for row in ROWS if row not in (MEAN, INVERSE_DEVIATION)], value.dtype)
+
+
+def decayed_rows(value: tf.Tensor) -> tf.Tensor:
+    """The variable where weight decay applies, nought elsewhere."""
+    return value * _mask(DECAYED, value.dtype)
+
+
+def initial(rule: ProxyRule, channels: int, dtype: tf.DType) -> tf.Tensor:
+    """Offset 0, scale 1, no correction, and the statistics of that."""
+    start = tf.reshape(tf.one_hot(GAMMA, len(ROWS), dtype=dtype), [len(ROWS), 1, 1, 1])
+    return refreshed(rule, tf.tile(start, [1, 1, 1, channels]))
+
+
+def _mask(rows: list[int] | tuple[int, ...], dtype: tf.DType) -> tf.Tensor:
+    return tf.constant([float(row in rows) for row in ROWS], dtype, [len(ROWS), 1, 1, 1])

@@ -1,0 +1,165 @@
+"""Proxy norm: its statistics against float64 numpy, its gradient against finite differences of the whole map, and what
+updates do to its rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from emulator.executor import TrainingProgram, new_graph
+from harness import cli
+from harness.build import training_program
+from harness.options import OptionError
+from harness.run import Run, prepare
+from Models import _proxy_norm
+from Models._layers import ProxyRule
+from Models._tensor_layers import TensorLayers
+
+CHANNELS = 5
+RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "swish") for epsilon in (0.03, 0.5)]
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x / (1 + np.exp(-x))}
+NETWORK = (
+    "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --groups 1 --proxy-norm "
+    "--batch-size 4 --seed 3 --optimiser momentum"
+)
+
+
+def rows(seed: int) -> np.ndarray:
+    """beta, gamma, two that follow from the others, beta', gamma'."""
+    draw = np.random.default_rng(seed)
+    return draw.normal([[0.2], [1.0], [0.0], [0.0], [0.1], [-0.1]], 0.3, [6, CHANNELS])
+
+
+def statistics(rule: ProxyRule, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and inverse deviation by the formula, with quantiles from the error function by bisection."""
+
+    def quantile(p: float) -> float:
+        low, high = -9.0, 9.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if 0.5 * (1 + math.erf(middle / math.sqrt(2))) < p else (low, middle)
+        return (low + high) / 2
+
+    q = np.array([quantile((i + 0.5) / 200) for i in range(200)])[:, None]
+    beta, gamma, _, _, more_beta, more_gamma = value
+    y = ACTIVATIONS[rule.activation](gamma * ((1 + more_gamma) * q + more_beta) + beta)
+    return y.mean(0), 1 / np.sqrt(y.var(0) + rule.epsilon)
+
+
+def evaluated(make, dtype: tf.DType, *arrays: np.ndarray):
+    with new_graph().as_default(), tf.Session() as session:
+        return session.run(make(*(tf.constant(array, dtype) for array in arrays)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_statistics_are_those_of_the_formula(rule):
+    value = rows(1)
+    for dtype, tolerance in ((tf.float64, 1e-12), (tf.float32, 2e-6)):
+        found = evaluated(lambda v: _proxy_norm.statistics(rule, v[:, None, None]), dtype, value)
+        for one, other in zip(found, statistics(rule, value)):
+            assert np.abs(one.ravel() - other).max() < tolerance
+
+
+def network_value(rule: ProxyRule, value: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The activation less the proxy's mean, times its inverse deviation, as one function of the trained rows."""
+    mean, inverse = statistics(rule, value)
+    return (ACTIVATIONS[rule.activation](value[1] * x + value[0]) - mean) * inverse
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_gradient_is_the_slope_of_the_whole_map(rule):
+    draw = np.random.default_rng(2)
+    x, weight, value = draw.normal(size=[3, 4, 4, CHANNELS]), draw.normal(size=[3, 4, 4, CHANNELS]), rows(3)
+
+    def make(value: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        whole = _proxy_norm.refreshed(rule, value[:, None, None])
+        layers = TensorLayers({"act/proxy": whole}, training=True)
+        y, inverse = layers.proxy_activation(x, rule)
+        (gradient,) = tf.gradients(tf.reduce_sum(y * inverse * weight), [whole])
+        return _proxy_norm.chained(rule, whole, gradient)[:, 0, 0]
+
+    found = evaluated(make, tf.float64, value, x, weight)
+    assert np.array_equal(found[2:4], np.zeros([2, CHANNELS]))
+    for row, channel in np.ndindex(6, CHANNELS):
+        if row in (2, 3):
+            continue
+        step = np.zeros_like(value)
+        step[row, channel] = 1e-6
+        slope = ((network_value(rule, value + step, x) - network_value(rule, value - step, x)) * weight).sum() / 2e-6
+        assert found[row, channel] == pytest.approx(slope, rel=1e-4, abs=1e-4), (row, channel)
+
+
+def prepared(words: str) -> Run:
+    return prepare(cli.parse(words.split(), "train", environ={}).options, {})
+
+
+def proxies(built: TrainingProgram) -> dict[str, np.ndarray]:
+    return {name: value for name, value in built.values().items() if name.endswith("proxy")}
+
+
+def test_updates_move_four_rows_and_the_other_two_follow():
+    run = prepared(NETWORK)
+    rule = next(variable.proxy for variable in run.trace.variables if variable.proxy)
+    built = training_program(run, 0)
+    start = proxies(built)
+    assert start
+    for value in start.values():
+        assert np.abs(value[[0, 1, 4, 5]].reshape(4, -1) - [[0], [1], [0], [0]]).max() == 0
+    built.step([0.5] * 3)
+    after = proxies(built)
+    moves = built.values()
+    built.close()
+    moved = {row: any(np.abs(after[name][row] - start[name][row]).max() > 1e-6 for name in after) for row in range(6)}
+    assert all(moved.values())
+    for name, value in after.items():
+        mean, inverse = statistics(rule, value.reshape(6, -1).astype(np.float64))
+        assert np.abs(value[2].ravel() - mean).max() < 1e-5
+        assert np.abs(value[3].ravel() / inverse - 1).max() < 1e-5
+        assert np.abs(moves[f"{name}/Momentum"][2:4]).max() == 0
+
+
+def test_weight_decay_touches_the_corrections_alone():
+    def after(decay: float) -> dict[str, np.ndarray]:
+        built = training_program(prepared(f"{NETWORK.replace('momentum', 'SGD')} --weight-decay {decay}"), 0)
+        values = built.values()
+        for name in [name for name in values if name.endswith("proxy")]:
+            values[name][4:6] = 0.25  # something to decay
+        built.load(values)
+        built.step([0.5])
+        found = proxies(built)
+        built.close()
+        return found
+
+    without, decayed = after(0.0), after(0.1)
+    for name, value in without.items():
+        difference = decayed[name] - value
+        assert np.abs(difference[4:6] + 0.5 * 0.1 * 0.25).max() < 1e-6  # rate x decay x value
+        assert np.abs(difference[:2]).max() < 1e-6
+
+
+def test_layouts_change_no_bit():
+    def trained(layout: str) -> dict[str, np.ndarray]:
+        built = training_program(prepared(f"{NETWORK} --fold 1 {layout}"), 0)
+        built.step([0.25, 0.25])
+        values = built.values()
+        built.close()
+        return values
+
+    plain = trained("--gradient-accumulation-count 4")
+    other = trained("--replicas 2 --gradient-accumulation-count 2 --enable-recomputation --pipeline --shards 3 --pipeline-splits "
+                    "block2a/b block5b")  # fmt: skip
+    assert [name for name in plain if plain[name].tobytes() != other[name].tobytes()] == []
+
+
+def test_batch_norm_needs_no_proxy():
+    with pytest.raises(OptionError, match=r"--proxy-norm corrects norms that do not see the batch; leave out --batch-norm"):
+        prepared(f"{NETWORK} --batch-norm")
+
+
+def test_the_gate_takes_the_factor_and_makes_one_segment_of_two():
+    names = prepared(NETWORK).trace.segments
+    assert "block2a/b" in names and not any(name.endswith("/SE") for name in names)
+    assert "block2a/SE" in prepared(NETWORK.replace("--proxy-norm", "")).trace.segments
