@@ -136,11 +136,14 @@ class Layers(ABC):
     def norm(self, x: Any, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Any:
         """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
 
+    def norm_activation(self, x: Any, policy: NormPolicy, activation: str) -> Any:
+        """Normalisation with scale and offset, then "relu" or "swish"."""
+        return getattr(self, activation)(self.norm(x, policy))
+
     @abstractmethod
-    def proxy_activation(self, x: Any, rule: ProxyRule) -> tuple[Any, Any]:
-        """Of a norm's output without scale and offset: affine map, activation, less the proxy's mean; and the proxy's
-        inverse deviation [1, 1, 1, channels], to be multiplied in where the model wants it (proxy normalisation,
-        Labatie et al., arXiv 2106.03743)."""
+    def proxy_norm_activation(self, x: Any, policy: NormPolicy, rule: ProxyRule, *, scaled: bool) -> tuple[Any, Any]:
+        """Normalisation, affine map, activation, less the proxy's mean; and the proxy's inverse deviation [1, 1, 1,
+        channels], multiplied in if `scaled` (proxy normalisation, Labatie et al., arXiv 2106.03743)."""
 
     @abstractmethod
     def relu(self, x: Any) -> Any: ...

@@ -103,8 +103,8 @@ def _head(layers: Layers, x: Any, *, num_classes: int) -> Any:
 def _stem(layers: Layers, x: Any, *, network: Network) -> Any:
     with layers.scope("b0"):
         if not network.large_stem:
-            return layers.relu(_conv_norm(layers, x, network, network.stem_width, 3))
-        x = layers.relu(_conv_norm(layers, x, network, network.stem_width, 7, stride=2))
+            return _conv_norm_relu(layers, x, network, network.stem_width, 3)
+        x = _conv_norm_relu(layers, x, network, network.stem_width, 7, stride=2)
         return layers.max_pool(x, 3, 2)
 
 
@@ -116,18 +116,24 @@ def _conv_norm(
     kernel: int,
     *,
     stride: int = 1,
-    groups: int = 1,
     zero_gamma: bool = False,
 ) -> Any:
-    x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
+    x = layers.conv(x, filters, kernel, KERNEL, stride=stride)
     return layers.norm(x, network.norm, zero_gamma=zero_gamma)
+
+
+def _conv_norm_relu(
+    layers: Layers, x: Any, network: Network, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
+) -> Any:
+    x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
+    return layers.norm_activation(x, network.norm, "relu")
 
 
 def _basic_unit(layers: Layers, x: Any, *, network: Network, name: str, width: int, stride: int, first: bool) -> Any:
     with layers.scope(name):
         shortcut = _basic_shortcut(layers, x, network, width, stride) if first else x
         with layers.scope("1"):
-            x = layers.relu(_conv_norm(layers, x, network, width, 3, stride=stride))
+            x = _conv_norm_relu(layers, x, network, width, 3, stride=stride)
         with layers.scope("2"):
             x = _conv_norm(layers, x, network, width, 3)
         return layers.add(shortcut, x)
@@ -150,9 +156,9 @@ def _bottleneck_unit(layers: Layers, x: Any, *, network: Network, name: str, wid
                 shortcut = _conv_norm(layers, x, network, 4 * width, 1, stride=stride)
         inner = width * network.grouped_width // network.stem_width if network.grouped_width else width
         with layers.scope("1"):
-            x = layers.relu(_conv_norm(layers, x, network, inner, 1))
+            x = _conv_norm_relu(layers, x, network, inner, 1)
         with layers.scope("2"):
-            x = layers.relu(_conv_norm(layers, x, network, inner, 3, stride=stride, groups=network.conv_groups))
+            x = _conv_norm_relu(layers, x, network, inner, 3, stride=stride, groups=network.conv_groups)
         with layers.scope("3"):
             x = _conv_norm(layers, x, network, 4 * width, 1, zero_gamma=not first)
         return layers.add(shortcut, x)

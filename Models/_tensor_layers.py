@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from emulator import draws
-from Models import _proxy_norm
+from Models import _fused, _proxy_norm
 from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
 
 
@@ -98,7 +98,7 @@ class TensorLayers(Layers):
             with self.scope("GroupNorm"):
                 gamma = self._weights[self.path("gamma")] if scale else None
                 beta = self._weights[self.path("beta")] if centre else None
-            return group_norm(x, gamma, beta, policy)
+            return _fused.group_norm(x, gamma, beta, policy)
         with self.scope("batch_norm"):
             return self._batch_norm(x, policy)
 
@@ -117,16 +117,26 @@ class TensorLayers(Layers):
         self.statistics |= {names[0]: _mean([result.batch_mean for result in results]), names[1]: _mean(biased)}
         return tf.concat([result.y for result in results], 0) if len(results) > 1 else results[0].y
 
-    def proxy_activation(self, x: tf.Tensor, rule: ProxyRule) -> tuple[tf.Tensor, tf.Tensor]:
+    def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
+        if policy.kind != "group":
+            return super().norm_activation(x, policy, activation)
+        with self.scope("GroupNorm"):
+            gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+        return _fused.group_norm(x, gamma, beta, policy, activation)
+
+    def proxy_norm_activation(
+        self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         proxy = self._weights[self.path("act", "proxy")]
-        beta, gamma, mean, inverse = (proxy[row][None] for row in _proxy_norm.ROWS[:4])
-        return _proxy_norm.activated(rule, x * gamma + beta) - mean, inverse
+        rows = tuple(proxy[row, 0, 0] for row in _proxy_norm.ROWS[:4])
+        y = _fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled)
+        return y, proxy[_proxy_norm.INVERSE_DEVIATION][None]
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.relu(x)
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.silu(x)
+        return _fused.swish(x)
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
         return tf.sigmoid(x)
@@ -191,39 +201,6 @@ def _mean(values: list[tf.Tensor]) -> tf.Tensor:
     for value in values[1:]:
         total += value
     return total / len(values) if len(values) > 1 else total
-
-
-def group_norm(x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None, policy: NormPolicy) -> tf.Tensor:
-    """Group normalisation (Wu and He, arXiv 1803.08494) with the IPU's strided groups: group(c) = c mod groups; the
-    usual neighbouring channels where the policy says so. Without gamma the scale is 1, without beta the offset 0.
-
-    x [batch, height, width, channels]; the statistics are formed per channel first, so that only vectors are
-    regrouped, and the result is one multiply-add per element.
-    """
-    channels = x.shape[-1]
-    if channels % policy.groups:
-        raise ValueError(f"group norm: {channels} channels do not divide into {policy.groups} groups")
-    mean = _group_mean(tf.reduce_mean(x, axis=[1, 2]), policy)
-    if policy.two_pass:
-        centred = x - mean[:, None, None, :]
-        variance = _group_mean(tf.reduce_mean(tf.square(centred), axis=[1, 2]), policy)
-    else:
-        square = _group_mean(tf.reduce_mean(tf.square(x), axis=[1, 2]), policy)
-        variance = tf.maximum(square - tf.square(mean), 0.0)
-    factor = tf.math.rsqrt(variance + policy.epsilon)
-    factor = factor if gamma is None else gamma * factor
-    shift = -mean * factor if beta is None else beta - mean * factor
-    return x * factor[:, None, None, :] + shift[:, None, None, :]
-
-
-def _group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
-    """[batch, channels] -> the mean of each channel's group, at every channel."""
-    size = per_channel.shape[-1] // policy.groups
-    if policy.contiguous:
-        means = tf.reduce_mean(tf.reshape(per_channel, [-1, policy.groups, size]), axis=2)
-        return tf.repeat(means, size, axis=1)
-    means = tf.reduce_mean(tf.reshape(per_channel, [-1, size, policy.groups]), axis=1)
-    return tf.tile(means, [1, size])
 
 
 def _native_group_gradients() -> bool:

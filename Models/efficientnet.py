@@ -158,18 +158,12 @@ class Parts:
         """Never more groups than channels."""
         return dataclasses.replace(self.norm, groups=min(self.norm.groups, channels))
 
-    def normalise(self, layers: Layers, x: Any) -> tuple[Any, Any]:
-        """Norm and activation; with proxy norm, the factor that is still to be multiplied in, otherwise None."""
+    def normalise(self, layers: Layers, x: Any, *, scaled: bool = True) -> tuple[Any, Any]:
+        """Norm and activation, and with proxy norm its factor, which is multiplied in if `scaled`."""
         policy = self.norm_for(layers.channels(x))
         if policy.proxy is None:
-            return self.activate(layers, layers.norm(x, policy)), None
-        x = layers.norm(x, policy, scale=False, centre=False)
-        return layers.proxy_activation(x, ProxyRule(self.activation, policy.proxy))
-
-    def normalised(self, layers: Layers, x: Any) -> Any:
-        """Norm and activation, complete."""
-        x, factor = self.normalise(layers, x)
-        return x if factor is None else layers.gate(x, factor)
+            return layers.norm_activation(x, policy, self.activation), None
+        return layers.proxy_norm_activation(x, policy, ProxyRule(self.activation, policy.proxy), scaled=scaled)
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
@@ -275,13 +269,13 @@ def _with_shortcut(layers: Layers, x: Any, *, block: Block, steps: list[Any]) ->
 
 def _stem(layers: Layers, x: Any, *, parts: Parts, filters: int, stride: int) -> Any:
     with layers.scope("block0"):
-        return parts.normalised(layers, layers.conv(x, filters, 3, CONV, stride=stride))
+        return parts.normalise(layers, layers.conv(x, filters, 3, CONV, stride=stride))[0]
 
 
 def _expand(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
     filters = block.channels_in * block.expand
     with layers.scope(block.name), layers.scope("a"):
-        return parts.normalised(layers, layers.conv(x, filters, 1, CONV))
+        return parts.normalise(layers, layers.conv(x, filters, 1, CONV))[0]
 
 
 def _spatial_conv(layers: Layers, x: Any, block: Block, parts: Parts) -> Any:
@@ -292,13 +286,13 @@ def _spatial_conv(layers: Layers, x: Any, block: Block, parts: Parts) -> Any:
 
 def _spatial(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
     with layers.scope(block.name), layers.scope("b"):
-        return parts.normalised(layers, _spatial_conv(layers, x, block, parts))
+        return parts.normalise(layers, _spatial_conv(layers, x, block, parts))[0]
 
 
 def _spatial_and_gate(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
     """Both with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
     with layers.scope(block.name), layers.scope("b"):
-        x, factor = parts.normalise(layers, _spatial_conv(layers, x, block, parts))
+        x, factor = parts.normalise(layers, _spatial_conv(layers, x, block, parts), scaled=False)
     return _squeeze_excite(layers, x, block=block, parts=parts, factor=factor)
 
 
@@ -325,7 +319,8 @@ def _project(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
 def _top(layers: Layers, x: Any, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Any:
     with layers.scope("Top"):
         if filters:
-            x, _ = parts.normalise(layers, layers.conv(x, filters, 1, CONV))  # the dense layer learns the factor
+            x = layers.conv(x, filters, 1, CONV)
+            x, _ = parts.normalise(layers, x, scaled=False)  # the dense layer learns the factor
         x = layers.dropout(layers.global_mean(x), dropout)
         with layers.scope("logits"):
             return layers.dense(x, num_classes)

@@ -15,10 +15,10 @@ from harness.build import training_program
 from harness.options import OptionError
 from harness.run import Run, prepare
 from Models import _proxy_norm
-from Models._layers import ProxyRule
+from Models._layers import NormPolicy, ProxyRule
 from Models._tensor_layers import TensorLayers
 
-CHANNELS = 5
+CHANNELS = 6
 RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "swish") for epsilon in (0.03, 0.5)]
 ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x / (1 + np.exp(-x))}
 NETWORK = (
@@ -63,32 +63,52 @@ def test_statistics_are_those_of_the_formula(rule):
             assert np.abs(one.ravel() - other).max() < tolerance
 
 
+POLICY = NormPolicy(kind="group", groups=2, epsilon=1e-3, two_pass=True)
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+    """Two strided groups of channels."""
+    y = np.empty_like(x)
+    for group in range(2):
+        part = x[..., group::2]
+        mean, variance = part.mean((1, 2, 3), keepdims=True), part.var((1, 2, 3), keepdims=True)
+        y[..., group::2] = (part - mean) / np.sqrt(variance + POLICY.epsilon)
+    return y
+
+
 def network_value(rule: ProxyRule, value: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The activation less the proxy's mean, times its inverse deviation, as one function of the trained rows."""
+    """Norm, activation less the proxy's mean, and its inverse deviation, as one function of input and trained rows."""
     mean, inverse = statistics(rule, value)
-    return (ACTIVATIONS[rule.activation](value[1] * x + value[0]) - mean) * inverse
+    return (ACTIVATIONS[rule.activation](value[1] * normalised(x) + value[0]) - mean) * inverse
 
 
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_gradient_is_the_slope_of_the_whole_map(rule):
+def test_value_and_gradient_are_those_of_the_whole_map(rule, scaled):
     draw = np.random.default_rng(2)
     x, weight, value = draw.normal(size=[3, 4, 4, CHANNELS]), draw.normal(size=[3, 4, 4, CHANNELS]), rows(3)
 
-    def make(value: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    def make(value: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, ...]:
         whole = _proxy_norm.refreshed(rule, value[:, None, None])
         layers = TensorLayers({"act/proxy": whole}, training=True)
-        y, inverse = layers.proxy_activation(x, rule)
-        (gradient,) = tf.gradients(tf.reduce_sum(y * inverse * weight), [whole])
-        return _proxy_norm.chained(rule, whole, gradient)[:, 0, 0]
+        y, inverse = layers.proxy_norm_activation(x, POLICY, rule, scaled=scaled)
+        y = y if scaled else y * inverse
+        of_rows, of_x = tf.gradients(tf.reduce_sum(y * weight), [whole, x])
+        return y, _proxy_norm.chained(rule, whole, of_rows)[:, 0, 0], of_x
 
-    found = evaluated(make, tf.float64, value, x, weight)
+    y, found, of_x = evaluated(make, tf.float64, value, x, weight)
+    assert np.abs(y - network_value(rule, value, x)).max() < 1e-10
+    direction = draw.normal(size=x.shape)
+    ahead, behind = (network_value(rule, value, x + sign * 1e-6 * direction) for sign in (1, -1))
+    assert (of_x * direction).sum() == pytest.approx(((ahead - behind) * weight).sum() / 2e-6, rel=1e-4)
     assert np.array_equal(found[2:4], np.zeros([2, CHANNELS]))
     for row, channel in np.ndindex(6, CHANNELS):
         if row in (2, 3):
             continue
         step = np.zeros_like(value)
         step[row, channel] = 1e-6
-        slope = ((network_value(rule, value + step, x) - network_value(rule, value - step, x)) * weight).sum() / 2e-6
+        ahead, behind = (network_value(rule, value + sign * step, x) for sign in (1, -1))
+        slope = ((ahead - behind) * weight).sum() / 2e-6
         assert found[row, channel] == pytest.approx(slope, rel=1e-4, abs=1e-4), (row, channel)
 
 

@@ -149,7 +149,8 @@ class CountingLayers(Layers):
         variables = tuple(Variable(self.path(scope, name), (x.channels,), value, decay) for name, value, decay in rows)
         return self._add("norm", x, x, variables=variables)
 
-    def proxy_activation(self, x: Shape, rule: ProxyRule) -> tuple[Shape, Shape]:
+    def proxy_norm_activation(self, x: Shape, policy: NormPolicy, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
+        x = self.norm(x, policy, scale=False, centre=False)
         proxy = Variable(self.path("act", "proxy"), (6, 1, 1, x.channels), 0.0, proxy=rule)
         return self._add("proxy " + rule.activation, x, x, variables=(proxy,)), Shape(1, 1, x.channels)
 

@@ -1,0 +1,106 @@
+"""What a norm with its activation costs: forward and backward on one tensor, turn by turn with fused batch norm + swish.
+
+python benchmarks/norms.py [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from benchmarks import _paired
+from emulator.executor import new_graph, session_config
+from Models import _proxy_norm
+from Models._layers import NormPolicy, ProxyRule
+from Models._tensor_layers import TensorLayers
+
+SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
+GROUP = NormPolicy(kind="group", groups=4, epsilon=1e-3, two_pass=True)
+RULE = ProxyRule("swish", 0.03)
+CALLS = 5  # of one round
+Network = Callable[[TensorLayers, tf.Tensor], tf.Tensor]
+
+
+def weights(channels: int) -> dict[str, tf.Tensor]:
+    """What the norms look for."""
+    ones, zeros = tf.ones([channels]), tf.zeros([channels])
+    scopes = ("batch_norm", "GroupNorm")
+    found = {f"{scope}/{name}": value for scope in scopes for name, value in (("gamma", ones), ("beta", zeros))}
+    return {**found, "act/proxy": _proxy_norm.initial(RULE, channels, tf.float32)}
+
+
+def batch_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+    """TensorFlow's fused batch norm, and its swish."""
+    return tf.nn.silu(layers.norm(x, NormPolicy(kind="batch", epsilon=1e-3)))
+
+
+def group_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+    """Group norm, swish."""
+    return layers.norm_activation(x, GROUP, "swish")
+
+
+def proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+    """Group norm, proxied swish, the factor left to the gate, as after a network's spatial convolutions."""
+    return layers.proxy_norm_activation(x, GROUP, RULE, scaled=False)[0]
+
+
+def scaled_proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
+    """The same, the factor multiplied in, as after its expansions."""
+    return layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0]
+
+
+def step(network: Network, shape: tuple[int, ...]) -> list[tf.Tensor]:
+    """The gradients of one forward and backward pass, of input and gradient that variables hold. They are fetched:
+    what only has to have run, the optimiser of graphs leaves out."""
+    x, dy = (_held(f"{network.__name__}_{name}", shape, seed) for seed, name in enumerate(("x", "dy")))
+    held = {name: _held(f"{network.__name__}_{name.replace('/', '_')}", v) for name, v in weights(shape[-1]).items()}
+    y = network(TensorLayers(held, training=True), x)
+    return [value for value in tf.gradients(y, [x, *held.values()], dy) if value is not None]
+
+
+def _held(name: str, value: tuple[int, ...] | tf.Tensor, seed: int = 0) -> tf.Tensor:
+    """A variable's value: nothing that could be folded into a constant."""
+    initial = tf.random.stateless_normal(value, [seed, 1]) if isinstance(value, tuple) else value
+    return tf.get_variable(name, initializer=initial, use_resource=True).read_value()
+
+
+def seconds(session: tf.Session, gradients: list[tf.Tensor]) -> float:
+    """Of one call, the mean of a few."""
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        session.run(gradients)
+    return (time.perf_counter() - started) / CALLS
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    print(_paired.machine())
+    print(f"{'tensor':<18} {'batch norm':>10}  {'group / batch':<20} {'proxy / group':<20} {'scaled proxy / group':<20}")
+    for shape in SHAPES:
+        with new_graph().as_default(), tf.Session(config=session_config()) as session:
+            steps = [step(network, shape) for network in (batch_norm, group_norm, proxy_norm, scaled_proxy_norm)]
+            session.run(tf.global_variables_initializer())
+            times = np.array([[seconds(session, gradients) for gradients in steps] for _ in range(rounds + 1)])[1:]
+        ratios = (times[:, 1] / times[:, 0], times[:, 2] / times[:, 1], times[:, 3] / times[:, 1])
+        milliseconds = f"{1000 * statistics.median(times[:, 0]):.1f} ms"
+        cells = " ".join(f"{_paired.spread(ratio):<20}" for ratio in ratios)
+        print(f"{shape!s:<18} {milliseconds:>10}  {cells}", flush=True)
+    print(f"{'at most':<30} 1.40                 1.30                 1.30")
+
+
+if __name__ == "__main__":
+    main()
