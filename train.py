@@ -44,6 +44,7 @@ def main(argv: list[str]) -> int:
         return 0
     if run.options.device.compile_only:
         return compile_only(run)
+    profile.refuse_bad_target(run.options.device, os.environ)
     if run.options.training.init_path:
         checkpoints.initial(Path(run.options.training.init_path))  # refused before a folder is made for the run
     logging = run.options.logging
@@ -69,6 +70,7 @@ def resume(argv: list[str], path: str, script: str) -> int:
         )
     if run.options.device.compile_only:
         return compile_only(run)
+    profile.refuse_bad_target(run.options.device, os.environ)
     return train(run, Path(path), newest)
 
 

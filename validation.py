@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
         return 0
     if run.options.device.compile_only:
         return _compile_only(run)
+    profile.refuse_bad_target(run.options.device, os.environ)
     log = _open_log(run)
     if not found:
         log.note("no --restore-path: random weights, for speed only")

@@ -14,6 +14,7 @@ from emulator.machine import Machine
 
 AUTO = "auto"
 ENOUGH = 4  # micro-batches a stage that show all there is to a schedule; more repeat its middle
+MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
 MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a call
 
 
@@ -155,6 +156,12 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
     """A complete plan; raises PlanError, PartitionError, ScheduleError or DeviceError for what does not fit together."""
     stages = _stages(wishes, trace)
     accumulation = _accumulation(wishes)
+    samples = wishes.micro_batch * accumulation * wishes.replicas
+    if samples > MOST_SAMPLES:
+        raise PlanError(
+            f"an update of micro-batch {wishes.micro_batch} x accumulation {accumulation} x replicas {wishes.replicas} = "
+            f"{samples:,} samples is more than the {MOST_SAMPLES:,} that can be counted"
+        )
     if wishes.span & (wishes.span - 1) or wishes.replicas % wishes.span:
         raise PlanError(
             f"--BN-span {wishes.span} must be a power of two that divides the {wishes.replicas} replicas into equal groups"

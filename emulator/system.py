@@ -36,12 +36,17 @@ def system_size(ipus: int) -> int:
 
 def devices(size: int) -> tuple[Device, ...]:
     """Every id of a system of `size` IPUs, a power of two."""
-    found: list[Device] = []
-    group = 1
-    while group <= size:
-        found += [Device(len(found) + i, range(first, first + group)) for i, first in enumerate(range(0, size, group))]
+    return tuple(_device(id, size) for id in range(2 * size - 1))
+
+
+def _device(id: int, size: int) -> Device:
+    """The device of an id below 2 * size - 1."""
+    group, first = 1, 0  # the size of the groups, and the id of the first of them
+    while id >= first + size // group:
+        first += size // group
         group *= 2
-    return tuple(found)
+    place = (id - first) * group
+    return Device(id, range(place, place + group))
 
 
 def select(wanted: str, ipus: int, purpose: str) -> Device:
@@ -49,20 +54,21 @@ def select(wanted: str, ipus: int, purpose: str) -> Device:
 
     `purpose` ("training") is for the error.
     """
-    known = devices(system_size(ipus))
-    fitting = [device for device in known if len(device.ipus) == group_size(ipus)]
+    size, group = system_size(ipus), group_size(ipus)
+    first = 2 * (size - size // group)  # of the groups of this size: after size + size/2 + ... smaller ones
+    last = first + size // group - 1
     if wanted == "AUTO":
-        return fitting[0]
-    ids = f"{fitting[0].id} to {fitting[-1].id}" if len(fitting) > 1 else f"{fitting[0].id}"
-    if int(wanted) >= len(known):
+        return _device(first, size)
+    ids = f"{first} to {last}" if last > first else f"{first}"
+    if len(wanted) > 9 or int(wanted) >= 2 * size - 1:
         raise DeviceError(
-            f"--select-ipu {wanted}: there is no such device; an emulated system of {system_size(ipus)} IPUs has the ids 0 "
-            f"to {len(known) - 1}, and {purpose} needs one of {ids}; gc-info -l lists them"
+            f"--select-ipu {wanted[:20]}: there is no such device; an emulated system of {size} IPUs has the ids 0 to "
+            f"{2 * size - 2}, and {purpose} needs one of {ids}; gc-info -l lists them"
         )
-    device = known[int(wanted)]
-    if len(device.ipus) != group_size(ipus):
+    device = _device(int(wanted), size)
+    if len(device.ipus) != group:
         raise DeviceError(
             f"--select-ipu {wanted}: {device} has {len(device.ipus)} IPU{'s' if len(device.ipus) > 1 else ''}, but "
-            f"{purpose} attaches to {group_size(ipus)}: give AUTO or an id of {ids}; gc-info -l lists them"
+            f"{purpose} attaches to {group}: give AUTO or an id of {ids}; gc-info -l lists them"
         )
     return device

@@ -175,10 +175,14 @@ def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint:
         if name in values and list(values[name].shape) != variable.shape.as_list()
     ]
     if problems:
+        # a slot is named below its variable
+        slots_only = all(problem.endswith("is missing") and problem.rsplit("/", 1)[0] in wanted for problem in problems)
+        what = "--optimiser and --variable-filter" if slots_only else "model options"
         raise CheckpointError(
-            f"checkpoint {checkpoint.prefix} does not fit the network asked for: {problems[0]}"
+            f"checkpoint {checkpoint.prefix} does not fit {'the optimiser' if slots_only else 'the network'} asked for: "
+            f"{problems[0]}"
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
-            + "; give the model options that it was trained with"
+            + f"; give the {what} that it was trained with"
         )
 
 

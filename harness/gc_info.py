@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from emulator import system
@@ -23,11 +24,16 @@ def main(argv: list[str] | None = None) -> int:
     machine = this_machine()
     size = system.system_size(wanted)
     graphics = f" and {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else ""
-    print(f"{size} emulated IPUs; the arithmetic runs on {machine.cores} CPU cores{graphics}")
+    lines = [f"{size} emulated IPUs; the arithmetic runs on {machine.cores} CPU cores{graphics}"]
     for device in system.devices(size):
         first, last = device.ipus[0], device.ipus[-1]
         which = f"IPU {first}" if first == last else f"IPUs {first} to {last}"
-        print(f"-+- Id: [{device.id}], target: [emulated], {which}")
+        lines.append(f"-+- Id: [{device.id}], target: [emulated], {which}")
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 1
     return 0
 
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from harness.profile import FOLDER_VARIABLE, STEM
@@ -24,9 +25,10 @@ def main(argv: list[str] | None = None) -> int:
         description="Runs a training command with its second weight update recorded: a Chrome trace and a picture in DIR.",
     )  # fmt: skip
     parser.add_argument("-d", "--directory", metavar="DIR", required=True, help="folder of profile.json and profile.svg")
-    folder = Path(parser.parse_args(own).directory).absolute()
+    folder = Path(parser.parse_args(own).directory or ".").absolute()
     if not command:
         parser.error("no command: write it after --, as in gc-profile -d DIR -- python train.py --config quickstart")
+    began = time.time()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(command, env={**os.environ, FOLDER_VARIABLE: str(folder)}, check=False)
@@ -35,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    if done.returncode == 0 and not (folder / f"{STEM}.json").exists():
+    written = folder / f"{STEM}.json"
+    if done.returncode == 0 and not (written.exists() and written.stat().st_mtime >= began - 1):
         print(
             f"gc-profile: note: the command trained nothing on emulated IPUs, so {folder} holds no profile", file=sys.stderr
         )

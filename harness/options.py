@@ -25,7 +25,8 @@ def _percentages(value: int) -> str | None:
 
 
 def _fold(value: str) -> str | None:
-    return None if value == "auto" or (value.isdigit() and int(value) > 0) else "must be auto or a whole number above 0"
+    number = value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0
+    return None if value == "auto" or number else "must be auto or a whole number above 0"
 
 
 def _device_ids(values: tuple[str, ...]) -> str | None:
@@ -244,7 +245,7 @@ class DeviceOptions:
         None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
     )
     gc_profile: str | None = opt(
-        None, "the same in profile.* of the run's folder, or of gc-profile -d", bare="IPU_PROFILE",
+        None, "the same in profile.* of the run's folder, or of gc-profile -d", bare="IPU_PROFILE", off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
     )  # fmt: skip
     profile_compilation: bool = opt(False, "profile the compilation", kind=LATER)

@@ -7,6 +7,7 @@ variable. The files are `profile.json` and `profile.svg`, in the run's folder, i
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from emulator.machine import cores
 from emulator.plan import ExecutionPlan
 from emulator.record import Ran
 from harness import timeline
-from harness.options import DeviceOptions
+from harness.options import DeviceOptions, OptionError
 from log import write_atomically
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
@@ -47,18 +48,35 @@ def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) 
     target = Path(around or folder) / STEM
     if options.profile not in (None, AUTO):
         named = Path(options.profile)
-        target = named.with_suffix("") if named.suffix in (".svg", ".json") else named
+        inside = named.is_dir() or options.profile.endswith("/")
+        target = named / STEM if inside else named.with_suffix("") if named.suffix in (".svg", ".json") else named
     return Request(options.gc_profile or IPU, target)
+
+
+def refuse_bad_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
+    """OptionError if the named files could not be written; makes their folder. Asked before a run begins."""
+    request = requested(options, Path(), environ)
+    if request is None or options.profile in (None, AUTO):
+        return
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
+    if not os.access(request.target.parent, os.W_OK):
+        raise OptionError(f"--profile {options.profile}: {request.target.parent} cannot be written to")
 
 
 def write(
     request: Request, plan: ExecutionPlan, title: str, cells: Sequence[Ran], operations: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Writes both files; lines about them for the log. `operations`: events of a Chrome trace, in microseconds."""
-    request.target.parent.mkdir(parents=True, exist_ok=True)
     trace, drawing = (request.target.with_name(request.target.name + ending) for ending in (".json", ".svg"))
-    write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
-    write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
+        write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
+    except OSError as error:  # no reason to lose the run
+        return [f"The profile was not written: {error.strerror}: {error.filename}"]
     milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
     stages = len(plan.stages)
     idle = 100 * record.idle_fraction(cells, stages)
@@ -74,9 +92,12 @@ def write(
 
 def write_operations(request: Request, operations: Sequence[Mapping[str, Any]]) -> str:
     """The trace of something that has no stages; a line about it."""
-    request.target.parent.mkdir(parents=True, exist_ok=True)
     trace = request.target.with_name(request.target.name + ".json")
-    write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
+    except OSError as error:
+        return f"The profile was not written: {error.strerror}: {error.filename}"
     return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
 
 

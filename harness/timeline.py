@@ -34,7 +34,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[Ran], title: str, cores: int) -> 
     """The schedule of one update above what was measured."""
     timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.calls, MOST_CLOCKS))[:MOST_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
-    cut = "" if len(shown) == len(ran) else f", its first {len(timeline)} clocks"
+    cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"
     zero = min((cell.begin for cell in ran), default=0.0)
     measured = [
         _Bar(cell.action, 1000 * (cell.begin - zero), 1000 * (cell.end - zero), f"{1000 * (cell.end - cell.begin):.2f} ms")
@@ -43,8 +43,8 @@ def picture(plan: ExecutionPlan, ran: Sequence[Ran], title: str, cores: int) -> 
     ]
     scheduled_idle = schedules.idle_share(plan.schedule, len(plan.stages), plan.calls)
     panels = (
-        (f"Scheduled{cut}: {100 * scheduled_idle:.0f} % idle", list(_scheduled(timeline)), "clock"),
-        (f"Measured{cut}: {100 * record.idle_fraction(ran, len(plan.stages)):.0f} % idle", measured, "ms"),
+        (f"Scheduled: {100 * scheduled_idle:.0f} % idle{cut}", list(_scheduled(timeline)), "clock"),
+        (f"Measured: {100 * record.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),
     )
     rows = len(plan.stages) * (ROW + SPACE)
     height = TOP + len(panels) * (rows + AXIS + GAP) - GAP
@@ -62,10 +62,12 @@ def _about(plan: ExecutionPlan, cores: int) -> str:
 
 def _scheduled(timeline: schedules.Timeline) -> Iterator[_Bar]:
     """The timeline's cells; actions that share one share its clock."""
+    places = max(len(cell) for row in timeline for cell in row)
     for clock, row in enumerate(timeline):
         for cell in row:
             for place, action in enumerate(cell):
-                width = 1 / len(cell)
+                place += places - len(cell) if action.kind == BACKWARD else 0  # a lone backward keeps its place
+                width = 1 / places
                 yield _Bar(action, clock + place * width, clock + (place + 1) * width, f"clock {clock}")
 
 
@@ -102,7 +104,7 @@ def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
 
 
 def _legend() -> Iterator[str]:
-    x = WIDTH - RIGHT - 330
+    x = WIDTH - RIGHT - 345
     for colour, word in ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are calls")):
         yield f'<rect x="{x}" y="{TOP - 26}" width="14" height="14" fill="{colour}" stroke="#bbb"/>'
         yield svg.text(x + 20, TOP - 14, word, size=12)

@@ -67,6 +67,12 @@ def test_selected_devices(words, training, validation):
         ("--select-ipu 0 16", "device 16 (IPUs 0 to 1) has 2 IPUs, but validation attaches to 1"),
         ("--select-ipu 1 2 3", "must be AUTO or a device id, or one for training and one for validation"),
         ("--select-ipu -1", "must be AUTO or a device id"),
+        ("--select-ipu 1" + "0" * 4000, "--select-ipu 10000000000000000000: there is no such device"),
+        ("--gradient-accumulation-count 1073741825 --replicas 4 --fold 1", "17,179,869,200 samples is more than the "
+                                                                           "2,147,483,647 that can be counted"),
+        ("--replicas 2000000000", "8,000,000,000 samples is more than"),
+        ("--fold ²", "must be auto or a whole number above 0"),
+        ("--fold " + "9" * 5000, "must be auto or a whole number above 0"),
         ("--device gpu", "--device gpu: there is no GPU that TensorFlow can use here"),
         ("--rts --disable-variable-offloading", "--rts divides offloaded optimiser state"),
     ],
@@ -75,6 +81,12 @@ def test_devices_that_cannot_be(words, part):
     with pytest.raises(OptionError) as error:
         prepared(f"{RESNET} {words}")
     assert part in str(error.value)
+
+
+def test_a_huge_system_is_planned_at_once():
+    found = prepared(f"{RESNET} --replicas 100000000 --fold 1 --epochs 1").plan
+    assert len(found.training_device.ipus) == 2**27
+    assert system.select("5", 1, "training").id == 5
 
 
 def test_validation_takes_its_own_device_from_the_command_line():

@@ -136,10 +136,34 @@ def test_gc_profile_runs_a_command(tmp_path):
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"profile.json", "profile.svg"}
 
 
+def test_a_bad_place_for_a_profile_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plain").write_text("")
+    result = run("train", *RESNET.split(), "--iterations", 2, "--logs-path", "run", "--profile", "plain/p.svg")
+    assert result.code == 2
+    assert result.err.startswith("train.py: error: --profile plain/p.svg: no folder plain: ")
+    assert not Path("run").exists()
+
+
+def test_a_profile_into_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    for folder in ("there", "made/", "."):
+        succeed("train", *RESNET.split(), "--iterations", 2, "--no-validation", "--no-logs", "--profile", folder,
+                "--gc-profile", "DEVICE_PROFILE")  # fmt: skip
+        assert (Path(folder) / "profile.svg").exists()
+
+
+def test_switched_off_is_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("GC_PROFILE_DIR", str(tmp_path / "kept"))
+    succeed("train", *RESNET.split(), "--iterations", 2, "--no-validation", "--no-logs", "--profile", "--no-gc-profile")
+    assert not (tmp_path / "kept").exists()
+
+
 def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
     assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
     assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", ""]) == 0
-    assert "holds no profile" in capfd.readouterr().err
+    assert "wrote no profile" in capfd.readouterr().err
     assert gc_profile.main(["-d", str(tmp_path), "no-such-command"]) == 2
     assert "gc-profile: error: No such file or directory: no-such-command" in capfd.readouterr().err
     with pytest.raises(SystemExit) as ended:
