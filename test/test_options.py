@@ -105,7 +105,8 @@ OF_MODEL = {
     "resnext": {**RESIDUAL, "convolution_groups": (int, 32), "group_dim": (int, 4), "widenet": (bool, False)},
     "efficientnet": {
         "model_size": (str, None), "dropout_rate": (float, None), "block_survival_prob": (float, 0.8), "se": (bool, True),
-        "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False), "expand_ratio": (int, 6),
+        "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False),
+        "use_relu6": (bool, False), "fix_stem_head": (bool, False), "expand_ratio": (int, 6),
         "group_dim": (int, 1), "BN_decay": (float, 0.97), "batch_norm": (bool, None), "group_norm": (bool, None),
         "groups": (int, 4), "contiguous_groups": (bool, False), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
         "depth_coefficient": (float, None), "proxy_norm": (bool, False), "proxy_epsilon": (float, 0.03),
@@ -274,6 +275,8 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "efficientnet/depth_divisor": (EFFICIENT, "--depth-divisor 16", {*NORM}),
     "efficientnet/top_width": (EFFICIENT, "--top-width 0", {*NORM}),
     "efficientnet/use_relu": (EFFICIENT, "--use-relu", {"layers"}),
+    "efficientnet/use_relu6": (EFFICIENT, "--use-relu6", {"layers"}),
+    "efficientnet/fix_stem_head": (EFFICIENT, "--fix-stem-head", {*NORM}),
     "efficientnet/expand_ratio": (EFFICIENT, "--expand-ratio 4", {*NORM}),
     "efficientnet/group_dim": (EFFICIENT, "--group-dim 16", {*NORM}),
     "efficientnet/width_coefficient": (EFFICIENT, "--width-coefficient 1", {*NORM}),
@@ -408,7 +411,7 @@ class Spy(CountingLayers):
         return value
 
 
-NOTED = {"conv", "norm", "relu", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "subsample", "dense",
+NOTED = {"conv", "norm", "relu", "relu6", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "subsample", "dense",
          "dropout", "drop_path", "concat"}  # fmt: skip
 
 
