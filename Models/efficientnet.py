@@ -1,6 +1,6 @@
 """EfficientNet B0-B7 and a size for CIFAR (Tan and Le, arXiv 1905.11946), with group convolutions of any width
-(Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640). EfficientNet-Lite0, 1 and 2 are B0, B1 and B2 with --no-se --use-relu6
---fix-stem-head --batch-norm."""
+(Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640). EfficientNet-Lite0, 1 and 2
+are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ SHARED = {
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
         "synthetic_data": (bool, False), "generated_data": (bool, False), "dataset_cache": (bool, True),
-        "normalise_input": (bool, False), "image_size": (int, None), "train_with_valid_preprocessing": (bool, False),
+        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_size": (int, None), "train_with_valid_preprocessing": (bool, False),
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
         "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
         "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
@@ -93,7 +93,7 @@ SHARED = {
     },
 }  # fmt: skip
 SOME_SCRIPTS = {
-    "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False)}},
+    "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ())}},
     "restore": {"logging": {"wandb_id": (str, None)}},
     "train": {},
 }
@@ -210,6 +210,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
     "normalise_input": (BASE, "--normalise-input", {"request"}),
+    "symmetric_input": (BASE, "--symmetric-input", {"request"}),
     "hostside_norm": (BASE, "--hostside-norm", {"request"}),
     "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request"}),
     "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request"}),
@@ -325,6 +326,7 @@ ELSEWHERE = {
     "validation": "test_train.py::test_checkpoint_and_validation_points",
     "repeat": "test_train.py::test_validation_of_one_checkpoint",
     "inference": "test_train.py::test_validation_of_one_checkpoint",
+    "predict": "test_lite.py::test_photographs_are_named_by_the_command",
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
     "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",
