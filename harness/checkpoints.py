@@ -108,7 +108,8 @@ def initial(path: Path) -> Checkpoint:
     """What `--init-path` means: a checkpoint's prefix, a run folder's newest checkpoint, or weights in a .npz file."""
     file = archives.located(path)
     if file:
-        _of_archive(archives.options, file)  # that it can be read
+        for read_part in (archives.options, archives.arrays):
+            _of_archive(read_part, file)  # refused before anything is written
         found = [Checkpoint(str(file), -1)]
     elif path.is_dir():
         found = numbered(path)

@@ -202,12 +202,13 @@ def test_a_broken_file_of_weights_is_one_line(tmp_path, kept, kind, drawn):
     words = f"--model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --seed 1"
     for script, given in (
         ("validation", [*words.split(), "--restore-path", path, "--predict", drawn]),
-        ("train", [*words.split(), "--iterations", 1, "--batch-size", 2, "--image-size", 32, "--no-validation", "--no-logs",
-                   "--init-path", path]),
+        ("train", [*words.split(), "--iterations", 1, "--batch-size", 2, "--image-size", 32, "--no-validation",
+                   "--logs-path", tmp_path / "run", "--init-path", path]),
     ):  # fmt: skip
         result = run(script, *given)
         assert result.code == 2, result.out + result.err
         assert re.fullmatch(rf"{script}\.py: error: weights {re.escape(str(path))}.+\n", result.err)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_bundled_file_says_what_makes_it(monkeypatch, tmp_path, drawn):
