@@ -77,10 +77,12 @@ def compile_inference(
     stream: Callable[[], Stream],
     names: tuple[str, ...],
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
+    shape: tuple[int, ...] = (),
     home: str = "/cpu:0",
 ) -> InferenceProgram:
-    """A program whose `step(n)` adds up `sums(logits, labels)` over the next n micro-batches, on the device `home`."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums), home)
+    """A program whose `step(first, end)` adds up `sums(logits, labels)`, each of `shape`, over micro-batches, on the device
+    `home`."""
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home)
 
 
 def stream_of(dataset: tf.data.Dataset, prepare: Callable[[tf.Tensor], tf.Tensor]) -> Stream:

@@ -222,7 +222,12 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
     log.note(f"Begun with the weights of {chosen.prefix}")
     if left:
         log.note(f"{classifier} begins anew: it has another number of classes there")
-    trained_at = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix))).get("image_size")
+    recorded = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix)))
+    for name in ("symmetric_input", "normalise_input"):
+        if recorded.get(name, False) != getattr(run.options.dataset, name):
+            flag = ("--" if recorded.get(name) else "--no-") + name.replace("_", "-")
+            log.note(f"warning: those weights were trained on pictures that were normalised with {flag}")
+    trained_at = recorded.get("image_size")
     if isinstance(trained_at, int) and trained_at % 32 != run.image_size % 32:
         log.note(
             f"warning: those weights were trained at {trained_at} px and go on at {run.image_size} px, which differ modulo "

@@ -2,6 +2,7 @@
 
 python validation.py --restore-path logs/<run>          every checkpoint of a run
 python validation.py --restore-path logs/<run>/ckpt-500 one of them
+python validation.py --restore-path efficientnet-lite0 --predict PHOTO...   what photographs show
 python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
 """
 
@@ -14,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import checkpoints, entry, profile, quiet
+from harness import checkpoints, entry, predictions, profile, quiet
 from harness.checkpoints import Checkpoint
+from harness.options import OptionError
 from harness.run import Run, arguments
 from log import RunLog, new_run_folder
 
@@ -30,6 +32,8 @@ RANDOM_WEIGHTS = Checkpoint("random", -1)
 def main(argv: list[str]) -> int:
     """parse -> report -> build -> validate every checkpoint."""
     path = entry.restore_path(argv, "validation")
+    if not path and entry.value_of(argv, "predict", "validation"):
+        raise OptionError("--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0")
     folder = checkpoints.run_folder(Path(path)) if path else None
     found = checkpoints.select(Path(path)) if path else []
     recorded = entry.recorded_options(folder) if folder else {}
@@ -41,6 +45,8 @@ def main(argv: list[str]) -> int:
         return 0
     if run.options.device.compile_only:
         return _compile_only(run)
+    if run.options.checkpoint.predict:
+        return _predict(run, found)
     profile.refuse_bad_target(run.options.device, os.environ)
     log = _open_log(run)
     if not found:
@@ -63,6 +69,17 @@ def _compile_only(run: Run) -> int:
     log = RunLog(None)
     log.note(_what(run))
     report_compiled(build(run, log), log)
+    log.close()
+    return 0
+
+
+def _predict(run: Run, found: list[Checkpoint]) -> int:
+    """Says what the photographs of --predict show; writes nothing."""
+    quiet.import_tensorflow()
+    log = RunLog(None)
+    for note in run.notes:
+        log.note(note)
+    predictions.show(run, max(found, key=lambda checkpoint: checkpoint.iteration), log)
     log.close()
     return 0
 

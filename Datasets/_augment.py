@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from Datasets._spec import ReadRequest
 from emulator import draws
 
 _CHANNEL_MEAN = (123.68, 116.78, 103.94)
 _UNIT_MEAN = (0.485, 0.456, 0.406)
 _UNIT_DEVIATION = (0.229, 0.224, 0.225)
+_SYMMETRIC_MIDDLE, _SYMMETRIC_SCALE = 127.0, 128.0  # of EfficientNet-Lite
 _FRAME = 4  # zeros on every side before the random crop
 
 
@@ -103,9 +105,12 @@ def resize(image: tf.Tensor, height: int | tf.Tensor, width: int | tf.Tensor) ->
     return tf.raw_ops.ResizeBilinear(images=image, size=tf.stack([height, width]), half_pixel_centers=True)
 
 
-def normalise(image: tf.Tensor, unit: bool) -> tf.Tensor:
-    """Photographs 0 to 255: channel means subtracted, or (`unit`) to mean 0 and deviation 1 over ImageNet."""
+def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
+    """Photographs 0 to 255: channel means subtracted, or as the request has it, to mean 0 and deviation 1 over ImageNet
+    or to about -1 to 1."""
     image = tf.cast(image, tf.float32)
-    if unit:
+    if request.symmetric_normalise:
+        return (image - _SYMMETRIC_MIDDLE) * (1 / _SYMMETRIC_SCALE)
+    if request.unit_normalise:
         return (image / 255.0 - tf.constant(_UNIT_MEAN)) / tf.constant(_UNIT_DEVIATION)
     return image - tf.constant(_CHANNEL_MEAN)

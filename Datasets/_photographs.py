@@ -98,7 +98,7 @@ def _micro_batches(
             shaped["image"] = tf.cast(element["image"], tf.uint8)
         elif request.host_normalise:  # padding stays zero
             real = tf.cast(element["label"] >= 0, tf.float32)[:, None, None, None]
-            shaped["image"] = _augment.normalise(element["image"], request.unit_normalise) * real
+            shaped["image"] = _augment.normalise(element["image"], request) * real
         return shaped
 
     batches = single.batch(request.batch_size, drop_remainder=True)
@@ -151,14 +151,21 @@ def _distorted(parsed: Element, element: Element, request: ReadRequest) -> tf.Te
 
 
 def _central(parsed: Element, element: Element, request: ReadRequest) -> tf.Tensor:
-    """The whole picture resized so that its shorter side is 256/224 of the crop's, and the crop from its middle."""
     del element  # nothing is random here
-    encoded, side = parsed["image/encoded"], request.image_size
-    image = tf.cond(
+    return central(decoded(parsed["image/encoded"]), request.image_size)
+
+
+def decoded(encoded: tf.Tensor) -> tf.Tensor:
+    """A file's picture, uint8 [height, width, 3]."""
+    return tf.cond(
         tf.image.is_jpeg(encoded),
         lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
         lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
     )
+
+
+def central(image: tf.Tensor, side: int) -> tf.Tensor:
+    """The whole picture resized so that its shorter side is 256/224 of the crop's, and the crop from its middle."""
     shape = tf.shape(image)[:2]
     shorter = tf.reduce_min(shape)
     height, width = tf.unstack((shape * int(side * _CENTRAL) + shorter // 2) // shorter)  # rounded

@@ -40,6 +40,7 @@ class ReadRequest:
     `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
     `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
     `augment` False: evaluation preprocessing on the training stream.
+    `unit_normalise`, `symmetric_normalise`: which normalisation of photographs; neither subtracts the channel means alone.
     `host_normalise`: the plug-in normalises in its stream; otherwise `on_device` does.
     """
 
@@ -52,6 +53,7 @@ class ReadRequest:
     augment: bool = True
     host_normalise: bool = False
     unit_normalise: bool = False
+    symmetric_normalise: bool = False
     eight_bit: bool = False
     parallel_calls: int = 48
     cache: bool = True

@@ -77,7 +77,7 @@ class GeneratedSource:
             return _augment.from_bytes(image, moments, request.image_size)
         if self.spec.standardised or (request.host_normalise and not request.eight_bit):
             return image
-        return _augment.normalise(image, request.unit_normalise)
+        return _augment.normalise(image, request)
 
     def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
@@ -120,5 +120,5 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     elif spec.standardised:
         made["image"] = _augment.standardise(image)[0]
     else:
-        made["image"] = (_augment.normalise(image, request.unit_normalise) if request.host_normalise else image)[0]
+        made["image"] = (_augment.normalise(image, request) if request.host_normalise else image)[0]
     return made

@@ -72,7 +72,7 @@ class ImageNetSource:
         from Datasets import _augment
 
         done = request.host_normalise and not request.eight_bit
-        return image if done else _augment.normalise(image, request.unit_normalise)
+        return image if done else _augment.normalise(image, request)
 
 
 def _candidates(top: Path) -> Iterator[Path]:

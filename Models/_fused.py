@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from Models._layers import NormPolicy
 
-LINEAR, RELU, SWISH = "linear", "relu", "swish"
+LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
 Pass = Callable[..., Any]
 Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
@@ -43,13 +43,16 @@ def _passes(activation: str) -> tuple[Pass, Pass]:
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
         z = x * factor + shift
-        return {LINEAR: lambda: z, RELU: lambda: tf.maximum(z, 0.0), SWISH: lambda: z * tf.sigmoid(z)}[activation]()
+        if activation == SWISH:
+            return z * tf.sigmoid(z)
+        return {LINEAR: lambda: z, RELU: lambda: tf.nn.relu(z), RELU6: lambda: tf.nn.relu6(z)}[activation]()
 
     def slope(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
         z = x * factor + shift
         dz = dy
-        if activation == RELU:
-            dz = tf.where_v2(z > 0, dy, tf.zeros_like(dy))
+        if activation in (RELU, RELU6):
+            passes = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
+            dz = tf.where_v2(passes, dy, tf.zeros_like(dy))
         elif activation == SWISH:
             s = tf.sigmoid(z)
             dz = dy * s * (1 + z * (1 - s))

@@ -31,7 +31,7 @@ class Initial:
 class ProxyRule:
     """What decides the statistics of a proxy variable: the activation, and what is added to the variance."""
 
-    activation: str  # "relu" or "swish"
+    activation: str  # "relu", "relu6" or "swish"
     epsilon: float
 
 
@@ -147,6 +147,10 @@ class Layers(ABC):
 
     @abstractmethod
     def relu(self, x: Any) -> Any: ...
+
+    @abstractmethod
+    def relu6(self, x: Any) -> Any:
+        """relu cut off at 6."""
 
     @abstractmethod
     def swish(self, x: Any) -> Any:

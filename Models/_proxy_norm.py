@@ -28,7 +28,7 @@ DECAYED = (EXTRA_BETA, EXTRA_GAMMA)  # weight decay spares the others
 
 def activated(rule: ProxyRule, x: tf.Tensor) -> tf.Tensor:
     """The rule's activation."""
-    return {"relu": tf.nn.relu, "swish": tf.nn.silu}[rule.activation](x)
+    return {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.silu}[rule.activation](x)
 
 
 def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -135,6 +135,9 @@ class TensorLayers(Layers):
     def relu(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.relu(x)
 
+    def relu6(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu6(x)
+
     def swish(self, x: tf.Tensor) -> tf.Tensor:
         return _fused.swish(x)
 

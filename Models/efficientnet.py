@@ -1,5 +1,6 @@
 """EfficientNet B0-B7 and a size for CIFAR (Tan and Le, arXiv 1905.11946), with group convolutions of any width
-(Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640)."""
+(Masters et al., "Making EfficientNet More Efficient", arXiv 2106.03640). EfficientNet-Lite0, 1 and 2
+are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from Models._segments import Segment
 CONV = Initial(2.0, "fan_out")
 GROUP_CONV = Initial(2.0, "fan_in")
 CHANNEL_MULTIPLE = 8
+STEM_WIDTH = 32
 SE_RATIO = 0.25  # of the block's input channels
 
 
@@ -84,6 +86,10 @@ class Options:
     depth_divisor: int = opt(CHANNEL_MULTIPLE, "channels are rounded to multiples of this", check=at_least(1))
     top_width: int = opt(1280, "width of the last 1x1 convolution before scaling; 0 leaves it out", check=at_least(0))
     use_relu: bool = opt(False, "relu instead of swish")
+    use_relu6: bool = opt(False, "relu cut off at 6 instead of swish")
+    fix_stem_head: bool = opt(
+        False, "the coefficients spare the first convolution (32), the top width, and the repeats of first and last stage"
+    )
     expand_ratio: int = opt(6, "expansion of the blocks from the second stage on", check=at_least(1))
     group_dim: int = opt(1, "channels per group of the spatial convolutions; 1 is depthwise", check=at_least(1))
     width_coefficient: float | None = opt(None, "scaling of the widths (default by size)", check=between(0.01, 100))
@@ -95,6 +101,13 @@ class Options:
     def __post_init__(self) -> None:
         if self.proxy_norm and self.batch_norm:
             raise ValueError("--proxy-norm corrects norms that do not see the batch; leave out --batch-norm")
+        if self.use_relu and self.use_relu6:
+            raise ValueError("--use-relu and --use-relu6 exclude each other; give one of them")
+
+    @property
+    def activation(self) -> str:
+        """The name of the activation in the layer vocabulary."""
+        return "relu6" if self.use_relu6 else "relu" if self.use_relu else "swish"
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -151,7 +164,7 @@ class Parts:
     se: bool
 
     def activate(self, layers: Layers, x: Any) -> Any:
-        """Swish, or relu."""
+        """The activation of the whole network."""
         return getattr(layers, self.activation)(x)
 
     def norm_for(self, channels: int) -> NormPolicy:
@@ -172,16 +185,16 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
     width = options.width_coefficient or size.width
     parts = Parts(
         norm=_norm_policy(options, two_pass),
-        activation="relu" if options.use_relu else "swish",
+        activation=options.activation,
         group_dim=options.group_dim,
         se=options.se,
     )
     small = options.model_size == "CIFAR"
-    stem = partial(_stem, parts=parts, filters=_round_width(32, width, options), stride=1 if small else 2)
+    stem = partial(_stem, parts=parts, filters=_end_width(STEM_WIDTH, width, options), stride=1 if small else 2)
     found = [Segment("block0", stem)]
     for block in blocks(options):
         found += _block_segments(block, parts)
-    top_width = int(_round_width(options.top_width, width, options)) if options.top_width else 0
+    top_width = _end_width(options.top_width, width, options) if options.top_width else 0
     dropout = size.dropout if options.dropout_rate is None else options.dropout_rate
     top = partial(_top, parts=parts, filters=top_width, dropout=dropout, num_classes=num_classes)
     found.append(Segment("Top", top))
@@ -192,18 +205,19 @@ def blocks(options: Options) -> list[Block]:
     """Every block of the network; names block<stage><letter>."""
     size = SIZES[options.model_size]
     width = options.width_coefficient or size.width
-    depth = options.depth_coefficient or size.depth
-    repeats = [math.ceil(depth * stage.repeats) for stage in STAGES]
+    repeats = _repeats(options.depth_coefficient or size.depth, options)
+    stem_width = _end_width(STEM_WIDTH, width, options)
     found: list[Block] = []
     for number, (stage, count) in enumerate(zip(STAGES, repeats), start=1):
         channels_out = _round_width(stage.channels_out, width, options)
+        channels_in = _round_width(stage.channels_in, width, options) if found else stem_width
         stage_stride = 1 if options.model_size == "CIFAR" and number == 2 else stage.stride
         for unit in range(count):
             found.append(
                 Block(
                     name=f"block{number}{_letters(unit)}",
                     kernel=stage.kernel,
-                    channels_in=_round_width(stage.channels_in, width, options) if unit == 0 else channels_out,
+                    channels_in=channels_in if unit == 0 else channels_out,
                     channels_out=channels_out,
                     expand=1 if number == 1 else options.expand_ratio,
                     stride=stage_stride if unit == 0 else 1,
@@ -235,6 +249,17 @@ def _norm_policy(options: Options, two_pass: bool) -> NormPolicy:
 def _letters(unit: int) -> str:
     """a, b, ... z, aa, ab, ..."""
     return ("" if unit < 26 else _letters(unit // 26 - 1)) + chr(ord("a") + unit % 26)
+
+
+def _repeats(depth: float, options: Options) -> list[int]:
+    """The number of blocks of every stage."""
+    scaled = [math.ceil(depth * stage.repeats) for stage in STAGES]
+    return [STAGES[0].repeats, *scaled[1:-1], STAGES[-1].repeats] if options.fix_stem_head else scaled
+
+
+def _end_width(channels: int, coefficient: float, options: Options) -> int:
+    """The width of the first or the last convolution."""
+    return channels if options.fix_stem_head else _round_width(channels, coefficient, options)
 
 
 def _round_width(channels: int, coefficient: float, options: Options) -> int:

@@ -27,10 +27,12 @@ from Models._tensor_layers import TensorLayers
 
 @dataclass(frozen=True)
 class Score:
-    """What validation adds up: the names of the sums, and the sums of a micro-batch from (logits, labels)."""
+    """What validation adds up: the names of the sums, the sums of a micro-batch from (logits, labels), and the shape of
+    each of them."""
 
     names: tuple[str, ...]
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
+    shape: tuple[int, ...] = ()
 
 
 class InferenceProgram:
@@ -68,7 +70,7 @@ class InferenceProgram:
         if self._stream.iterator is not None:
             self.session.run(self._stream.iterator.initializer)
 
-    def step(self, first: int, end: int) -> dict[str, float]:
+    def step(self, first: int, end: int) -> dict[str, np.ndarray]:
         """Sums over micro-batches first..end-1, which must be the stream's next ones."""
         return self.session.run(self._step, dict(zip(self._range, (first, end))))
 
@@ -96,6 +98,6 @@ def _inference_step(
         sums = score.sums(logits, found["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 
-    start = [first, *(tf.zeros([], tf.float64) for _ in score.names)]
+    start = [first, *(tf.zeros(score.shape, tf.float64) for _ in score.names)]
     _, *totals = tf.while_loop(lambda i, *_: i < end, body, start, parallel_iterations=1, back_prop=False)
     return dict(zip(score.names, totals))

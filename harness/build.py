@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import ipu_utils
@@ -47,6 +49,30 @@ def validation_program(run: Run) -> InferenceProgram:
         stream=partial(_stream, run, run.request(run.validation_batch), training=False),
         names=names,
         sums=sums,
+        home=run.plan.homes[0],
+    )
+
+
+def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> InferenceProgram:
+    """A program whose step(k, k + 1) gives the probabilities of picture k; `pictures` [n, side, side, 3]."""
+    side = request.image_size
+
+    def single() -> Iterator[dict[str, np.ndarray]]:
+        for picture in pictures:
+            yield {"image": picture[None], "label": np.zeros(1, np.int32)}
+
+    def stream() -> ipu_utils.Stream:
+        kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
+        dataset = tf.data.Dataset.from_generator(single, output_signature=kinds)
+        return ipu_utils.stream_of(dataset, partial(run.source.on_device, request=request))
+
+    return ipu_utils.compile_inference(
+        run.segments,
+        run.trace,
+        stream=stream,
+        names=("probabilities",),
+        sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
+        shape=(run.trace.operations[-1].result.elements,),
         home=run.plan.homes[0],
     )
 

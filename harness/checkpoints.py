@@ -1,14 +1,17 @@
-"""Checkpoints of a run folder: saving, finding, reading, and the little state that is not a variable."""
+"""Checkpoints of a run folder: saving, finding, reading, and the little state that is not a variable; and weights
+in one .npz file, which are read like a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import archives
+from harness.archives import ArchiveError
 from log import write_atomically
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One saved state: the prefix of its files, and the updates done (-1: an average, or another name)."""
+    """One saved state: the prefix of its files (or one .npz), and the updates done (-1: an average, or another name)."""
 
     prefix: str
     iteration: int
@@ -77,7 +80,10 @@ def latest(folder: Path) -> Checkpoint:
 
 def select(path: Path) -> list[Checkpoint]:
     """What `--restore-path` means to validation: all checkpoints of a folder (numbered first, then averages in
-    its ckpt/ folder), or those whose prefix is given."""
+    its ckpt/ folder), or those whose prefix is given; or weights in a .npz file."""
+    file = archives.located(path)
+    if file:
+        return [Checkpoint(str(file), -1)]
     if path.is_dir():
         averages = [Checkpoint(str(index)[: -len(".index")], -1) for index in sorted(path.glob("ckpt/*.index"))]
         found = numbered(path) + averages
@@ -91,20 +97,29 @@ def select(path: Path) -> list[Checkpoint]:
         return [_at(prefix)]
     found = [_at(Path(str(index)[: -len(".index")])) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
     if not found:
-        raise CheckpointError(f"--restore-path {path}: no such folder, and no checkpoint {path}*.index")
+        raise CheckpointError(
+            f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
+            f"; weights that come with the project: {', '.join(archives.BUNDLED)}"
+        )
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
 def initial(path: Path) -> Checkpoint:
-    """What `--init-path` means: a checkpoint's prefix, or a run folder's newest checkpoint."""
-    if path.is_dir():
+    """What `--init-path` means: a checkpoint's prefix, a run folder's newest checkpoint, or weights in a .npz file."""
+    file = archives.located(path)
+    if file:
+        for read_part in (archives.options, archives.arrays):
+            _of_archive(read_part, file)  # refused before anything is written
+        found = [Checkpoint(str(file), -1)]
+    elif path.is_dir():
         found = numbered(path)
     else:
         prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
         found = [_at(prefix)] if prefix.with_name(prefix.name + ".index").exists() else []
     if not found:
         raise CheckpointError(
-            f"--init-path {path}: no checkpoint there; give a run folder, or a prefix as in logs/<run>/ckpt-500"
+            f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
+            f"or {' or '.join(archives.BUNDLED)}"
         )
     return found[-1]
 
@@ -133,7 +148,10 @@ def _existing(folder: Path) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """The run folder that a restore path speaks of: itself, or the one that holds the checkpoint."""
+    """Where the options of a restore path are recorded: the run folder, or the .npz file itself."""
+    file = archives.located(path)
+    if file:
+        return file
     if path.is_dir():
         return path
     return path.parent.parent if path.parent.name == "ckpt" else path.parent
@@ -157,6 +175,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """Every tensor of a checkpoint by name."""
+    file = archives.located(Path(checkpoint.prefix))
+    if file:
+        return _of_archive(archives.arrays, file)
     import tensorflow.compat.v1 as tf
 
     try:
@@ -187,13 +208,15 @@ def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint:
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:
-    """The options of the run in a folder, as they were asked for."""
+    """The options of the run in a folder (or of the weights in a file), as they were asked for."""
     found = recorded(folder)
     return {**found, **found.get("asked", {})}
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """What the arguments files of the run in a folder say, if there are any; a later restore wins."""
+    """What the arguments files of the run in a folder say, if there are any; a later restore wins. What a .npz file says."""
+    if archives.located(folder):
+        return _of_archive(archives.options, folder)
     found: dict[str, Any] = {}
     for name in ("arguments.json", "arguments_restore.json"):
         path = folder / name
@@ -202,6 +225,14 @@ def recorded(folder: Path) -> dict[str, Any]:
             if not isinstance(found.get("asked", {}), dict):
                 raise CheckpointError(f"{path} is damaged: 'asked' must be an object")
     return found
+
+
+def _of_archive(read: Callable[[Path], Any], file: Path) -> Any:
+    """The archive's own reader, with a checkpoint's error."""
+    try:
+        return read(file)
+    except ArchiveError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _reason(error: Exception) -> str:

@@ -55,8 +55,13 @@ def family(name: str) -> str:
 def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
     """Finds and counts the data; generated and synthetic data need no files."""
     if options.generated_data or options.synthetic_data:
-        spec = spec_without_data(options.dataset)
-        if family(options.dataset) == "imagenet":
-            spec = replace(spec, validation_images=GENERATED_VALIDATION)
-        return generated(spec)
+        return described(options)
     return openers()[options.dataset](options.data_dir, environ)
+
+
+def described(options: DatasetOptions) -> DataSource:
+    """Generated data that looks like the set asked for."""
+    spec = spec_without_data(options.dataset)
+    if family(options.dataset) == "imagenet":
+        spec = replace(spec, validation_images=GENERATED_VALIDATION)
+    return generated(spec)

@@ -14,7 +14,7 @@ from harness.options import SECTIONS, OptionError
 
 COMMAND_LINE = "command line"
 RECORDED = "the recorded run"
-COMMAND_LINE_ONLY = ("config", "config_path", "restore_path", "help")
+COMMAND_LINE_ONLY = ("config", "config_path", "restore_path", "predict", "help")
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 

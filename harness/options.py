@@ -47,7 +47,9 @@ class MainOptions:
     lr_schedule: str = opt("stepped", "the learning-rate curve: a module of LR_Schedules/")
     config: str | None = opt(None, "named block of the configuration file")
     config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
-    restore_path: str | None = opt(None, "run folder to resume (train, restore), run folder or checkpoint (validation)")
+    restore_path: str | None = opt(
+        None, "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)"
+    )
     explain: bool = opt(False, "print every value and where it came from, then stop")
     summary: bool = opt(False, "print every layer by stage: output, parameters, multiply-adds, activations; then stop")
     dry_run: bool = opt(False, "print the resolved run (batches, updates, learning rate, size), then stop")
@@ -67,6 +69,7 @@ class DatasetOptions:
     synthetic_data: bool = opt(False, "random data made on the device, no host input or output")
     dataset_cache: bool = opt(True, "keep raw records in host memory; --no-dataset-cache reads them each time")
     normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean")
+    symmetric_input: bool = opt(False, "ImageNet: (x - 127) / 128 instead, as EfficientNet-Lite was trained")
     hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device")
     train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation")
     standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
@@ -136,7 +139,9 @@ class TrainingOptions:
     lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", kind=LATER, check=at_least(0))
     lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio", kind=LATER)
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
-    init_path: str | None = opt(None, "checkpoint, or run folder, whose weights to begin with, at update 0")
+    init_path: str | None = opt(
+        None, "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0"
+    )
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=HINT)
     weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
     weight_avg_exp: tuple[float, ...] = opt(
@@ -163,6 +168,9 @@ class CheckpointOptions:
     repeat: int = opt(1, "validation.py: times to run each checkpoint", check=at_least(1), scripts=("validation",))
     inference: bool = opt(
         False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",)
+    )
+    predict: tuple[str, ...] = opt(
+        (), "validation.py: name what these photographs (JPEG, PNG) show, instead of validating", scripts=("validation",)
     )
     latency: bool = opt(False, "measure the latency of one validation batch at a time")
 
@@ -284,6 +292,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("abs_learning_rate", "base_learning_rate_exponent"),
     ("group_norm", "batch_norm"),
     ("generated_data", "synthetic_data"),
+    ("normalise_input", "symmetric_input"),
     ("epochs_per_ckpt", "ckpts_per_epoch"),
     ("log_freq", "logs_per_epoch"),
     ("global_batch_size", ACCUMULATION),

@@ -60,6 +60,7 @@ class Run:
             augment=not options.train_with_valid_preprocessing,
             host_normalise=options.hostside_norm,
             unit_normalise=options.normalise_input,
+            symmetric_normalise=options.symmetric_input,
             parallel_calls=options.pipeline_num_parallel,
             cache=options.dataset_cache,
         )
@@ -103,7 +104,7 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     """
     model = plugins.load("Models", options.main.model)
     family = data.family(options.dataset.dataset)
-    source = data.open_source(options.dataset, environ)
+    source = data.described(options.dataset) if options.checkpoint.predict else data.open_source(options.dataset, environ)
     image_size = options.dataset.image_size or model.image_size(options.model, family)
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)

@@ -43,7 +43,7 @@ SHARED = {
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
         "synthetic_data": (bool, False), "generated_data": (bool, False), "dataset_cache": (bool, True),
-        "normalise_input": (bool, False), "image_size": (int, None), "train_with_valid_preprocessing": (bool, False),
+        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_size": (int, None), "train_with_valid_preprocessing": (bool, False),
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
         "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
         "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
@@ -93,7 +93,7 @@ SHARED = {
     },
 }  # fmt: skip
 SOME_SCRIPTS = {
-    "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False)}},
+    "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ())}},
     "restore": {"logging": {"wandb_id": (str, None)}},
     "train": {},
 }
@@ -105,7 +105,8 @@ OF_MODEL = {
     "resnext": {**RESIDUAL, "convolution_groups": (int, 32), "group_dim": (int, 4), "widenet": (bool, False)},
     "efficientnet": {
         "model_size": (str, None), "dropout_rate": (float, None), "block_survival_prob": (float, 0.8), "se": (bool, True),
-        "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False), "expand_ratio": (int, 6),
+        "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False),
+        "use_relu6": (bool, False), "fix_stem_head": (bool, False), "expand_ratio": (int, 6),
         "group_dim": (int, 1), "BN_decay": (float, 0.97), "batch_norm": (bool, None), "group_norm": (bool, None),
         "groups": (int, 4), "contiguous_groups": (bool, False), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
         "depth_coefficient": (float, None), "proxy_norm": (bool, False), "proxy_epsilon": (float, 0.03),
@@ -209,6 +210,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
     "normalise_input": (BASE, "--normalise-input", {"request"}),
+    "symmetric_input": (BASE, "--symmetric-input", {"request"}),
     "hostside_norm": (BASE, "--hostside-norm", {"request"}),
     "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request"}),
     "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request"}),
@@ -274,6 +276,8 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "efficientnet/depth_divisor": (EFFICIENT, "--depth-divisor 16", {*NORM}),
     "efficientnet/top_width": (EFFICIENT, "--top-width 0", {*NORM}),
     "efficientnet/use_relu": (EFFICIENT, "--use-relu", {"layers"}),
+    "efficientnet/use_relu6": (EFFICIENT, "--use-relu6", {"layers"}),
+    "efficientnet/fix_stem_head": (EFFICIENT, "--fix-stem-head", {*NORM}),
     "efficientnet/expand_ratio": (EFFICIENT, "--expand-ratio 4", {*NORM}),
     "efficientnet/group_dim": (EFFICIENT, "--group-dim 16", {*NORM}),
     "efficientnet/width_coefficient": (EFFICIENT, "--width-coefficient 1", {*NORM}),
@@ -322,6 +326,7 @@ ELSEWHERE = {
     "validation": "test_train.py::test_checkpoint_and_validation_points",
     "repeat": "test_train.py::test_validation_of_one_checkpoint",
     "inference": "test_train.py::test_validation_of_one_checkpoint",
+    "predict": "test_lite.py::test_photographs_are_named_by_the_command",
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
     "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",
@@ -408,7 +413,7 @@ class Spy(CountingLayers):
         return value
 
 
-NOTED = {"conv", "norm", "relu", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "subsample", "dense",
+NOTED = {"conv", "norm", "relu", "relu6", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "subsample", "dense",
          "dropout", "drop_path", "concat"}  # fmt: skip
 
 

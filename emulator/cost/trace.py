@@ -157,6 +157,9 @@ class CountingLayers(Layers):
     def relu(self, x: Shape) -> Shape:
         return self._add("relu", x, x)
 
+    def relu6(self, x: Shape) -> Shape:
+        return self._add("relu6", x, x)
+
     def swish(self, x: Shape) -> Shape:
         return self._add("swish", x, x)
 

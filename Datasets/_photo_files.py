@@ -1,0 +1,62 @@
+"""Photographs in files of their own, prepared as a data set prepares its validation pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from Datasets import _augment, _photographs
+from Datasets._spec import DataError, DataSpec, ReadRequest
+
+LONGEST = 32  # times the shorter side; the whole picture is resized before it is cropped
+
+
+def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
+    """[n, side, side, 3] float32, as the validation stream delivers it to the device.
+
+    A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle.
+    """
+    with tf.Graph().as_default(), tf.Session() as session:
+        encoded, pixels = tf.placeholder(tf.string, []), tf.placeholder(tf.uint8, [None, None, 3])
+        image = _photographs.decoded(encoded)
+        if spec.standardised:
+            ready = _augment.sized(_augment.standardise(_square(pixels, spec.image_size)[None]), request.image_size)[0]
+        else:
+            ready = _photographs.central(pixels, request.image_size)
+        found = []
+        for path in paths:
+            content = _bytes(path)
+            try:
+                decoded = session.run(image, {encoded: content})
+            except tf.errors.InvalidArgumentError:
+                raise DataError(f"photograph {path} cannot be read: it is damaged, or neither JPEG nor PNG") from None
+            _check_shape(path, *decoded.shape[:2])
+            found.append(session.run(ready, {pixels: decoded}))
+    return np.stack(found)
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_shape(path: str, height: int, width: int) -> None:
+    if max(height, width) > LONGEST * min(height, width):
+        raise DataError(
+            f"photograph {path} is {width} x {height} pixels: no side may be longer than {LONGEST} times the other; crop it"
+        )
+
+
+def _square(image: tf.Tensor, side: int) -> tf.Tensor:
+    """The largest square in the middle, averaged down to whole numbers [side, side, 3]."""
+    height, width = tf.unstack(tf.shape(image)[:2])
+    edge = tf.minimum(height, width)
+    top, left = (height - edge) // 2, (width - edge) // 2
+    square = image[top : top + edge, left : left + edge]
+    resized = tf.image.resize_area(square[None], [side, side])[0]
+    return tf.round(tf.ensure_shape(resized, [side, side, 3]))

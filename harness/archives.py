@@ -1,0 +1,79 @@
+"""Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
+
+The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import plugins
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SUFFIX = ".npz"
+OPTIONS = "options"  # the entry with the JSON text
+FOLDER = plugins.ROOT / "Models" / "_weights"
+BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
+
+
+class ArchiveError(Exception):
+    """A file of weights that cannot be read. One line, the file named."""
+
+
+def located(path: Path) -> Path | None:
+    """The file of weights that a path speaks of: a .npz, or the short name of one that comes with the project."""
+    if path.suffix == SUFFIX:
+        return path
+    bundled = BUNDLED.get(str(path))
+    return bundled if bundled and not path.exists() else None
+
+
+def options(path: Path) -> dict[str, Any]:
+    """The options that were recorded with the weights; empty if there are none."""
+    entries = _read(path, lambda name: name == OPTIONS)
+    try:
+        found = json.loads(str(entries[OPTIONS])) if entries else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ArchiveError(f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object")
+    return found
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every array by the name of its variable, in the precision it is kept in."""
+    found = _read(path, lambda name: name != OPTIONS)
+    odd = [name for name, value in found.items() if value.dtype.kind not in "fiu"]
+    if odd:
+        raise ArchiveError(f"weights {path} are damaged: {odd[0]} holds no numbers")
+    return found
+
+
+def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
+    """The same values give the same bytes."""
+    import numpy as np
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
+
+
+def _read(path: Path, wanted: Any) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is no .npz archive")
+            return {name: archive[name] for name in archive.files if wanted(name)}
+    except FileNotFoundError:
+        remedy = "; tools/import_efficientnet_lite.py makes it" if path in BUNDLED.values() else ""
+        raise ArchiveError(f"weights {path}: no such file{remedy}") from None
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ArchiveError(f"weights {path} cannot be read: {reason}") from None
