@@ -1,0 +1,86 @@
+"""The device commands that the original's manual prints, with pictures and length turned down by flags only; and every
+model with every norm learns what it is shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from runs import rows, succeed, variables
+
+from harness import cli
+from harness.build import training_program
+from harness.run import prepare
+
+RN50 = "--dataset imagenet --model-size 50"
+B0 = "--dataset imagenet --model efficientnet --model-size B0 --shards 4 --optimiser momentum --precision 32.32"
+COMMANDS = {
+    "two-ipus": f"{RN50} --batch-size 2 --xla-recompute --no-validation --shards 2 --pipeline-depth 256 --pipeline-splits "
+    "b3/1/relu --available-memory-proportion 0.1",
+    "one-ipu": f"{RN50} --batch-size 1 --available-memory-proportion 0.1",
+    "eight-ipus": f"{RN50} --batch-size 2 --shards 2 --pipeline-depth 128 --pipeline-splits b3/0/relu --pipeline-schedule "
+    "Grouped --available-memory-proportion 0.4 --xla-recompute --replicas 4",
+    "b0": f"{B0} --batch-size 4 --pipeline-depth 128 --pipeline-splits block2b block4a block6a --xla-recompute "
+    "--pipeline-schedule Grouped",
+    "b0-groups": f"{B0} --batch-size 8 --pipeline-depth 64 --pipeline-splits block2a/SE block4a block5c --group-dim 16 "
+    "--expand-ratio 4 --groups 4",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_printed_commands_run(name, tmp_path):
+    smaller = "--generated-data --image-size 64 --iterations 2 --no-validation --seed 1"
+    succeed("train", *COMMANDS[name].split(), *smaller.split(), "--logs-path", tmp_path / "run")
+    assert [float(row["loss_batch"]) for row in rows(tmp_path / "run/training.csv")] != []
+    before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 2)
+    assert after["global_step"] == 2
+    moved = [key for key in before if key.endswith("kernel") and not np.array_equal(before[key], after[key])]
+    assert len(moved) == sum(key.endswith("kernel") for key in before)
+
+
+NETWORKS = {
+    "resnet": "--model resnet --model-size 8",
+    "resnet-bottleneck": "--model resnet --model-size 11",
+    "resnext": "--model resnext --model-size 11",
+    "efficientnet": "--model efficientnet --width-coefficient 0.5 --depth-coefficient 0.5 --dropout-rate 0 --block-survival-prob 1",
+    "squeezenet": "--model squeezenet --image-size 64",
+}
+NORMS = {"batch": "--batch-norm", "group": "--group-norm --groups 4", "layer": "--group-norm --groups 1",
+         "proxy": "--group-norm --groups 1 --proxy-norm"}  # fmt: skip
+LEARNERS = [
+    (network, norm, layout)
+    for network in NETWORKS
+    for norm in NORMS
+    if (norm != "proxy" or network == "efficientnet") and (network != "squeezenet" or norm == "batch")
+    for layout in ("", "--shards 2 --pipeline --pipeline-splits auto")
+]
+QUICK = ("resnet", "batch", "")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    """A CIFAR-10 of 32 pictures of noise with labels that have nothing to do with it."""
+    folder, draw = tmp_path_factory.mktemp("cifar"), np.random.default_rng(5)
+    for name, count in [*((f"data_batch_{i}.bin", 8 if i == 1 else 6) for i in range(1, 6)), ("test_batch.bin", 8)]:
+        records = np.concatenate([draw.integers(0, 10, [count, 1]), draw.integers(0, 256, [count, 3072])], 1)
+        (folder / name).write_bytes(records.astype(np.uint8).tobytes())
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("network", "norm", "layout"),
+    [pytest.param(*row, marks=[] if row == QUICK else [pytest.mark.slow]) for row in LEARNERS],
+)
+def test_every_network_memorises_32_pictures(network, norm, layout, pictures):
+    words = (
+        f"--dataset cifar-10 --data-dir {pictures} {NETWORKS[network]} {'' if network == 'squeezenet' else NORMS[norm]} "
+        f"--batch-size 8 --gradient-accumulation-count 4 --optimiser momentum --weight-decay 0 --seed 5 --label-smoothing 0 "
+        f"--train-with-valid-preprocessing {layout}"
+    )
+    built = training_program(prepare(cli.parse(words.split(), "train", environ={}).options, {}), 0)
+    rate, losses = (0.005 if network == "squeezenet" else 0.02), [np.inf]
+    while losses[-1] >= 0.1 and len(losses) < 600:
+        losses += built.step([rate] * 20).loss.tolist()
+    built.close()
+    assert losses[1] > 1.5
+    assert min(losses) < 0.1
