@@ -224,8 +224,8 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
         log.note(f"{classifier} begins anew: it has another number of classes there")
     recorded = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix)))
     for name in ("symmetric_input", "normalise_input"):
-        if recorded.get(name, False) != getattr(run.options.dataset, name):
-            flag = ("--" if recorded.get(name) else "--no-") + name.replace("_", "-")
+        if name in recorded and recorded[name] != getattr(run.options.dataset, name):
+            flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
             log.note(f"warning: those weights were trained on pictures that were normalised with {flag}")
     trained_at = recorded.get("image_size")
     if isinstance(trained_at, int) and trained_at % 32 != run.image_size % 32:

@@ -41,8 +41,8 @@ def options(path: Path) -> dict[str, Any]:
         found = json.loads(str(entries[OPTIONS])) if entries else {}
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict):
-        raise ArchiveError(f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object")
+    if not isinstance(found, dict) or not isinstance(found.get("asked", {}), dict):
+        raise ArchiveError(f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options")
     return found
 
 

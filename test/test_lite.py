@@ -184,6 +184,8 @@ def broken(tmp_path: Path, kind: str, kept) -> Path:
         np.savez(path, options=np.array("[1"), **kept)
     elif kind == "a list":
         np.savez(path, options=np.array("[1]"), **kept)
+    elif kind == "asked":
+        np.savez(path, options=np.array('{"asked": 3}'), **kept)
     elif kind == "words":
         np.savez(path, a=np.array(["b"]))
     elif kind == "flipped":
@@ -193,7 +195,7 @@ def broken(tmp_path: Path, kind: str, kept) -> Path:
     return path
 
 
-KINDS = ["cut", "text", "empty", "objects", "no json", "a list", "words", "flipped", "missing"]
+KINDS = ["cut", "text", "empty", "objects", "no json", "a list", "asked", "words", "flipped", "missing"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

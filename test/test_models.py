@@ -380,6 +380,7 @@ def test_readers_agree(name, family, size):
         ("efficientnet", "cifar", "CIFAR", 32, {}),
         ("efficientnet", "cifar", "CIFAR", 32, G16),
         ("efficientnet", "imagenet", "B0", 41, {"use_relu": True, "se": False, "top_width": 0}),
+        ("efficientnet", "imagenet", "B0", 41, {"use_relu6": True, "se": False, "fix_stem_head": True, **BN}),
     ],
 )
 def test_networks_run_and_every_weight_has_a_gradient(name, family, size, side, changes):

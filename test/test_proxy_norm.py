@@ -19,8 +19,12 @@ from Models._layers import NormPolicy, ProxyRule
 from Models._tensor_layers import TensorLayers
 
 CHANNELS = 6
-RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "swish") for epsilon in (0.03, 0.5)]
-ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x / (1 + np.exp(-x))}
+RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "relu6", "swish") for epsilon in (0.03, 0.5)]
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "swish": lambda x: x / (1 + np.exp(-x)),
+}
 NETWORK = (
     "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --groups 1 --proxy-norm "
     "--batch-size 4 --seed 3 --optimiser momentum"
