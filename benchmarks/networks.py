@@ -1,0 +1,48 @@
+"""Pairs of networks and ways to train them, EfficientNet-B0 at 224 px, images per second turn by turn.
+
+python benchmarks/networks.py [--rounds 7] [words of a row's name]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _paired
+
+BASE = "--model efficientnet --dataset imagenet --synthetic-data --optimiser momentum --fold 1 --batch-size 16"
+G16 = "--group-dim 16 --expand-ratio 4"
+PAIRS = (
+    ("groups of 16, expansion 4, against depthwise, group norm", "--group-norm", f"--group-norm {G16}"),
+    ("the same with batch norm", "--batch-norm", f"--batch-norm {G16}"),
+    ("group norm against batch norm", "--batch-norm", "--group-norm"),
+    ("layer norm and proxy norm against group norm, groups of 16", f"--group-norm {G16}",
+     f"--group-norm --groups 1 --proxy-norm {G16}"),
+    ("fine-tuning Top and block7 against all, groups of 16", f"--group-norm {G16}",
+     f"--group-norm {G16} --variable-filter Top block7"),
+)  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+    parser.add_argument("--rounds", type=int, default=7)
+    asked = parser.parse_args()
+    print(_paired.machine())
+    print(f"{'what':<60} {'times as fast':<22} {'img/s':>14} {'MB':>14}")
+    for name, one, other in PAIRS:
+        if not all(word in name for word in asked.words):
+            continue
+        first, second = _paired.pair(f"{BASE} {one}".split(), f"{BASE} {other}".split(), asked.rounds)
+        speeds = f"{statistics.median(first.speeds):.1f} -> {statistics.median(second.speeds):.1f}"
+        memory = f"{first.peak:.0f} -> {second.peak:.0f}"
+        print(f"{name:<60} {_paired.spread(_paired.ratios(first, second)):<22} {speeds:>14} {memory:>14}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
