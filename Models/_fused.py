@@ -67,11 +67,6 @@ def _input_gradient(dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, 
 
 
 @_compiled
-def _squared_distance(x: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-    return tf.square(x - mean)
-
-
-@_compiled
 def _swish(x: tf.Tensor) -> tf.Tensor:
     return x * tf.sigmoid(x)
 
@@ -105,7 +100,7 @@ def statistics(x: tf.Tensor, policy: NormPolicy) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
     mean = group_mean(_pixel_mean(x), policy)
     if policy.two_pass:
-        variance = group_mean(_pixel_mean(_squared_distance(x, mean)), policy)
+        variance = group_mean(_pixel_mean(tf.math.squared_difference(x, mean)), policy)
     else:
         variance = tf.maximum(group_mean(_pixel_mean(tf.square(x)), policy) - tf.square(mean), 0.0)
     return mean, tf.math.rsqrt(variance + policy.epsilon)

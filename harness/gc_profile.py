@@ -39,9 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     written = folder / f"{STEM}.json"
     if done.returncode == 0 and not (written.exists() and written.stat().st_mtime >= began - 1):
-        print(
-            f"gc-profile: note: the command trained nothing on emulated IPUs, so {folder} holds no profile", file=sys.stderr
-        )
+        print(f"gc-profile: note: the command wrote no profile into {folder}", file=sys.stderr)
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 

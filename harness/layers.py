@@ -112,7 +112,7 @@ def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
             raise OptionError(f"{where}: needs at least one value")
         return words
     if not words and spelling.takes in ("nothing", "optional"):
-        return spelling.option.meta["bare"] or True
+        return spelling.option.meta["bare"] or True if spelling.takes == "optional" else True
     if (
         spelling.takes == "nothing"
         and spelling.option.base is bool
