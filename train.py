@@ -155,7 +155,7 @@ def _head(run: Run, log: RunLog) -> None:
     for note in run.notes:
         log.note(note)
     log.note(run.summary())
-    names = " ".join(variable.name for variable in run.trace.variables if variable.trainable)
+    names = " ".join(v.name for v in run.trace.variables if v.trainable and run.trained(v.name))
     log.note("Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "))
     log.note(f"Total Parameters:{run.trace.parameters}")
 
