@@ -147,7 +147,7 @@ def grid() -> Iterator[Any]:
     for family, norms in (("resnet", (GROUP, BATCH, SPAN)), ("efficientnet", (GROUP, SPAN))):
         for norm, (k, row) in itertools.product(norms, enumerate(covering(AXES[family]))):
             # every pair meets where there is time; in every run the first rows, which have the most pairs between them
-            always = 1 if family == "efficientnet" else {GROUP: 10, SPAN: 10, BATCH: 3}[norm]
+            always = 1 if family == "efficientnet" else {GROUP: 7, SPAN: 7, BATCH: 2}[norm]
             marks = [pytest.mark.slow] if k >= always else []
             yield pytest.param(family, norm, row, id=f"{family}{norm}-{k}", marks=marks)
 
