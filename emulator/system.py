@@ -19,9 +19,13 @@ class Device:
     id: int
     ipus: range
 
+    @property
+    def named(self) -> str:
+        """Its IPUs by number."""
+        return f"IPU {self.ipus[0]}" if len(self.ipus) == 1 else f"IPUs {self.ipus[0]} to {self.ipus[-1]}"
+
     def __str__(self) -> str:
-        named = f"IPU {self.ipus[0]}" if len(self.ipus) == 1 else f"IPUs {self.ipus[0]} to {self.ipus[-1]}"
-        return f"device {self.id} ({named})"
+        return f"device {self.id} ({self.named})"
 
 
 def group_size(ipus: int) -> int:

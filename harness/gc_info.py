@@ -25,10 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     size = system.system_size(wanted)
     graphics = f" and {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else ""
     lines = [f"{size} emulated IPUs; the arithmetic runs on {machine.cores} CPU cores{graphics}"]
-    for device in system.devices(size):
-        first, last = device.ipus[0], device.ipus[-1]
-        which = f"IPU {first}" if first == last else f"IPUs {first} to {last}"
-        lines.append(f"-+- Id: [{device.id}], target: [emulated], {which}")
+    lines += [f"-+- Id: [{device.id}], target: [emulated], {device.named}" for device in system.devices(size)]
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:
