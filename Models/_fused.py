@@ -36,6 +36,18 @@ def _compiled(function: Pass) -> Pass:
     return call
 
 
+def _swish(x: tf.Tensor) -> tf.Tensor:
+    return x * tf.sigmoid(x)
+
+
+def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    s = tf.sigmoid(x)
+    return dy * s * (1 + x * (1 - s))
+
+
+_swish_pass, _swish_gradient_pass = _compiled(_swish), _compiled(_swish_gradient)
+
+
 @cache
 def _passes(activation: str) -> tuple[Pass, Pass]:
     """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift) -> y, and
@@ -43,9 +55,7 @@ def _passes(activation: str) -> tuple[Pass, Pass]:
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
         z = x * factor + shift
-        if activation == SWISH:
-            return z * tf.sigmoid(z)
-        return {LINEAR: lambda: z, RELU: lambda: tf.nn.relu(z), RELU6: lambda: tf.nn.relu6(z)}[activation]()
+        return {LINEAR: lambda x: x, RELU: tf.nn.relu, RELU6: tf.nn.relu6, SWISH: _swish}[activation](z)
 
     def slope(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
         z = x * factor + shift
@@ -54,8 +64,7 @@ def _passes(activation: str) -> tuple[Pass, Pass]:
             passes = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
             dz = tf.where_v2(passes, dy, tf.zeros_like(dy))
         elif activation == SWISH:
-            s = tf.sigmoid(z)
-            dz = dy * s * (1 + z * (1 - s))
+            dz = _swish_gradient(z, dy)
         return dz, dz * (x - mean)
 
     return _compiled(value), _compiled(slope)
@@ -66,21 +75,10 @@ def _input_gradient(dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, 
     return dz * a + (x - mean) * b + c
 
 
-@_compiled
-def _swish(x: tf.Tensor) -> tf.Tensor:
-    return x * tf.sigmoid(x)
-
-
-@_compiled
-def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    s = tf.sigmoid(x)
-    return dy * s * (1 + x * (1 - s))
-
-
 @tf.custom_gradient
 def swish(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
     """x * sigmoid(x); backward it needs x alone."""
-    return _swish(x), lambda dy: _swish_gradient(x, dy)
+    return _swish_pass(x), lambda dy: _swish_gradient_pass(x, dy)
 
 
 def group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
