@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -82,7 +82,7 @@ class TensorLayers(Layers):
         if groups == filters == self.channels(x) and groups > 1:
             depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
             y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
-        elif groups > 1 and not _native_group_gradients():
+        elif groups > 1 and not _native_group_gradients(x.dtype):
             pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
             y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
         else:
@@ -193,9 +193,27 @@ def _fused_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
 ) -> Any:
     """TensorFlow's fused batch norm; the raw operation, because the wrapper in tf.nn quietly raises small epsilons."""
+    if x.dtype == tf.float64:
+        return _composed_norm(x, gamma, beta, moving, epsilon, training)
     return tf.raw_ops.FusedBatchNormV3(
         x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
     )
+
+
+class _Normed(NamedTuple):
+    y: tf.Tensor
+    batch_mean: tf.Tensor
+    batch_variance: tf.Tensor  # unbiased
+
+
+def _composed_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
+) -> _Normed:
+    """The same from operations that have float64, which the fused one lacks."""
+    mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
+    y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
+    count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
+    return _Normed(y, mean, variance * count / (count - 1))
 
 
 def _mean(values: list[tf.Tensor]) -> tf.Tensor:
@@ -206,6 +224,6 @@ def _mean(values: list[tf.Tensor]) -> tf.Tensor:
     return total / len(values) if len(values) > 1 else total
 
 
-def _native_group_gradients() -> bool:
-    """Whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN."""
-    return os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"
+def _native_group_gradients(dtype: tf.DType) -> bool:
+    """Whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, and only in FP32."""
+    return dtype == tf.float32 and os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

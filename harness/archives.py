@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SUFFIX = ".npz"
+FOREIGN = (".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".whl")  # what tools/import_weights.py reads besides
 OPTIONS = "options"  # the entry with the JSON text
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
@@ -72,7 +73,7 @@ def _read(path: Path, wanted: Any) -> dict[str, np.ndarray]:
                 raise ValueError("it is no .npz archive")
             return {name: archive[name] for name in archive.files if wanted(name)}
     except FileNotFoundError:
-        remedy = "; tools/import_efficientnet_lite.py makes it" if path in BUNDLED.values() else ""
+        remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
         raise ArchiveError(f"weights {path}: no such file{remedy}") from None
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

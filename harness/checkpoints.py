@@ -97,6 +97,7 @@ def select(path: Path) -> list[Checkpoint]:
         return [_at(prefix)]
     found = [_at(Path(str(index)[: -len(".index")])) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
     if not found:
+        _refuse_foreign("--restore-path", path)
         raise CheckpointError(
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
             f"; weights that come with the project: {', '.join(archives.BUNDLED)}"
@@ -117,11 +118,20 @@ def initial(path: Path) -> Checkpoint:
         prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
         found = [_at(prefix)] if prefix.with_name(prefix.name + ".index").exists() else []
     if not found:
+        _refuse_foreign("--init-path", path)
         raise CheckpointError(
             f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
             f"or {' or '.join(archives.BUNDLED)}"
         )
     return found[-1]
+
+
+def _refuse_foreign(option: str, path: Path) -> None:
+    """Other projects' files are named as such."""
+    if path.suffix in archives.FOREIGN:
+        raise CheckpointError(
+            f"{option} {path}: weights of another project have to be imported first: python tools/import_weights.py {path}"
+        )
 
 
 def begin(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], classifier: str, checkpoint: Checkpoint) -> list[str]:

@@ -218,7 +218,7 @@ def test_a_missing_bundled_file_says_what_makes_it(monkeypatch, tmp_path, drawn)
     result = run("validation", "--restore-path", "efficientnet-lite0", "--predict", drawn)
     assert result.code == 2
     assert result.err == (f"validation.py: error: weights {tmp_path / 'gone.npz'}: no such file; "
-                          "tools/import_efficientnet_lite.py makes it\n")  # fmt: skip
+                          "tools/import_weights.py makes it\n")  # fmt: skip
 
 
 def test_weights_of_another_network_do_not_fit(drawn):
@@ -373,47 +373,3 @@ def test_an_archive_error_is_a_checkpoint_error(tmp_path):
 
     with pytest.raises(CheckpointError, match="no such file"):
         read(Checkpoint(str(tmp_path / "x.npz"), -1))
-
-
-# --- the import ---
-
-
-@pytest.fixture(scope="module")
-def tool():
-    path = Path(__file__).parent.parent / "tools" / "import_efficientnet_lite.py"
-    spec = importlib.util.spec_from_file_location("import_efficientnet_lite", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_import_renames_and_transposes_everything(tool, kept):
-    options = efficientnet.Options(model_size="B0", **tool.NETWORK)
-    theirs: dict[str, np.ndarray] = {}
-    back = {ours: name for name, ours in tool.STATISTICS.items()}
-    for owner, scope in tool._scopes(options).items():
-        for name in [name for name in kept if name.startswith(scope + "/")]:
-            value, what = kept[name].astype(np.float32), name.rsplit("/", 1)[1]
-            if value.ndim == 4:
-                theirs[f"{owner}.weight"] = value.transpose(3, 2, 0, 1)
-            elif scope.endswith("dense"):
-                theirs[f"{owner}.{'weight' if what == 'kernel' else 'bias'}"] = value.T
-            else:
-                theirs[f"{owner}.{back[what]}"] = value
-                theirs[f"{owner}.num_batches_tracked"] = np.array(0)
-    made = tool.converted(theirs, options)
-    tool.check(made, options)
-    assert made.keys() == kept.keys()
-    assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
-
-
-def test_the_import_refuses_what_is_not_the_network(tool, kept):
-    options = efficientnet.Options(model_size="B0", **tool.NETWORK)
-    name = "all/Top/logits/dense/bias"
-    for values, message in (
-        ({k: v for k, v in kept.items() if k != name}, rf"{name}: None instead of \(1000,\)"),
-        ({**kept, name: kept[name][:10]}, rf"{name}: \(10,\) instead of \(1000,\)"),
-        ({**kept, name: kept[name] + np.inf}, f"{name} has numbers that FP16 cannot hold"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            tool.check(values, options)

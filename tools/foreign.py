@@ -1,0 +1,259 @@
+"""How other projects name and lay out the weights of the networks that are also here, and how they are called here.
+
+Four ways are known: Keras' EfficientNet; the ResNets of torchvision and timm; timm's EfficientNet; and the PyTorch
+EfficientNet whose layers begin with an underscore, which EfficientNet-Lite was published for. Only names and arrays are
+dealt with, no file and no framework.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from emulator.cost.trace import trace
+from harness import plugins
+
+NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+BATCH_NORM = {"batch_norm": True, "group_norm": False}
+LITE = {"se": False, "use_relu6": True, "fix_stem_head": True}
+ODD_SIDE = 225  # PyTorch pads ResNets alike on both sides, TensorFlow's SAME does where a stride of two meets odd sides
+RESNET_EPSILON = 1e-5
+# a layer of a Keras block -> our scope; the depthwise norm is called block1a_bn
+KERAS_PARTS = {"expand": "a", "dw": "b", "": "b", "project": "c", "se_reduce": "SE/1", "se_expand": "SE/2"}
+UNDERSCORED_PARTS = {
+    "_expand_conv": "a", "_bn0": "a", "_depthwise_conv": "b", "_bn1": "b", "_project_conv": "c", "_bn2": "c",
+    "_se_reduce": "SE/1", "_se_expand": "SE/2",
+}  # fmt: skip
+TIMM_PARTS = {
+    "conv_pw": "a", "bn1": "a", "conv_dw": "b", "bn2": "b", "conv_pwl": "c", "bn3": "c",
+    "se.conv_reduce": "SE/1", "se.conv_expand": "SE/2",
+}  # fmt: skip
+TIMM_FIRST_PARTS = {**TIMM_PARTS, "conv_dw": "b", "bn1": "b", "conv_pw": "c", "bn2": "c"}  # blocks without expansion
+
+
+class ForeignError(Exception):
+    """Weights that are of no network here. One line."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One project's way. `ours` gives our name, None for what is no weight; LookupError: there is no such layer."""
+
+    title: str
+    model: str
+    mark: str  # a variable that gives it away, cleaned
+    classifier: str
+    ours: Callable[[str, Any], str | None]
+    torch: bool  # kernels are [out, in, height, width]
+
+    def value(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Their array in our layout: kernels [height, width, in, out], depthwise [height, width, 1, channels]."""
+        if self.torch:
+            return {4: lambda: array.transpose(2, 3, 1, 0), 2: lambda: array.T}.get(array.ndim, lambda: array)()
+        return array.transpose(0, 1, 3, 2) if "dwconv" in name else array
+
+    def value_back(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Our array in their layout."""
+        if self.torch:
+            return {4: lambda: array.transpose(3, 2, 0, 1), 2: lambda: array.T}.get(array.ndim, lambda: array)()
+        return self.value(name, array)  # an exchange of two axes is its own inverse
+
+
+def clean(name: str) -> str:
+    """Without what wrappers and file formats add: module.fc.weight, stem_conv/stem_conv/kernel:0."""
+    name = name.removesuffix(":0")
+    if "/" in name:
+        layer, kind = name.split("/")[-2:]
+        return f"{layer}/{kind.replace('depthwise_kernel', 'kernel')}"
+    return re.sub(r"^(module|model|state_dict)\.", "", name)
+
+
+def keras_efficientnet(name: str, options: Any) -> str | None:
+    """block2a_expand_conv/kernel is all/block2a/a/conv/conv2d/kernel."""
+    layer, _, kind = name.partition("/")
+    if layer.startswith("normalization"):
+        return None  # of the pictures
+    if layer == "predictions":
+        return f"all/Top/logits/dense/{kind}"
+    first, _, rest = layer.partition("_")
+    place = {"stem": "block0", "top": "Top"}.get(first)
+    if place is None:
+        what = rest.removesuffix("conv").removesuffix("bn").removesuffix("_")
+        place = f"{first}/{KERAS_PARTS[what]}"
+    return f"all/{place}/batch_norm/{kind}" if rest.endswith("bn") else f"all/{place}/conv/conv2d/{kind}"
+
+
+def torch_resnet(name: str, options: Any) -> str | None:
+    """layer2.0.conv1.weight is all/b2/0/1/conv/conv2d/kernel, layer2.0.downsample.1.bias all/b2/0/p/batch_norm/beta."""
+    *place, module, kind = name.split(".")
+    if kind == "num_batches_tracked":
+        return None
+    if module == "fc":
+        return f"all/fc1/dense/{'kernel' if kind == 'weight' else 'bias'}"
+    if place and place[-1] == "downsample":
+        scope, is_norm = f"b{place[0][-1]}/{place[1]}/p", module == "1"
+    elif place:
+        scope, is_norm = f"b{place[0][-1]}/{place[1]}/{module[-1]}", module.startswith("bn")
+    else:
+        scope, is_norm = "b0", module.startswith("bn")
+    return f"all/{scope}/batch_norm/{NORM[kind]}" if is_norm else f"all/{scope}/conv/conv2d/kernel"
+
+
+def underscored_efficientnet(name: str, options: Any) -> str | None:
+    """_blocks.3._bn0.weight is all/block3a/a/batch_norm/gamma in B0: the blocks are counted through."""
+    owner, _, kind = name.rpartition(".")
+    ends = {"_conv_stem": "block0", "_bn0": "block0", "_conv_head": "Top", "_bn1": "Top"}
+    if owner == "_fc":
+        return _dense(kind)
+    if owner in ends:
+        return _torch_variable(f"all/{ends[owner]}", owner, kind)
+    _, index, part = owner.split(".")
+    block = _efficientnet().blocks(options)[int(index)]
+    return _torch_variable(f"all/{block.name}/{UNDERSCORED_PARTS[part]}", part, kind)
+
+
+def timm_efficientnet(name: str, options: Any) -> str | None:
+    """blocks.1.0.bn1.weight is all/block2a/a/batch_norm/gamma; blocks.0.0.bn1.weight all/block1a/b/..., as nothing
+    expands there."""
+    owner, _, kind = name.rpartition(".")
+    ends = {"conv_stem": "block0", "bn1": "block0", "conv_head": "Top", "bn2": "Top"}
+    if owner == "classifier":
+        return _dense(kind)
+    if owner in ends:
+        return _torch_variable(f"all/{ends[owner]}", owner, kind)
+    _, stage, unit, part = owner.split(".", 3)
+    stages = [[b for b in _efficientnet().blocks(options) if b.name.startswith(f"block{k}")] for k in range(1, 8)]
+    block = stages[int(stage)][int(unit)]
+    scope = (TIMM_FIRST_PARTS if block.expand == 1 else TIMM_PARTS)[part]
+    return _torch_variable(f"all/{block.name}/{scope}", part, kind)
+
+
+LAYOUTS = (
+    Layout("EfficientNet of Keras", "efficientnet", "stem_conv/kernel", "predictions/bias", keras_efficientnet, False),
+    Layout("a ResNet of torchvision or timm", "resnet", "layer1.0.conv1.weight", "fc.bias", torch_resnet, True),
+    Layout("EfficientNet of timm", "efficientnet", "conv_stem.weight", "classifier.bias", timm_efficientnet, True),
+    Layout("EfficientNet in PyTorch", "efficientnet", "_conv_stem.weight", "_fc.bias", underscored_efficientnet, True),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Weights of a network that is here."""
+
+    layout: Layout
+    options: dict[str, Any]  # what train.py has to be told
+    values: dict[str, np.ndarray]  # by our names
+    without: tuple[str, ...]  # of the classifier, if the file lacks it
+    added: tuple[str, ...]  # an identity, where only our network has a convolution
+
+
+def identify(arrays: Mapping[str, np.ndarray]) -> Found:
+    """The network that these arrays, by their project's names, are the weights of; ForeignError if there is none."""
+    theirs = {clean(name): array for name, array in arrays.items()}
+    layouts = [layout for layout in LAYOUTS if layout.mark in theirs]
+    if not layouts:
+        raise ForeignError(
+            f"no known network names its variables like '{min(arrays, default='')}'; known are "
+            + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
+        )
+    layout = layouts[0]
+    classes = len(theirs[layout.classifier]) if layout.classifier in theirs else 1000
+    attempts = [_attempt(layout, asked, theirs, classes) for asked in _candidates(layout, theirs)]
+    for attempt in attempts:
+        if isinstance(attempt, Found):
+            return attempt
+    differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
+    raise ForeignError(
+        f"this is {layout.title} by its names, but of no size that is here; {name} comes nearest, where {what}"
+        + (f" (and {differing - 1} more differ)" if differing > 1 else "")
+    )
+
+
+def _attempt(
+    layout: Layout, asked: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
+) -> Found | tuple[int, str, str]:
+    """What was found if it is this network; else how many variables differ, the network and the first of them."""
+    module = plugins.load("Models", asked["model"])
+    options = module.Options(**{key: value for key, value in asked.items() if key not in ("model", "image_size")})
+    segments = module.build(options, "imagenet", classes, False)
+    wanted = {v.name: v.shape for v in trace(segments, module.image_size(options, "imagenet")).variables}
+    values, problems = {}, []
+    for name, array in theirs.items():
+        try:
+            ours = layout.ours(name, options)
+        except (LookupError, ValueError):
+            problems.append(f"there is no {name}")
+            continue
+        if ours is not None:
+            values[ours] = layout.value(name, array)
+    added = identities(wanted, values) if asked["model"] == "resnet" else {}
+    values |= added
+    head = layout.ours(layout.classifier, options).rsplit("/", 1)[0]
+    without = tuple(name for name in wanted if name.startswith(head) and name not in values)
+    found = {name: value.shape for name, value in values.items()}
+    for name in wanted:
+        if name not in found and name not in without:
+            problems.append(f"{name} is missing")
+        elif name in found and found[name] != tuple(wanted[name]):
+            problems.append(f"{name} has shape {list(found[name])} instead of {list(wanted[name])}")
+    problems += [f"{name} is one too many" for name in found if name not in wanted]
+    if problems:
+        return len(problems), f"{asked['model']} {asked['model_size']}", problems[0]
+    return Found(layout, asked, values, without, tuple(added))
+
+
+def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The networks that it may be."""
+    model, asked = layout.model, dict(BATCH_NORM)
+    if model == "efficientnet":
+        asked |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
+    else:
+        asked["image_size"] = ODD_SIDE
+        out, into = theirs.get("layer1.0.conv2.weight", theirs[layout.mark]).shape[:2]
+        if "layer1.0.conv3.weight" in theirs and out != into:
+            model, asked = "resnext", {**asked, "convolution_groups": out // into, "group_dim": into}
+    module = plugins.load("Models", model)
+    sizes = [size for size in module.sizes("imagenet") if size != "CIFAR"]
+    return [{"model": model, "model_size": size, **asked} for size in sizes]
+
+
+def identities(wanted: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our basic networks have a projection where the first stage begins, the others' hand on what comes in: a unit matrix
+    and a norm that changes nothing, with the moving statistics."""
+    scope = "all/b1/0/p"
+    missing = [name for name in wanted if name.startswith(scope) and name not in values]
+    if len(missing) != 5 or "all/b1/0/3/conv/conv2d/kernel" in wanted:
+        return {}
+    kernel = wanted[f"{scope}/conv/conv2d/kernel"]
+    width = kernel[-1]
+    return {
+        f"{scope}/conv/conv2d/kernel": np.eye(width, dtype=np.float32).reshape(kernel),
+        f"{scope}/batch_norm/gamma": np.ones(width, np.float32),
+        f"{scope}/batch_norm/beta": np.zeros(width, np.float32),
+        f"{scope}/batch_norm/moving_mean": np.zeros(width, np.float32),
+        f"{scope}/batch_norm/moving_variance": np.full(width, 1 - RESNET_EPSILON, np.float32),
+    }
+
+
+def _torch_variable(scope: str, module: str, kind: str) -> str | None:
+    if kind == "num_batches_tracked":
+        return None
+    if "bn" in module:
+        return f"{scope}/batch_norm/{NORM[kind]}"
+    return f"{scope}/conv/conv2d/{'kernel' if kind == 'weight' else 'bias'}"
+
+
+def _dense(kind: str) -> str:
+    return f"all/Top/logits/dense/{'kernel' if kind == 'weight' else 'bias'}"
+
+
+def _efficientnet() -> Any:
+    return plugins.load("Models", "efficientnet")
