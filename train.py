@@ -314,7 +314,7 @@ class _Session:
         """One update, recorded."""
         found = self.program.profile(self.run.rate(update), self.profile.operations, self._progress(update))
         title = f"{self.run.name}, update {update + 1}"
-        for line in profile.write(self.profile, self.run.plan, title, found.cells, found.operations):
+        for line in profile.write(self.profile, self.run.plan, title, found.cells, found.operations, found.most_alive):
             self.log.note(line)
         return found.metrics
 

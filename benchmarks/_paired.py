@@ -24,6 +24,7 @@ class Measured:
     speeds: tuple[float, ...]  # samples per second of each round
     peak: float  # MB of memory, at most
     built: float  # seconds until the program was ready
+    alive: float = 0.0  # MB of tensors at once, at most, in one weight update; 0: not asked
 
 
 class Worker:
@@ -49,12 +50,20 @@ class Worker:
         self._ask("round")
         return self._answer()["speed"]
 
-    def end(self) -> float:
-        """Its peak memory in MB; the process is gone then."""
-        self._ask("end")
-        peak = self._answer()["peak"]
+    def alive(self) -> float:
+        """MB of tensors that are alive at once, at most, in one weight update."""
+        self._ask("alive")
+        return self._answer()["alive"]
+
+    def peak(self) -> float:
+        """The process' peak memory in MB so far."""
+        self._ask("peak")
+        return self._answer()["peak"]
+
+    def end(self) -> None:
+        """The process is gone then."""
+        self._process.stdin.close()
         self._process.wait()
-        return peak
 
     def _ask(self, what: str) -> None:
         self._process.stdin.write(what + "\n")
@@ -76,7 +85,9 @@ def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measure
     for i in range(rounds):
         for which in (0, 1) if i % 2 == 0 else (1, 0):
             speeds[which].append(workers[which].round())
-    first, second = (Measured(tuple(s), w.end(), w.built) for s, w in zip(speeds, workers))
+    first, second = (Measured(tuple(s), w.peak(), w.built) for s, w in zip(speeds, workers))
+    for worker in workers:
+        worker.end()
     return first, second
 
 
@@ -84,7 +95,10 @@ def alone(words: Sequence[str], rounds: int = 2) -> Measured:
     """One way by itself: what its memory shows."""
     worker = Worker(words)
     speeds = tuple(worker.round() for _ in range(rounds))
-    return Measured(speeds, worker.end(), worker.built)
+    peak = worker.peak()  # before the recording, which takes memory too
+    alive = worker.alive()
+    worker.end()
+    return Measured(speeds, peak, worker.built, alive)
 
 
 def ratios(one: Measured, other: Measured) -> list[float]:

@@ -19,16 +19,18 @@ def main(updates: int, words: list[str]) -> None:
     from harness.build import training_program
 
     started = time.perf_counter()
-    program = training_program(run, 0)
+    program = training_program(run, 0, recording=True)
     program.compile()
     _say(built=time.perf_counter() - started)
     for line in sys.stdin:
-        if line.strip() == "end":
+        if line.strip() == "peak":
             _say(peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-            return
-        started = time.perf_counter()
-        program.step([1e-4] * updates)
-        _say(speed=updates * run.plan.global_batch / (time.perf_counter() - started))
+        elif line.strip() == "alive":
+            _say(alive=program.profile(1e-4, operations=True).most_alive / 1e6)
+        else:
+            started = time.perf_counter()
+            program.step([1e-4] * updates)
+            _say(speed=updates * run.plan.global_batch / (time.perf_counter() - started))
 
 
 def _say(**values: float) -> None:

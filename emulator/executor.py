@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,11 +120,22 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Profile:
-    """One recorded weight update: its metrics, its cells, and its operations as events of a Chrome trace."""
+    """One recorded weight update: its metrics and its cells; if asked for, its operations as events of a Chrome trace
+    and the bytes of tensors that were alive at once, at most (the weights not counted)."""
 
     metrics: Metrics
     cells: tuple[Ran, ...]
-    operations: tuple[Mapping[str, Any], ...]
+    operations: tuple[Mapping[str, Any], ...] = ()
+    most_alive: int | None = None
+
+
+def most_alive(trace: tf.RunMetadata) -> int:
+    """The bytes of tensors that were alive at once, at most, in a traced session call. What operations hold while they run,
+    and what the allocator keeps for later, is not in it."""
+    nodes = [node for device in trace.step_stats.dev_stats for node in device.node_stats]
+    records = [record for node in nodes for used in node.memory for record in used.allocation_records]
+    changes = sorted((record.alloc_micros, record.alloc_bytes) for record in records)
+    return max(accumulate((size for _, size in changes), initial=0))
 
 
 def operation_events(trace: tf.RunMetadata) -> tuple[Mapping[str, Any], ...]:
@@ -263,7 +275,7 @@ class TrainingProgram:
         metrics = self._run([rate], report, recording=True, trace=trace)
         rows = zip(*self.session.run(self._order.recorded))
         cells = tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
-        return Profile(metrics, cells, operation_events(trace) if trace else ())
+        return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _run(
         self,

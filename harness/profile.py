@@ -67,9 +67,15 @@ def refuse_bad_target(options: DeviceOptions, environ: Mapping[str, str]) -> Non
 
 
 def write(
-    request: Request, plan: ExecutionPlan, title: str, cells: Sequence[Ran], operations: Sequence[Mapping[str, Any]]
+    request: Request,
+    plan: ExecutionPlan,
+    title: str,
+    cells: Sequence[Ran],
+    operations: Sequence[Mapping[str, Any]] = (),
+    most_alive: int | None = None,
 ) -> list[str]:
-    """Writes both files; lines about them for the log. `operations`: events of a Chrome trace, in microseconds."""
+    """Writes both files; lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
+    `most_alive`: bytes of tensors that were alive at once, at most."""
     trace, drawing = (request.target.with_name(request.target.name + ending) for ending in (".json", ".svg"))
     try:
         request.target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +91,8 @@ def write(
         f"{record.busy_at_once(cells)} of {stages} at work at once): {drawing}",
         f"Its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
     ]
+    if most_alive is not None:
+        lines.append(f"At most {most_alive / 1e6:.1f} MB of tensors were alive at once, besides the weights")
     if request.kind == TILE:
         lines.append("TILE_PROFILE: tiles are not emulated; it holds what IPU_PROFILE does")
     return lines
