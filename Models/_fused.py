@@ -27,7 +27,7 @@ Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 def _compiled(function: Pass) -> Pass:
     """The function, compiled by XLA for each combination of shapes that it is called with. The call itself goes through
     the concrete function: the other way leaves the context of a loop that it is made in."""
-    traced = tf.function(function, jit_compile=True)
+    traced = tf.function(function, jit_compile=True, autograph=False)
 
     @wraps(function)
     def call(*tensors: tf.Tensor) -> Any:
@@ -147,32 +147,39 @@ def proxy_norm(x: tf.Tensor, proxy: Rows, policy: NormPolicy, activation: str, *
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_passes(activation)
-        y = value(x, factor, shift, proxy_mean, scale)
+        value, slope = _proxy_passes(activation, scaled)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, *slope(x, factor, shift, mean, dy, scale), policy)
-            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
+            dz, product, *corrected = slope(x, factor, shift, mean, dy, proxy_mean, scale)
+            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, policy)
+            of_scale = _channel_sum(corrected[0]) if scaled else tf.zeros_like(inverse)
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
-        return y, gradient
+        return value(x, factor, shift, proxy_mean, scale), gradient
 
     return apply(x, *proxy)
 
 
 @cache
-def _proxy_passes(activation: str) -> tuple[Pass, Pass]:
-    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale) -> y, and
-    (x, factor, shift, mean, dy, scale) -> dz and dz * (x - mean)."""
+def _proxy_passes(activation: str, scaled: bool) -> tuple[Pass, Pass]:
+    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale) -> y, and (x, factor, shift, mean,
+    dy, proxy mean, scale) -> dz and dz * (x - mean); if scaled also dy * (y / scale), whose sum is the scale's gradient."""
     plain_value, plain_slope = (function.__wrapped__ for function in _passes(activation))
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         return (plain_value(x, factor, shift) - proxy_mean) * scale
 
     def slope(
-        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, scale: tf.Tensor
+        x: tf.Tensor,
+        factor: tf.Tensor,
+        shift: tf.Tensor,
+        mean: tf.Tensor,
+        dy: tf.Tensor,
+        proxy_mean: tf.Tensor,
+        scale: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        return plain_slope(x, factor, shift, mean, dy * scale)
+        found = plain_slope(x, factor, shift, mean, dy * scale)
+        return (*found, dy * (plain_value(x, factor, shift) - proxy_mean)) if scaled else found
 
     return _compiled(value), _compiled(slope)
 
