@@ -147,39 +147,32 @@ def proxy_norm(x: tf.Tensor, proxy: Rows, policy: NormPolicy, activation: str, *
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_passes(activation, scaled)
+        value, slope = _proxy_passes(activation)
+        y = value(x, factor, shift, proxy_mean, scale)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dz, product, *corrected = slope(x, factor, shift, mean, dy, proxy_mean, scale)
-            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, policy)
-            of_scale = _channel_sum(corrected[0]) if scaled else tf.zeros_like(inverse)
+            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, *slope(x, factor, shift, mean, dy, scale), policy)
+            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
-        return value(x, factor, shift, proxy_mean, scale), gradient
+        return y, gradient
 
     return apply(x, *proxy)
 
 
 @cache
-def _proxy_passes(activation: str, scaled: bool) -> tuple[Pass, Pass]:
-    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale) -> y, and (x, factor, shift, mean,
-    dy, proxy mean, scale) -> dz and dz * (x - mean); if scaled also dy * (y / scale), whose sum is the scale's gradient."""
+def _proxy_passes(activation: str) -> tuple[Pass, Pass]:
+    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale) -> y, and
+    (x, factor, shift, mean, dy, scale) -> dz and dz * (x - mean)."""
     plain_value, plain_slope = (function.__wrapped__ for function in _passes(activation))
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         return (plain_value(x, factor, shift) - proxy_mean) * scale
 
     def slope(
-        x: tf.Tensor,
-        factor: tf.Tensor,
-        shift: tf.Tensor,
-        mean: tf.Tensor,
-        dy: tf.Tensor,
-        proxy_mean: tf.Tensor,
-        scale: tf.Tensor,
+        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        found = plain_slope(x, factor, shift, mean, dy * scale)
-        return (*found, dy * (plain_value(x, factor, shift) - proxy_mean)) if scaled else found
+        return plain_slope(x, factor, shift, mean, dy * scale)
 
     return _compiled(value), _compiled(slope)
 
