@@ -13,6 +13,7 @@ from emulator.cost.trace import Trace
 from emulator.executor import Metrics, Stream, Training, TrainingProgram
 from emulator.inference import InferenceProgram, Score
 from emulator.plan import ExecutionPlan
+from emulator.precision import SINGLE, Precision
 from Models._segments import Segment
 
 __all__ = (
@@ -79,10 +80,11 @@ def compile_inference(
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
     shape: tuple[int, ...] = (),
     home: str = "/cpu:0",
+    precision: Precision = SINGLE,
 ) -> InferenceProgram:
     """A program whose `step(first, end)` adds up `sums(logits, labels)`, each of `shape`, over micro-batches, on the device
     `home`."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home)
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home, precision)
 
 
 def stream_of(dataset: tf.data.Dataset, prepare: Callable[[tf.Tensor], tf.Tensor]) -> Stream:

@@ -11,29 +11,22 @@ Proxy norm gives (y - mean of the proxy) * inverse deviation of the proxy, the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, wraps
-from typing import Any
+from collections.abc import Mapping
+from functools import cache
 
 import tensorflow.compat.v1 as tf
 
+from Models._half import Pass, Rounding, compiled
 from Models._layers import NormPolicy
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
-Pass = Callable[..., Any]
 Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+Noise = tuple[tf.Tensor, ...]
 
 
-def _compiled(function: Pass) -> Pass:
-    """The function, compiled by XLA for each combination of shapes that it is called with. The call itself goes through
-    the concrete function: the other way leaves the context of a loop that it is made in."""
-    traced = tf.function(function, jit_compile=True, autograph=False)
-
-    @wraps(function)
-    def call(*tensors: tf.Tensor) -> Any:
-        return traced.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))(*tensors)
-
-    return call
+def _exact(x: tf.Tensor, noise: Noise = (), salt: int = 0) -> tf.Tensor:
+    """In place of a rounding: none."""
+    return x
 
 
 def _swish(x: tf.Tensor) -> tf.Tensor:
@@ -45,40 +38,93 @@ def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     return dy * s * (1 + x * (1 - s))
 
 
-_swish_pass, _swish_gradient_pass = _compiled(_swish), _compiled(_swish_gradient)
+_ACTIVATIONS: Mapping[str, Pass] = {LINEAR: lambda z: z, RELU: tf.nn.relu, RELU6: tf.nn.relu6, SWISH: _swish}
 
 
 @cache
-def _passes(activation: str) -> tuple[Pass, Pass]:
-    """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift) -> y, and
-    (x, factor, shift, mean, dy) -> dz and dz * (x - mean)."""
+def _swish_passes(rounding: Rounding | None) -> tuple[Pass, Pass]:
+    rounded = rounding or _exact
+    return (
+        compiled(lambda x, *noise: rounded(_swish(x), noise, 0)),
+        compiled(lambda x, dy, *noise: rounded(_swish_gradient(x, rounded(dy, noise, 1)), noise, 2)),
+    )
 
-    def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        z = x * factor + shift
-        return {LINEAR: lambda x: x, RELU: tf.nn.relu, RELU6: tf.nn.relu6, SWISH: _swish}[activation](z)
 
-    def slope(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        z = x * factor + shift
-        dz = dy
-        if activation in (RELU, RELU6):
-            passes = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
-            dz = tf.where_v2(passes, dy, tf.zeros_like(dy))
-        elif activation == SWISH:
-            dz = _swish_gradient(z, dy)
+@cache
+def _passes(activation: str, rounding: Rounding | None) -> tuple[Pass, Pass]:
+    """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
+    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
+    rounded = rounding or _exact
+
+    def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
+        return _activated(activation, rounded(x * factor + shift, noise, 0), rounded, noise)
+
+    def slope(
+        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        z = rounded(x * factor + shift, noise, 0)
+        dz = rounded(_activation_gradient(activation, z, rounded(dy, noise, 2)), noise, 3)
         return dz, dz * (x - mean)
 
-    return _compiled(value), _compiled(slope)
+    return compiled(value), compiled(slope)
 
 
-@_compiled
-def _input_gradient(dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
-    return dz * a + (x - mean) * b + c
+def _activation_gradient(activation: str, z: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    if activation in (RELU, RELU6):
+        passes = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
+        return tf.where_v2(passes, dy, tf.zeros_like(dy))
+    return _swish_gradient(z, dy) if activation == SWISH else dy
 
 
-@tf.custom_gradient
-def swish(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+@cache
+def _input_gradient(rounding: Rounding | None) -> Pass:
+    rounded = rounding or _exact
+
+    def gradient(
+        dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, *noise: tf.Tensor
+    ) -> tf.Tensor:
+        return rounded(dz * a + (x - mean) * b + c, noise, 4)
+
+    return compiled(gradient)
+
+
+def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> tf.Tensor:
     """x * sigmoid(x); backward it needs x alone."""
-    return _swish_pass(x), lambda dy: _swish_gradient_pass(x, dy)
+    value, slope = _swish_passes(rounding)
+
+    @tf.custom_gradient
+    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+        return value(x, *noise), lambda dy: slope(x, dy, *noise)
+
+    return apply(x)
+
+
+def halved_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
+    """A result on FP16's grid and the activation of it, both of them and their gradients halves; x [batch, ...]."""
+    value, slope = _halved_passes(activation, rounding)
+
+    @tf.custom_gradient
+    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+        return value(x, *noise), lambda dy: slope(x, dy, *noise)
+
+    return apply(x)
+
+
+@cache
+def _halved_passes(activation: str, rounding: Rounding) -> tuple[Pass, Pass]:
+    def value(x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
+        return _activated(activation, rounding(x, noise, 0), rounding, noise)
+
+    def slope(x: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
+        z = rounding(x, noise, 0)
+        return rounding(_activation_gradient(activation, z, rounding(dy, noise, 2)), noise, 3)
+
+    return compiled(value), compiled(slope)
+
+
+def _activated(activation: str, z: tf.Tensor, rounded: Pass, noise: Noise) -> tf.Tensor:
+    """The activation of a half; all but swish give halves anyway."""
+    return rounded(_swish(z), noise, 1) if activation == SWISH else _ACTIVATIONS[activation](z)
 
 
 def group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
@@ -105,12 +151,18 @@ def statistics(x: tf.Tensor, policy: NormPolicy) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def group_norm(
-    x: tf.Tensor, gamma: tf.Tensor | None, beta: tf.Tensor | None, policy: NormPolicy, activation: str = LINEAR
+    x: tf.Tensor,
+    gamma: tf.Tensor | None,
+    beta: tf.Tensor | None,
+    policy: NormPolicy,
+    activation: str = LINEAR,
+    rounding: Rounding | None = None,
+    noise: Noise = (),
 ) -> tf.Tensor:
     """Group normalisation (Wu and He, arXiv 1803.08494) and an activation; x [batch, height, width, channels].
 
     The IPU's strided groups, group(c) = c mod groups, or neighbouring channels where the policy says so. Without gamma the
-    scale is 1, without beta the offset 0.
+    scale is 1, without beta the offset 0. With a rounding the norm, the activation and their gradients are halves.
     """
     channels = x.shape[-1]
     if channels % policy.groups:
@@ -122,18 +174,28 @@ def group_norm(
         mean, r = statistics(x, policy)
         factor = r * gamma
         shift = beta - mean * factor
-        value, slope = _passes(activation)
+        value, slope = _passes(activation, rounding)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dz, product = slope(x, factor, shift, mean, dy)
-            return _gradients(x, gamma, mean, r, dz, product, policy)
+            dz, product = slope(x, factor, shift, mean, dy, *noise)
+            dx, sums, products = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
+            return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
 
-        return value(x, factor, shift), gradient
+        return value(x, factor, shift, *noise), gradient
 
     return apply(x, ones if gamma is None else gamma, zeros if beta is None else beta)
 
 
-def proxy_norm(x: tf.Tensor, proxy: Rows, policy: NormPolicy, activation: str, *, scaled: bool) -> tf.Tensor:
+def proxy_norm(
+    x: tf.Tensor,
+    proxy: Rows,
+    policy: NormPolicy,
+    activation: str,
+    *,
+    scaled: bool,
+    rounding: Rounding | None = None,
+    noise: Noise = (),
+) -> tf.Tensor:
     """Group norm, then activation(gamma * xhat + beta) less the proxy's mean, times its inverse deviation if `scaled`.
 
     `proxy`: beta, gamma, mean, inverse deviation, [channels] each.
@@ -147,11 +209,13 @@ def proxy_norm(x: tf.Tensor, proxy: Rows, policy: NormPolicy, activation: str, *
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_passes(activation)
-        y = value(x, factor, shift, proxy_mean, scale)
+        value, slope = _proxy_passes(activation, rounding)
+        y = value(x, factor, shift, proxy_mean, scale, *noise)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, *slope(x, factor, shift, mean, dy, scale), policy)
+            dz, product = slope(x, factor, shift, mean, dy, scale, *noise)
+            dx, sums, products = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
+            dgamma, dbeta = tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
             of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
@@ -161,20 +225,31 @@ def proxy_norm(x: tf.Tensor, proxy: Rows, policy: NormPolicy, activation: str, *
 
 
 @cache
-def _proxy_passes(activation: str) -> tuple[Pass, Pass]:
-    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale) -> y, and
-    (x, factor, shift, mean, dy, scale) -> dz and dz * (x - mean)."""
-    plain_value, plain_slope = (function.__wrapped__ for function in _passes(activation))
+def _proxy_passes(activation: str, rounding: Rounding | None) -> tuple[Pass, Pass]:
+    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
+    (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
+    rounded = rounding or _exact
+    act = _ACTIVATIONS[activation]
 
-    def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        return (plain_value(x, factor, shift) - proxy_mean) * scale
+    def value(
+        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor, *noise: tf.Tensor
+    ) -> tf.Tensor:
+        return rounded((act(rounded(x * factor + shift, noise, 0)) - proxy_mean) * scale, noise, 1)
 
     def slope(
-        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, scale: tf.Tensor
+        x: tf.Tensor,
+        factor: tf.Tensor,
+        shift: tf.Tensor,
+        mean: tf.Tensor,
+        dy: tf.Tensor,
+        scale: tf.Tensor,
+        *noise: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        return plain_slope(x, factor, shift, mean, dy * scale)
+        z = rounded(x * factor + shift, noise, 0)
+        dz = rounded(_activation_gradient(activation, z, rounded(dy, noise, 2) * scale), noise, 3)
+        return dz, dz * (x - mean)
 
-    return _compiled(value), _compiled(slope)
+    return compiled(value), compiled(slope)
 
 
 def _channel_sum(x: tf.Tensor) -> tf.Tensor:
@@ -184,16 +259,17 @@ def _channel_sum(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gradients(
-    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: NormPolicy
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """dx, dgamma, dbeta from dz and dz * (x - mean)."""
+    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: NormPolicy,
+    rounding: Rounding | None, noise: Noise,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
+    """dx, and the sums over pixels of dz and of dz * (x - mean)."""
     pixels = x.shape[1] * x.shape[2]
     sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
     a = gamma * r
     of_mean = group_mean(gamma * sums, policy) / pixels
     of_deviation = group_mean(a * products, policy) / pixels
-    dx = _input_gradient(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean)
-    return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
+    dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
+    return dx, sums, products
 
 
 def _pixel_mean(x: tf.Tensor) -> tf.Tensor:

@@ -47,6 +47,12 @@ def refreshed(rule: ProxyRule, value: tf.Tensor) -> tf.Tensor:
     return tf.stack([value[BETA], value[GAMMA], mean, inverse, value[EXTRA_BETA], value[EXTRA_GAMMA]])
 
 
+def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """`other` with the statistics of `value`."""
+    own = _mask((MEAN, INVERSE_DEVIATION), value.dtype)
+    return tf.where_v2(own > 0, value, other)
+
+
 def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """The gradient with respect to the four trained rows, of which the statistics are functions; nought for these."""
     (through,) = tf.gradients(statistics(rule, value), [value], [gradient[MEAN], gradient[INVERSE_DEVIATION]])

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from emulator import draws
-from Models import _fused, _proxy_norm
+from Models import _fused, _half, _proxy_norm
+from Models._half import Rounding
 from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
 
 
@@ -49,10 +50,12 @@ class TensorLayers(Layers):
         seed: int = 0,
         positions: tf.Tensor | None = None,
         norm_parts: int = 1,
+        rounding: Rounding | None = None,
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
-        the batch whose batch-norm statistics are kept apart."""
+        the batch whose batch-norm statistics are kept apart. `rounding`: every result and the gradient that arrives at it
+        are halves; without it they are what the weights are."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
         self._weights = weights
@@ -60,6 +63,33 @@ class TensorLayers(Layers):
         self._seed = seed
         self._positions = positions
         self._norm_parts = norm_parts
+        self._rounding = rounding
+        self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
+        self._for_norm: dict[str, tf.Tensor] = {}  # a result's name -> its form for group norm
+
+    def _result(self, x: tf.Tensor) -> tf.Tensor:
+        """What a layer puts out, in the precision that it computes in."""
+        return x if self._rounding is None else _half.half(x, self._rounding, self._noise(x.shape.rank))
+
+    def _result_for_norm(self, x: tf.Tensor) -> tf.Tensor:
+        """The same, and a form of it for a group norm, which hands back halves, so that they need not be rounded again."""
+        if self._rounding is None:
+            return x
+        noise = self._noise(x.shape.rank)
+        y = _half.half(x, self._rounding, noise)
+        self._for_norm[y.name] = _half.half_forward(x, self._rounding, noise)
+        return y
+
+    def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
+        """What the next result's random rounding is a function of, [batch, 1, ...]; nothing if it is not random."""
+        if self._rounding is None or not self._rounding.stochastic or self._positions is None:
+            return ()
+        self._rounded += 1
+        key = draws.key(self._seed, f"rounding/{self._segment}/{self._rounded}")
+        return (draws.bits(key, tf.reshape(self._positions, [-1] + [1] * (rank - 1))),)
+
+    def begin_segment(self, name: str) -> None:
+        self._segment, self._rounded = name, 0
 
     def channels(self, x: tf.Tensor) -> int:
         return x.shape[-1]
@@ -87,7 +117,8 @@ class TensorLayers(Layers):
             y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
-        return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
+        y = self._result_for_norm(y)
+        return self._result(tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")])) if bias else y
 
     def norm(
         self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
@@ -98,9 +129,10 @@ class TensorLayers(Layers):
             with self.scope("GroupNorm"):
                 gamma = self._weights[self.path("gamma")] if scale else None
                 beta = self._weights[self.path("beta")] if centre else None
-            return _fused.group_norm(x, gamma, beta, policy)
+            x = self._for_norm.get(x.name, x)
+            return _fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise())
         with self.scope("batch_norm"):
-            return self._batch_norm(x, policy)
+            return self._result(self._batch_norm(x, policy))
 
     def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
         gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
@@ -118,18 +150,24 @@ class TensorLayers(Layers):
         return tf.concat([result.y for result in results], 0) if len(results) > 1 else results[0].y
 
     def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
+        if policy.kind == "batch" and self._rounding is not None:
+            with self.scope("batch_norm"):
+                y = self._batch_norm(x, policy)
+            return _fused.halved_activation(y, activation, self._rounding, self._noise())
         if policy.kind != "group":
             return super().norm_activation(x, policy, activation)
+        x = self._for_norm.get(x.name, x)
         with self.scope("GroupNorm"):
             gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
-        return _fused.group_norm(x, gamma, beta, policy, activation)
+        return _fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise())
 
     def proxy_norm_activation(
         self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         proxy = self._weights[self.path("act", "proxy")]
         rows = tuple(proxy[row, 0, 0] for row in _proxy_norm.ROWS[:4])
-        y = _fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled)
+        x = self._for_norm.get(x.name, x)
+        y = _fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise())
         return y, proxy[_proxy_norm.INVERSE_DEVIATION][None]
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
@@ -139,16 +177,16 @@ class TensorLayers(Layers):
         return tf.nn.relu6(x)
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return _fused.swish(x)
+        return _fused.swish(x, self._rounding, self._noise())
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.sigmoid(x)
+        return self._result(tf.sigmoid(x))
 
     def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return x + y
+        return self._result(x + y)
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        return x * factor
+        return self._result(x * factor)
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return tf.concat([x, y], -1)
@@ -157,7 +195,7 @@ class TensorLayers(Layers):
         return tf.nn.max_pool2d(x, kernel, stride, padding)
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
+        return self._result(tf.reduce_mean(x, axis=[1, 2], keepdims=True))
 
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
@@ -165,7 +203,7 @@ class TensorLayers(Layers):
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
-        return tf.nn.bias_add(tf.matmul(self.flatten(x), kernel), bias)
+        return self._result(tf.nn.bias_add(self._result(tf.matmul(self.flatten(x), kernel)), bias))
 
     def flatten(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [-1, math.prod(x.shape[1:])])
@@ -186,7 +224,7 @@ class TensorLayers(Layers):
 
     def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
         drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
-        return x * (tf.cast(drawn < probability, x.dtype) / probability)
+        return self._result(x * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
 def _fused_norm(

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -20,14 +21,17 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client.timeline import Timeline
 
+from emulator import draws
 from emulator.cells import KINDS, Cells, Order, Tokens
 from emulator.cost.trace import Trace
 from emulator.plan import ExecutionPlan, PlanError
+from emulator.precision import ALL, OFF, SINGLE, Precision
 from emulator.record import Ran
 from emulator.schedules import Action
 from emulator.stages import ACCURACY, LOSS, Network, call, chunks
-from Models import _proxy_norm
-from Models._layers import ProxyRule, Variable
+from Models import _half, _proxy_norm
+from Models._half import Rounding
+from Models._layers import Variable
 from Models._segments import Segment
 from Models._tensor_layers import initial_value
 
@@ -35,6 +39,7 @@ Features = Mapping[str, tf.Tensor]
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
 STEP = "global_step"
+FP32_COPY = "fp32"  # the slot
 RUN, STOP_AT_UPDATE, STOP_AT_CALL = 0, 1, 2  # of the stop flag
 OUTFEED_DEPTH = 100_000
 
@@ -44,9 +49,9 @@ class UpdateRule(Protocol):
 
     slots: Mapping[str, float]
 
-    def apply(
-        self, variable: tf.Variable, slots: Mapping[str, tf.Variable], gradient: tf.Tensor, rate: tf.Tensor
-    ) -> tf.Operation: ...
+    def step(
+        self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]: ...
 
 
 class Scale(Protocol):
@@ -89,7 +94,7 @@ class Training:
     decayed: Callable[[str], bool]
     trained: Callable[[str], bool] = lambda name: True
     recording: bool = False  # of the cells' times
-    dtype: tf.DType = tf.float32  # of weights and arithmetic
+    dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -180,7 +185,11 @@ def new_graph() -> tf.Graph:
 
 
 class Weights:
-    """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done."""
+    """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
+
+    With half master weights, what gradients move and its slots are FP16 variables; moving statistics and the proxies are
+    FP32 always.
+    """
 
     def __init__(
         self,
@@ -189,20 +198,22 @@ class Weights:
         slots: Mapping[str, float],
         trained: Callable[[str], bool] = lambda name: True,
         dtype: tf.DType = tf.float32,
+        precision: Precision = SINGLE,
     ) -> None:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
-        for variable in variables:
-            self.model[variable.name] = _variable(
-                variable.name, lambda v=variable: initial_value(v, seed, dtype), variable.trainable
-            )
-            if variable.trainable and trained(variable.name):
-                self.slots[variable.name] = {
-                    slot: _variable(
-                        f"{variable.name}/{slot}", lambda v=variable, x=value: tf.cast(tf.fill(v.shape, x), dtype), False
-                    )
-                    for slot, value in slots.items()
-                }
+        self._precision, self._seed, self._dtype = precision, seed, dtype
+        self._variables = {variable.name: variable for variable in variables}
+        for name, variable in self._variables.items():
+            halved = precision.half_master and variable.trainable and not variable.proxy
+            own, copied = tf.half if halved else dtype, halved and precision.fp32_copy
+            self.model[name] = _variable(name, lambda v=variable, k=own: initial_value(v, seed, k), variable.trainable)
+            if variable.trainable and trained(name):
+                kind = dtype if copied else own
+                kept = {slot: lambda v=variable, x=x, k=kind: tf.cast(tf.fill(v.shape, x), k) for slot, x in slots.items()}
+                if copied:
+                    kept[FP32_COPY] = lambda v=variable: tf.cast(initial_value(v, seed, tf.half), dtype)
+                self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in kept.items()}
         self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
 
     @property
@@ -212,8 +223,41 @@ class Weights:
         return {**self.model, **slots, STEP: self.step}
 
     def read(self) -> dict[str, tf.Tensor]:
-        """The model's weights as they are now."""
-        return {name: variable.read_value() for name, variable in self.model.items()}
+        """The model's weights as the layers use them."""
+        return {name: self._used(self._variables[name], variable.read_value()) for name, variable in self.model.items()}
+
+    def _used(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
+        value = tf.cast(value, self._dtype)
+        if not self._precision.half or not variable.trainable or (self._precision.half_master and not variable.proxy):
+            return value
+        halved = _half.on_grid(value, Rounding(saturate=self._precision.saturate))
+        return _proxy_norm.with_statistics_of(value, halved) if variable.proxy else halved
+
+    def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """What an update moves: the master weights and the slots."""
+        slots = {slot: tf.cast(v.read_value(), self._dtype) for slot, v in self.slots[name].items()}
+        return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
+
+    def put(self, name: str, value: tf.Tensor, slots: Mapping[str, tf.Tensor], step: tf.Tensor) -> list[tf.Operation]:
+        """The operations that store an update's results, as finely as they are kept; `step`: updates done before."""
+        variable, kept = self._variables[name], self.slots[name]
+        if variable.proxy:
+            value = _proxy_norm.refreshed(variable.proxy, self._rounded(f"{name}/value", value, step))
+        found = [kept[FP32_COPY].assign(value, read_value=False)] if FP32_COPY in kept else []
+        targets = {"value": (self.model[name], value), **{slot: (kept[slot], new) for slot, new in slots.items()}}
+        for what, (target, new) in targets.items():
+            if target.dtype.base_dtype == tf.half and FP32_COPY not in kept:
+                new = self._rounded(f"{name}/{what}", new, step)
+            found.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
+        return found
+
+    def _rounded(self, what: str, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """A half, where masters are; stochastic unless that is off."""
+        if not self._precision.half_master:
+            return value
+        stochastic = self._precision.stochastic != OFF
+        noise = (draws.bits(draws.key(self._seed, f"update/{what}"), step),) if stochastic else ()
+        return _half.on_grid(value, Rounding(stochastic, self._precision.saturate), noise)
 
 
 def assign(session: tf.Session, variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
@@ -237,8 +281,9 @@ class TrainingProgram:
             training = build()
             refuse_missing_devices(training.plan.homes)
             self.weights = Weights(
-                training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype
-            )
+                training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype,
+                training.plan.precision,
+            )  # fmt: skip
             self._order = Order(training.plan, training.recording)
             self._rates = tf.placeholder(tf.float32, [None], "learning_rates")
             outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32, tf.float32], [[], []], name="outfeed")
@@ -332,12 +377,6 @@ class TrainingProgram:
         self.session.close()
 
 
-def _refresh(variable: tf.Variable, rule: ProxyRule, moved: tf.Operation) -> tf.Operation:
-    """After an update, a proxy variable's statistics anew."""
-    with tf.control_dependencies([moved]):
-        return variable.assign(_proxy_norm.refreshed(rule, variable.read_value()), read_value=False)
-
-
 @dataclass(frozen=True)
 class _HostStep:
     """The graph of one host step."""
@@ -373,7 +412,7 @@ class _HostStep:
         calls, means = self._means(values, step)
 
         def move() -> tf.Tensor:
-            with tf.control_dependencies(self._moves(values, means, rate)):
+            with tf.control_dependencies(self._moves(values, means, rate, step)):
                 counted = self.weights.step.assign_add(1, read_value=False)
             metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
@@ -381,10 +420,12 @@ class _HostStep:
 
         return tf.cond(tf.equal(calls, self.training.plan.calls), move, lambda: tf.constant(False))
 
-    def _moves(self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor) -> list[tf.Operation]:
+    def _moves(
+        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+    ) -> list[tf.Operation]:
         """The operations that move every variable and slot."""
         training, weights = self.training, self.weights
-        rate = training.scale.rate(rate)
+        rate, decay = training.scale.rate(rate), training.weight_decay * training.scale.scale
         moves = []
         for variable in training.moved:
             name, mean = variable.name, means[variable.name]
@@ -392,15 +433,14 @@ class _HostStep:
                 difference = (values[name] - mean) * (1 - variable.decay)
                 moves.append(weights.model[name].assign_sub(difference, read_value=False))
                 continue
-            decay = training.weight_decay * training.scale.scale
+            master, slots = weights.state(name)
             if variable.proxy:
-                mean = _proxy_norm.chained(variable.proxy, values[name], mean)
-                mean += _proxy_norm.decayed_rows(values[name]) * decay
+                mean = _proxy_norm.chained(variable.proxy, master, mean)
+                mean += _proxy_norm.decayed_rows(master) * decay
             elif decay and training.decayed(name):
-                mean += values[name] * decay
-            gradient = training.scale.gradient(mean)
-            move = training.optimiser.apply(weights.model[name], weights.slots[name], gradient, rate)
-            moves.append(_refresh(weights.model[name], variable.proxy, move) if variable.proxy else move)
+                mean += master * decay
+            moved = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
+            moves += weights.put(name, *moved, step)
         return moves
 
     def _means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -419,7 +459,7 @@ class _HostStep:
         def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
             with tf.control_dependencies([m]):
                 features = dict(training.stream.features(step, m))
-                features["image"] = tf.cast(features["image"], training.dtype)
+                features["image"] = self._image(features["image"])
             # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
             with tf.control_dependencies([features["label"]]):
                 following = m + 1
@@ -427,12 +467,13 @@ class _HostStep:
             return following, call(network, values, features, cells), cells.tokens
 
         if plan.calls == 1:
-            return tf.constant(1), run(tf.constant(0), tuple(() for _ in plan.stages))[1]
+            found = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
+            return tf.constant(1), {name: self._gradient(name, value, step) for name, value in found.items()}
         shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.moved}}
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             following, found, moved = run(m, tokens)
-            return following, moved, tuple(total + tf.cast(found[n], total.dtype) for n, total in zip(shapes, sums))
+            return following, moved, tuple(self._added(n, total, found[n], step, m) for n, total in zip(shapes, sums))
 
         def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
@@ -440,4 +481,39 @@ class _HostStep:
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
         calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.in_flight, back_prop=False)
-        return calls, {name: total / plan.calls for name, total in zip(shapes, totals)}
+        return calls, {n: t if self._accumulates_halves(n) else t / plan.calls for n, t in zip(shapes, totals)}
+
+    def _image(self, image: tf.Tensor) -> tf.Tensor:
+        """Pictures in the precision that the layers compute in."""
+        image, precision = tf.cast(image, self.training.dtype), self.training.plan.precision
+        return _half.on_grid(image, Rounding(saturate=precision.saturate)) if precision.half else image
+
+    def _accumulates_halves(self, name: str) -> bool:
+        return self.training.plan.precision.half_accumulators and name in self._halved
+
+    @cached_property
+    def _halved(self) -> frozenset[str]:
+        """The variables whose gradients are halves."""
+        half = self.training.plan.precision.half
+        return frozenset(variable.name for variable in self.training.moved if half and variable.trainable)
+
+    def _gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """A call's gradient as its operation hands it on; loss, accuracy and statistics are FP32."""
+        return self._narrow(gradient, f"gradient/{name}", counters) if name in self._halved else gradient
+
+    def _added(self, name: str, total: tf.Tensor, found: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """A call's gradient added up: halves are divided by the number of calls first, so that their sum does not
+        overflow, and rounded each time."""
+        found = tf.cast(self._gradient(name, found, *counters), total.dtype)
+        if not self._accumulates_halves(name):
+            return total + found
+        share = self._narrow(found / self.training.plan.calls, f"share/{name}", counters)
+        return self._narrow(total + share, f"sum/{name}", counters)
+
+    def _narrow(self, x: tf.Tensor, what: str, counters: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """On FP16's grid; at random where everything is."""
+        precision = self.training.plan.precision
+        noise = ()
+        if precision.stochastic == ALL:
+            noise = (draws.bits(draws.key(self.training.seed, f"rounding/{what}"), *counters),)
+        return _half.on_grid(x, Rounding(bool(noise), precision.saturate), noise)

@@ -19,7 +19,10 @@ from emulator.executor import (
     refuse_missing_devices,
     session_config,
 )
-from Models import _segments
+from emulator.precision import SINGLE, Precision
+from emulator.stages import rounding_of
+from Models import _half, _segments
+from Models._half import Rounding
 from Models._layers import Variable
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
@@ -48,15 +51,16 @@ class InferenceProgram:
         stream: Callable[[], Stream],
         score: Score,
         home: str = "/cpu:0",
+        precision: Precision = SINGLE,
     ) -> None:
         """`stream` is called inside the new graph; `home` is the TensorFlow device of the network."""
         refuse_missing_devices((home,))
         self.graph = new_graph()
         with self.graph.as_default(), tf.device(home):
             self._stream = stream()
-            self.weights = Weights(variables, 0, {})
+            self.weights = Weights(variables, 0, {}, precision=precision)
             self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
-            self._step = _inference_step(segments, self.weights, self._stream.features, score, *self._range)
+            self._step = _inference_step(segments, self.weights, self._stream.features, score, precision, *self._range)
             initialise = tf.global_variables_initializer()
         self.session = tf.Session(graph=self.graph, config=session_config((home,)))
         self.session.run(initialise)
@@ -86,7 +90,13 @@ class InferenceProgram:
 
 
 def _inference_step(
-    segments: list[Segment], weights: Weights, features: NextFeatures, score: Score, first: tf.Tensor, end: tf.Tensor
+    segments: list[Segment],
+    weights: Weights,
+    features: NextFeatures,
+    score: Score,
+    precision: Precision,
+    first: tf.Tensor,
+    end: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
     """The device loop over micro-batches; float64 sums by name."""
     values = weights.read()
@@ -94,7 +104,9 @@ def _inference_step(
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.control_dependencies([i]):
             found = features(tf.constant(0, tf.int64), i)
-        logits = _segments.run(segments, TensorLayers(values, training=False), found["image"])
+        image = _half.on_grid(found["image"], Rounding()) if precision.half else found["image"]
+        layers = TensorLayers(values, training=False, rounding=rounding_of(precision))
+        logits = _segments.run(segments, layers, image)
         sums = score.sums(logits, found["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 

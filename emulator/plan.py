@@ -11,6 +11,7 @@ from typing import Any
 from emulator import partition, schedules, system
 from emulator.cost.trace import Trace
 from emulator.machine import Machine
+from emulator.precision import SINGLE, Precision
 
 AUTO = "auto"
 ENOUGH = 4  # micro-batches a stage that show all there is to a schedule; more repeat its middle
@@ -35,7 +36,7 @@ class ExecutionPlan:
     shards: int  # IPUs of one replica
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
     updates_per_step: int  # weight updates of one host step
-    precision: str
+    precision: Precision
     schedule: str
     windows: tuple[int, ...]  # calls whose forward a stage may have done and whose backward it still owes
     pipelined: bool  # asked for, also where all stages share one device
@@ -133,7 +134,7 @@ class Wishes:
     accumulation: int = 1
     replicas: int = 1
     global_batch: int | None = None
-    precision: str = "32.32"
+    precision: Precision = SINGLE
     shards: int = 1
     pipeline: bool = False
     splits: tuple[str, ...] = ()

@@ -14,8 +14,10 @@ import tensorflow.compat.v1 as tf
 
 from emulator.cells import Cells
 from emulator.plan import ExecutionPlan
+from emulator.precision import ALL, Precision
 from emulator.schedules import BACKWARD, FORWARD
 from Models import _segments
+from Models._half import Rounding
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
 
@@ -60,6 +62,11 @@ def chunks(
     return tuple(tuple(chunk((name,)) for name in names) if plan.recompute else (chunk(names),) for names in plan.stages)
 
 
+def rounding_of(precision: Precision) -> Rounding | None:
+    """How the layers' results are rounded; None: they are not."""
+    return Rounding(precision.stochastic == ALL, precision.saturate) if precision.half else None
+
+
 @dataclass
 class _Pass:
     """A call in the making: what its chunks took in and gave out, and the batch statistics they found."""
@@ -75,7 +82,7 @@ class _Pass:
         """The chunk's output and batch statistics."""
         layers = TensorLayers(
             self.values, training=True, seed=self.network.seed, positions=self.positions,
-            norm_parts=self.network.plan.fold,
+            norm_parts=self.network.plan.fold, rounding=rounding_of(self.network.plan.precision),
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
 

@@ -20,7 +20,7 @@ from ipu_utils import InferenceProgram, TrainingProgram
 def training_program(run: Run, start: int, recording: bool = False) -> TrainingProgram:
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times."""
     training = run.options.training
-    update = optimisers.make(training.optimiser, training.momentum)
+    update = optimisers.make(training, run.plan.global_batch)
     request = run.request(run.plan.call_batch, start * run.plan.global_batch)
     return ipu_utils.compile_training(
         run.segments,
@@ -50,6 +50,7 @@ def validation_program(run: Run) -> InferenceProgram:
         names=names,
         sums=sums,
         home=run.plan.homes[0],
+        precision=run.plan.precision,
     )
 
 
@@ -74,6 +75,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
         sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
         shape=(run.trace.operations[-1].result.elements,),
         home=run.plan.homes[0],
+        precision=run.plan.precision,
     )
 
 

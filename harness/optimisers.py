@@ -1,12 +1,18 @@
-"""Weight update rules, written against TensorFlow's own training kernels, and the loss scale that fits each."""
+"""Weight update rules, in the precision of what they are given, and the loss scale that fits each."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
+
+from harness.options import TrainingOptions
+from harness.rules import named_by, rmsprop_decay
+
+State = dict[str, tf.Tensor]
+Named = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
@@ -40,19 +46,19 @@ class Optimiser(ABC):
     linear = True  # in the gradient: the loss scale may be undone in the rate
 
     @abstractmethod
-    def apply(
-        self, variable: tf.Variable, slots: Mapping[str, tf.Variable], gradient: tf.Tensor, rate: tf.Tensor
-    ) -> tf.Operation:
-        """The operation that moves `variable` and its slots."""
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
 
 
 class SGD(Optimiser):
     """w -= rate * g."""
 
-    def apply(
-        self, variable: tf.Variable, slots: Mapping[str, tf.Variable], gradient: tf.Tensor, rate: tf.Tensor
-    ) -> tf.Operation:
-        return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        return w - rate * g, {}
 
 
 @dataclass(frozen=True)
@@ -62,15 +68,114 @@ class Momentum(Optimiser):
     momentum: float
     slots = {"Momentum": 0.0}
 
-    def apply(
-        self, variable: tf.Variable, slots: Mapping[str, tf.Variable], gradient: tf.Tensor, rate: tf.Tensor
-    ) -> tf.Operation:
-        return tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle, accum=slots["Momentum"].handle, lr=rate, grad=gradient,
-            momentum=tf.constant(self.momentum, gradient.dtype),
-        )  # fmt: skip
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        a = self.momentum * slots["Momentum"] + g
+        return w - rate * a, {"Momentum": a}
 
 
-def make(name: str, momentum: float) -> Optimiser:
-    """The optimiser of `--optimiser`."""
-    return {"SGD": SGD, "momentum": lambda: Momentum(momentum)}[name]()
+@dataclass(frozen=True)
+class RMSprop(Optimiser):
+    """ms += (g^2 - ms) * (1 - decay); mom = momentum * mom + rate * g / sqrt(ms + epsilon); w -= mom. Not centred; the mean
+    square begins at 1, as TensorFlow's does."""
+
+    decay: float
+    momentum: float
+    epsilon: float
+    slots = {"RMSProp": 1.0, "RMSProp_1": 0.0}
+    linear = False
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        ms = slots["RMSProp"] + (tf.square(g) - slots["RMSProp"]) * (1 - self.decay)
+        mom = self.momentum * slots["RMSProp_1"] + rate * g * tf.math.rsqrt(ms + self.epsilon)
+        return w - mom, {"RMSProp": ms, "RMSProp_1": mom}
+
+
+@dataclass(frozen=True)
+class LARS(Optimiser):
+    """Layer-wise adaptive rates (You et al., arXiv 1708.03888): rate * trust * (g + decay * w) into the momentum, with
+    trust = eeta * |w| / (|g| + decay * |w| + epsilon), 1 where a norm is nought. Skipped variables: rate * g."""
+
+    momentum: float
+    weight_decay: float
+    eeta: float
+    epsilon: float
+    skipped: Named
+    slots = {"Momentum": 0.0}
+    linear = False
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        step = rate * g
+        if not self.skipped(name):
+            of_w, of_g = tf.norm(w), tf.norm(g)
+            trust = self.eeta * of_w / _above_nought(of_g + self.weight_decay * of_w + self.epsilon)
+            step = rate * _where_both(of_w, of_g, trust) * (g + self.weight_decay * w)
+        a = self.momentum * slots["Momentum"] + step
+        return w - a, {"Momentum": a}
+
+
+@dataclass(frozen=True)
+class LAMB(Optimiser):
+    """Layer-wise adaptive moments (You et al., arXiv 1904.00962), with bias correction: w -= rate * |w| / |u| * u for
+    u = m / (sqrt(v) + epsilon) + decay * w. Skipped variables: no decay, and the ratio is 1."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    skipped: Named
+    slots = {"LAMB_m": 0.0, "LAMB_v": 0.0}
+    linear = False
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        m = self.beta1 * slots["LAMB_m"] + (1 - self.beta1) * g
+        v = self.beta2 * slots["LAMB_v"] + (1 - self.beta2) * tf.square(g)
+        t = tf.cast(done + 1, tf.float64)
+        first, second = (tf.cast(1 - tf.pow(tf.constant(b, tf.float64), t), w.dtype) for b in (self.beta1, self.beta2))
+        u = m / first / (tf.sqrt(v / second) + self.epsilon)
+        if not self.skipped(name):
+            u += self.weight_decay * w
+            of_w, of_u = tf.norm(w), tf.norm(u)
+            rate *= _where_both(of_w, of_u, of_w / _above_nought(of_u))
+        return w - rate * u, {"LAMB_m": m, "LAMB_v": v}
+
+
+def _where_both(one: tf.Tensor, other: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """`value` where both norms are above nought, otherwise 1."""
+    return tf.where_v2(tf.logical_and(one > 0, other > 0), value, tf.ones_like(value))
+
+
+def _above_nought(x: tf.Tensor) -> tf.Tensor:
+    """Something to divide by."""
+    return tf.where_v2(x > 0, x, tf.ones_like(x))
+
+
+def make(options: TrainingOptions, global_batch: int) -> Optimiser:
+    """The optimiser of `--optimiser`, with its options."""
+    momentum = options.momentum
+    return {
+        "SGD": SGD,
+        "momentum": lambda: Momentum(momentum),
+        "RMSprop": lambda: RMSprop(rmsprop_decay(options, global_batch), momentum, options.rmsprop_epsilon),
+        "LARS": lambda: LARS(
+            momentum=momentum,
+            weight_decay=options.lars_weight_decay or 0.0,
+            eeta=options.lars_eeta,
+            epsilon=options.lars_epsilon,
+            skipped=named_by(options.lars_skip_list),
+        ),
+        "LAMB": lambda: LAMB(
+            beta1=options.lamb_beta1,
+            beta2=options.lamb_beta2,
+            epsilon=options.lamb_epsilon,
+            weight_decay=options.lamb_weight_decay or 0.0,
+            skipped=named_by(options.lamb_skip_list),
+        ),
+    }[options.optimiser]()

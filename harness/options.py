@@ -117,7 +117,6 @@ class TrainingOptions:
         "SGD",
         "weight update rule",
         choices=("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
-        later=("RMSprop", "LARS", "LAMB"),
     )
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
     weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))
@@ -126,23 +125,23 @@ class TrainingOptions:
         None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
     )
     stable_norm: bool | None = opt(None, "two-pass statistics in group norm (default by model)")
-    rmsprop_decay: float | None = opt(None, "decay of the mean square", kind=LATER, check=between(0, 1))
-    rmsprop_base_decay_exp: float | None = opt(None, "decay = 1 - global batch x 2^exp", kind=LATER)
-    rmsprop_epsilon: float = opt(0.001, "added inside the root", kind=LATER, check=above(0))
-    lars_epsilon: float = opt(0.0, "added to the trust ratio's denominator", kind=LATER, check=at_least(0))
-    lars_eeta: float = opt(0.001, "trust coefficient", kind=LATER, check=above(0))
-    lars_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without trust ratio", kind=LATER)
-    lars_weight_decay: float | None = opt(None, "LARS' own weight decay (default by model)", kind=LATER, check=at_least(0))
-    lamb_beta1: float = opt(0.9, "decay of the first moment", kind=LATER, check=between(0, 1))
-    lamb_beta2: float = opt(0.999, "decay of the second moment", kind=LATER, check=between(0, 1))
-    lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", kind=LATER, check=above(0))
-    lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", kind=LATER, check=at_least(0))
-    lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio", kind=LATER)
+    rmsprop_decay: float | None = opt(None, "decay of the mean square", check=between(0, 1))
+    rmsprop_base_decay_exp: float | None = opt(None, "decay = 1 - global batch x 2^exp")
+    rmsprop_epsilon: float = opt(0.001, "added inside the root", check=above(0))
+    lars_epsilon: float = opt(0.0, "added to the trust ratio's denominator", check=at_least(0))
+    lars_eeta: float = opt(0.001, "trust coefficient", check=above(0))
+    lars_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without trust ratio")
+    lars_weight_decay: float | None = opt(None, "LARS' own weight decay (default by model)", check=at_least(0))
+    lamb_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
+    lamb_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
+    lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", check=above(0))
+    lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", check=at_least(0))
+    lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio")
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
     init_path: str | None = opt(
         None, "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0"
     )
-    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", kind=HINT)
+    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights")
     weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
     weight_avg_exp: tuple[float, ...] = opt(
         (), "exponential average of the run's checkpoints", kind=LATER, check=between(0, 1)
@@ -200,14 +199,14 @@ class DeviceOptions:
     batches_per_step: int = opt(
         1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
     )
-    precision: str | None = opt(
-        None, "compute.master (default 32.32)", choices=("16.16", "16.32", "32.32"), later=("16.16", "16.32")
-    )
+    precision: str = opt("16.16", "compute.master", choices=("16.16", "16.32", "32.32"))
     stochastic_rounding: str = opt(
-        "ON", "rounding of half-precision results; --no-stochastic-rounding rounds to nearest", bare="ON",
-        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF"), off="OFF",
+        "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all), or "
+        "to nearest: --no-stochastic-rounding", bare="ON",
+        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF",
     )  # fmt: skip
-    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN", kind=LATER)
+    fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half")
+    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN")
     fp_exceptions: bool = opt(False, "stop on invalid operations, division by zero and overflow", kind=LATER)
     seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
     identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device")
@@ -224,7 +223,7 @@ class DeviceOptions:
     available_memory_proportion: tuple[float, ...] = opt(
         (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
     )
-    enable_half_partials: bool = opt(False, "half-precision partial sums", kind=HINT)
+    enable_half_partials: bool = opt(False, "half-precision partial sums: sums inside an operation are FP32 here", kind=HINT)
     gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
     enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
     internal_exchange_optimisation_target: str | None = opt(

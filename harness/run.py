@@ -13,13 +13,15 @@ from typing import Any
 
 from Datasets._spec import DataSource, ReadRequest
 from emulator import plan as plans
+from emulator import precision
 from emulator.cost.trace import Trace, TraceError, trace
 from emulator.machine import this_machine
 from emulator.partition import PartitionError
 from emulator.plan import ExecutionPlan, PlanError, Wishes
+from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
-from harness import data, plugins
+from harness import data, plugins, rules
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
 from harness.options import OptionError, RunOptions
@@ -27,7 +29,6 @@ from LR_Schedules._warmup import RateHorizon
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
-IMPLIED_PRECISION = "32.32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
-        notes=(*notes, *_resolution_notes(options, plan, source.spec.train_images)),
+        notes=(*notes, *_resolution_notes(options, plan, traced, source.spec.train_images)),
     )
 
 
@@ -173,11 +174,28 @@ def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_train
     return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step), horizon
 
 
+def _precision(options: RunOptions) -> Precision:
+    device = options.device
+    places = {"OFF": precision.OFF, "all": precision.ALL}
+    return precision.named(
+        device.precision,
+        stochastic=places.get(device.stochastic_rounding, precision.UPDATE),
+        saturate=device.saturate_on_overflow,
+        fp32_copy=options.training.offload_fp32_weight_copy,
+        half_accumulators=not device.fp32_accumulators,
+    )
+
+
 def _validation_wishes(options: RunOptions) -> Wishes:
     device = options.device
     asked = options.sources.get("select_ipu", "").startswith(COMMAND_LINE)  # a recorded one may be for training
     chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
-    return Wishes(micro_batch=options.training.micro_batch_size, device=device.device, select=("AUTO", chosen))
+    return Wishes(
+        micro_batch=options.training.micro_batch_size,
+        precision=_precision(options),
+        device=device.device,
+        select=("AUTO", chosen),
+    )
 
 
 def _wishes(options: RunOptions) -> Wishes:
@@ -187,7 +205,7 @@ def _wishes(options: RunOptions) -> Wishes:
         accumulation=training.gradient_accumulation_count,
         replicas=device.replicas,
         global_batch=training.global_batch_size,
-        precision=device.precision or IMPLIED_PRECISION,
+        precision=_precision(options),
         shards=device.shards,
         pipeline=device.pipeline,
         splits=device.pipeline_splits,
@@ -237,13 +255,13 @@ def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int],
 
 def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
     """The run's name without its random end, and its suffix."""
-    precision = plan.precision + ("_noSR" if options.device.stochastic_rounding == "OFF" else "")
+    kind = plan.precision.name + ("_noSR" if options.device.stochastic_rounding == "OFF" else "")
     name = model.run_name(
         options.model,
         micro=str(plan.micro_batch),
         replicas=f"x{plan.replicas}r" if plan.replicas > 1 else "",
         accumulation=_accumulation_label(plan),
-        precision=precision,
+        precision=kind,
     )
     suffix = options.logging.name_suffix
     if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):
@@ -258,10 +276,13 @@ def _accumulation_label(plan: ExecutionPlan) -> str:
     return f"x{plan.accumulation}a" if plan.accumulation > 1 else ""
 
 
-def _resolution_notes(options: RunOptions, plan: ExecutionPlan, images: int) -> list[str]:
-    notes = []
-    if options.device.precision is None:
-        notes.append(f"precision {IMPLIED_PRECISION}: half precision is not available yet")
+def _resolution_notes(options: RunOptions, plan: ExecutionPlan, traced: Trace, images: int) -> list[str]:
+    names = [variable.name for variable in traced.variables if variable.trainable]
+    notes = rules.notes(options.training, options.sources, plan.global_batch, names)
+    if not plan.precision.half_master and plan.precision.fp32_copy:
+        notes.append(f"--offload-fp32-weight-copy changes nothing: with {plan.precision.name} the weights are FP32")
+    if not plan.precision.half and plan.precision.saturate:
+        notes.append(f"--saturate-on-overflow changes nothing: with {plan.precision.name} nothing is half")
     if plan.global_batch > images:
         notes.append(f"one update takes {plan.global_batch} samples: more than the {images} images of an epoch")
     if options.device.pipeline and options.device.shards == 1:
@@ -278,7 +299,7 @@ def _resolution_notes(options: RunOptions, plan: ExecutionPlan, images: int) -> 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """What arguments.json records: every option's value and source, and what follows from them."""
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
-    linear = run.options.training.optimiser in ("SGD", "momentum")
+    linear = run.options.training.optimiser in rules.LINEAR
     scale = run.options.training.loss_scaling
     derived = {
         "batch_size": run.plan.micro_batch,
@@ -290,7 +311,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "iterations_per_epoch": run.horizon.iterations_per_epoch,
         "lr_scale": scale if linear else 1.0,
         "name": run.name,
-        "precision": run.plan.precision,
+        "precision": run.plan.precision.name,
         "seed": run.seed,
         "seed_specified": run.options.device.seed is not None,
         "summary_str": run.summary(),

@@ -255,7 +255,6 @@ SAME_NAME = [  # spellings that are no older names
 ]
 NOT_YET_ALIASES = [
     ("--eight-bit", "--eight-bit-io is"),
-    ("--optimiser RMSProp", "--optimiser RMSprop is"),
 ]
 
 
@@ -569,7 +568,7 @@ README = [
      "--available-memory-proportion 0.4 --xla-recompute --replicas 4", None),
     ("train", "--data-dir /x/imagenet-data --model efficientnet --model-size B0 --shards 4 --batch-size 4 --pipeline-depth 128 "
      "--pipeline-splits block2b block4a block6a --xla-recompute --pipeline-schedule Grouped --optimiser RMSprop --precision "
-     "16.32", "--optimiser RMSprop|--precision 16.32"),
+     "16.32", None),
     ("train", f"{B0} --data-dir x --batch-size 8 --pipeline-depth 64 --pipeline-splits block2a/SE block4a block5c --group-dim 16 "
      "--expand-ratio 4 --groups 4", None),
     ("validation", f"{B0} --batch-size 8 --synthetic-data --repeat 10 --batch-norm", None),
@@ -588,7 +587,7 @@ README = [
     ("validation", "--model resnext --model-size 101 --dataset imagenet --batch-size 16 --synthetic-data --repeat 10 --batch-norm "
      "--enable-half-partials", None),
     ("validation", "--model efficientnet --model-size 0 --precision 16.16 --dataset imagenet --batch-size 32 --synthetic-data",
-     "--precision 16.16"),
+     None),
     ("train", f"{IMAGENET} --epochs-per-sync 20 --no-validation --epochs 1 --epochs-per-ckpt 0 --ckpts-per-epoch 0",
      "--epochs-per-sync 20.0"),
     ("train", f"{IMAGENET} --no-validation --epochs 1 --epochs-per-ckpt 0 --ckpts-per-epoch 0", None),

@@ -50,13 +50,15 @@ NETWORKS = {
 NORMS = {"batch": "--batch-norm", "group": "--group-norm --groups 4", "layer": "--group-norm --groups 1",
          "proxy": "--group-norm --groups 1 --proxy-norm"}  # fmt: skip
 LEARNERS = [
-    (network, norm, layout)
+    (network, norm, layout, precision)
     for network in NETWORKS
     for norm in NORMS
     if (norm != "proxy" or network == "efficientnet") and (network != "squeezenet" or norm == "batch")
     for layout in ("", "--shards 2 --pipeline --pipeline-splits auto")
+    for precision in ("32.32", "16.32", "16.16")
+    if precision != "16.32" or not layout
 ]
-QUICK = ("resnet", "batch", "")
+QUICK = (("resnet", "batch", "", "32.32"), ("resnet", "batch", "", "16.16"))
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +74,12 @@ def pictures(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("network", "norm", "layout"),
-    [pytest.param(*row, marks=[] if row == QUICK else [pytest.mark.slow]) for row in LEARNERS],
+    ("network", "norm", "layout", "precision"),
+    [pytest.param(*row, marks=[] if row in QUICK else [pytest.mark.slow]) for row in LEARNERS],
 )
-def test_every_network_memorises_32_pictures(network, norm, layout, pictures):
+def test_every_network_memorises_32_pictures(network, norm, layout, precision, pictures):
     words = (
-        f"--dataset cifar-10 --data-dir {pictures} {NETWORKS[network]} {'' if network == 'squeezenet' else NORMS[norm]} "
+        f"--precision {precision} --dataset cifar-10 --data-dir {pictures} {NETWORKS[network]} {'' if network == 'squeezenet' else NORMS[norm]} "
         f"--batch-size 8 --gradient-accumulation-count 4 --optimiser momentum --weight-decay 0 --seed 5 --label-smoothing 0 "
         f"--train-with-valid-preprocessing {layout}"
     )

@@ -14,7 +14,7 @@ from harness import cli, gc_info
 from harness.options import OptionError
 from harness.run import Run, prepare
 
-RESNET = "--dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
+RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
 STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 8"
 
 

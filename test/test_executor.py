@@ -13,7 +13,20 @@ from harness.build import training_program
 from harness.run import prepare
 from Models._tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
 
-FIXED = ("--dataset", "fashion-mnist", "--model-size", "8", "--seed", "3", "--weight-decay", "0", "--loss-scaling", "1")
+FIXED = (
+    "--precision",
+    "32.32",
+    "--dataset",
+    "fashion-mnist",
+    "--model-size",
+    "8",
+    "--seed",
+    "3",
+    "--weight-decay",
+    "0",
+    "--loss-scaling",
+    "1",
+)
 
 
 def program(*words: object) -> TrainingProgram:

@@ -13,7 +13,7 @@ from harness.build import training_program
 from harness.options import OptionError
 from harness.run import prepare
 
-BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
+BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,7 @@ def test_bundled_weights_name_what_photographs_show():
 
 
 def test_training_begins_with_the_bundled_weights(tmp_path, kept):
-    words = f"--model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --batch-size 2 --iterations 1 --no-validation"
+    words = f"--precision 32.32 --model efficientnet --dataset imagenet --generated-data {LITE_WORDS} --batch-size 2 --iterations 1 --no-validation"
     words += " --image-size 64 --ckpts-per-epoch 1 --seed 1"
     given = [*words.split(), "--logs-path", tmp_path / "run", "--init-path", "efficientnet-lite0"]
     result = succeed("train", *given, "--symmetric-input")

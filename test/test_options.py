@@ -71,7 +71,7 @@ SHARED = {
     "device": {
         "shards": (int, 1), "replicas": (int, 1), "pipeline": (bool, False), "pipeline_splits": (TEXTS, ()),
         "pipeline_schedule": (str, "Interleaved"), "max_cross_replica_buffer_size": (int, 10485760),
-        "min_remote_tensor_size": (int, 128), "rts": (bool, False), "precision": (str, None),
+        "min_remote_tensor_size": (int, 128), "rts": (bool, False), "precision": (str, "16.16"), "fp32_accumulators": (bool, False),
         "enable_half_partials": (bool, False), "gather_conv_output": (bool, False), "stochastic_rounding": (str, "ON"),
         "batches_per_step": (int, 1000), "device": (str, "auto"), "select_ipu": (TEXTS, ("AUTO",)), "sharding_exclude_filter": (TEXTS, ()),
         "sharding_include_filter": (TEXTS, ()), "fp_exceptions": (bool, False), "enable_recomputation": (bool, False),
@@ -239,7 +239,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "fold_memory": (BASE + " --gradient-accumulation-count 4", "--fold-memory 1", {"plan"}),
     "replicas": (BASE, "--replicas 3", {"plan", "peak", "name", *LENGTH}),
     "batches_per_step": (BASE, "--batches-per-step 20", {"plan", "horizon"}),
-    "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name"}),
+    "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name", "plan"}),
     "seed": (BASE.replace("--seed 7", ""), "--seed 8", {"seed", "request"}),
     "stable_norm": (GROUPED, "--stable-norm", {"layers"}),
     "force_unstable_norm": (GROUPED + " --stable-norm", "--force-unstable-norm", {"layers"}),
@@ -299,6 +299,8 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
         ]
     },
 }
+HALF = "--precision 16.16"
+RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB"}
 # options that only a graph shows: what differs after two weight updates, or in the graph itself
 BUILT: dict[str, tuple[str, str, set[str]]] = {
     "optimiser": ("", "--optimiser momentum", {"weights", "slots"}),
@@ -308,6 +310,31 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
     "label_smoothing": ("", "--label-smoothing 0.5", {"weights", "loss"}),
     "synthetic_data": ("", "--synthetic-data", {"graph"}),
+    "precision": ("", "--precision 16.32", {"weights", "loss"}),
+    "fp32_accumulators": (
+        "--precision 16.32 --gradient-accumulation-count 3 --fold 1",
+        "--fp32-accumulators",
+        {"weights", "loss"},
+    ),
+    "saturate_on_overflow": (f"{HALF} --loss-scaling 1e9", "--saturate-on-overflow", {"weights", "loss"}),
+    "offload_fp32_weight_copy": (HALF, "--offload-fp32-weight-copy", {"weights", "slots", "loss"}),
+    **{
+        name: (f"--optimiser {RULES[name.split('_')[0]]}", words, {"weights", *more})
+        for name, words, *more in [
+            ("rmsprop_decay", "--rmsprop-decay 0.5", "slots", "loss"),
+            ("rmsprop_base_decay_exp", "--rmsprop-base-decay-exp -8", "slots", "loss"),
+            ("rmsprop_epsilon", "--rmsprop-epsilon 0.5", "slots", "loss"),
+            ("lars_epsilon", "--lars-epsilon 0.5", "slots", "loss"),
+            ("lars_eeta", "--lars-eeta 0.5", "slots", "loss"),
+            ("lars_skip_list", "--lars-skip-list gamma", "slots"),
+            ("lars_weight_decay", "--lars-weight-decay 0.5", "slots", "loss"),
+            ("lamb_beta1", "--lamb-beta1 0.5", "slots"),
+            ("lamb_beta2", "--lamb-beta2 0.5", "slots"),
+            ("lamb_epsilon", "--lamb-epsilon 0.1", "slots", "loss"),
+            ("lamb_weight_decay", "--lamb-weight-decay 0.5", "slots", "loss"),
+            ("lamb_skip_list", "--lamb-skip-list gamma"),
+        ]
+    },
 }
 # options that decide what a command does or writes; the tests that see it
 ELSEWHERE = {
@@ -341,7 +368,6 @@ ELSEWHERE = {
     "wandb_id": "test_options.py::test_wandb_is_told_project_and_run",
 }
 HINTS = {
-    "offload_fp32_weight_copy": "",
     "efficientnet/proxy_recompute": "false",
     "standard_imagenet": "", "disable_variable_offloading": "", "rts": "", "min_remote_tensor_size": "256",
     "available_memory_proportion": "0.2", "enable_half_partials": "", "gather_conv_output": "",
@@ -351,18 +377,14 @@ HINTS = {
     "executable_cache_path": "cache", "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
     "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
 }  # fmt: skip
-PLANNED = ("disable_variable_offloading", "rts", "offload_fp32_weight_copy")  # where an IPU would keep state
+PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
 NOT_YET = {
     "mixup_alpha": "0.2", "cutmix_lambda": "0.85", "cutmix_version": "2", "hostside_image_mixing": "", "eight_bit_io": "",
-    "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "", "rmsprop_decay": "0.9",
-    "rmsprop_base_decay_exp": "-14", "rmsprop_epsilon": "0.1", "lars_epsilon": "0.1", "lars_eeta": "0.1",
-    "lars_skip_list": "gamma", "lars_weight_decay": "0.5", "lamb_beta1": "0.5", "lamb_beta2": "0.5", "lamb_epsilon": "0.1",
-    "lamb_weight_decay": "0.5", "lamb_skip_list": "gamma",
+    "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "",
     "weight_avg_N": "1 2", "weight_avg_exp": "0.97", "distributed": "",
-    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "saturate_on_overflow": "", "fp_exceptions": "",
+    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "fp_exceptions": "",
     "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1", "analyse_nans": "",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
-    "optimiser": "LARS", "precision": "16.16",  # choices that are refused; their other choices work
 }  # fmt: skip
 
 
@@ -387,7 +409,7 @@ def test_every_option_has_a_row_of_its_kind():
     of_kind = {kind: {key for key, its in KINDS.items() if its == kind} for kind in ("now", "hint", "later")}
     assert of_kind["hint"] == HINTS.keys()
     assert of_kind["later"] | {key for key, _ in REFUSED_CHOICES} == NOT_YET.keys()
-    assert of_kind["now"] - {"precision"} == working  # two of three precisions are refused, and the third is the default
+    assert of_kind["now"] == working
 
 
 def test_tests_elsewhere_exist():
@@ -515,7 +537,7 @@ def test_the_default_of_what_is_not_available_is_accepted(key):
     cli.parse(["--dataset", "cifar-10", *model, *words], "train", None, {})
 
 
-SMALL = ("--dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "
+SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "
          "--abs-learning-rate 0.1 --warmup-epochs 0 --seed 7")  # fmt: skip
 
 
@@ -528,7 +550,7 @@ def outcome(words: str) -> dict[str, object]:
         metrics = program.step(np.array([run.rate(i) for i in range(2)], np.float32))
         values = program.values()
         kinds = {operation.type for operation in program.graph.get_operations()}
-    slots = {name for name in values if name.endswith("/Momentum")}
+    slots = {name for name in values if name.rsplit("/", 1)[-1].startswith(("Momentum", "RMSProp", "LAMB", "fp32"))}
     return {
         "weights": {name: value.tobytes() for name, value in values.items() if name not in slots},
         "slots": {name: values[name].tobytes() for name in slots},

@@ -23,7 +23,7 @@ from harness.build import training_program
 from harness.run import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
-RESNET = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
+RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
 STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 10"
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -207,7 +207,9 @@ def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
 
 def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
     """Bytes, not time: tensors that are alive at once in a recorded update."""
-    words = "--model resnet --model-size 20 --dataset fashion-mnist --synthetic-data --batch-size 16 --fold 1"
+    words = (
+        "--precision 32.32 --model resnet --model-size 20 --dataset fashion-mnist --synthetic-data --batch-size 16 --fold 1"
+    )
     found = {
         extra: profiled(f"{words} {extra}", operations=True)[1].most_alive
         for extra in ("", "--enable-recomputation", "--gradient-accumulation-count 8", "--replicas 8")

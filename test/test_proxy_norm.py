@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "swish": lambda x: x / (1 + np.exp(-x)),
 }
 NETWORK = (
-    "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --groups 1 --proxy-norm "
+    "--precision 32.32 --dataset fashion-mnist --model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --groups 1 --proxy-norm "
     "--batch-size 4 --seed 3 --optimiser momentum"
 )
 

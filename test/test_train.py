@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ("--dataset", "fashion-mnist", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
+SMALL = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
          "--base-learning-rate-exponent", "-10", "--warmup-epochs", "0.2", "--seed", "7")  # fmt: skip
 # 10,000 images in batches of 64: 156 updates an epoch
 UNBROKEN = (*SMALL, "--batch-size", "64", "--iterations", "240", "--log-freq", "40", "--batches-per-step", "20")
@@ -90,7 +90,7 @@ def test_console_lines(unbroken):
     assert VALIDATION_LINE.search(out)
     for script in ("validation", "restore"):
         assert re.search(rf"{script}\.py --restore-path {re.escape(str(unbroken.folder))}", out)
-    assert "precision 32.32: half precision is not available yet" in out
+    assert "; precision 32.32, up to" in out
 
 
 def test_log_file_holds_the_console_and_more(unbroken):

@@ -50,7 +50,7 @@ def pictures(tmp_path_factory) -> str:
 
 
 def prepared(words: str, folder: str) -> Run:
-    fixed = f"--dataset cifar-10 --data-dir {folder} --seed 3"
+    fixed = f"--precision 32.32 --dataset cifar-10 --data-dir {folder} --seed 3"
     return prepare(cli.parse([*fixed.split(), *words.split()], "train", environ={}).options, {})
 
 

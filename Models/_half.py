@@ -1,0 +1,109 @@
+"""Half precision, emulated: FP32 tensors whose values lie on FP16's grid. Whatever an operation does inside, it does in
+FP32, and rounds once.
+
+With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of halves. What is
+larger than 65504 after rounding becomes NaN, as the IPU has it, or 65504 where overflow is to saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from emulator import draws
+
+LARGEST = 65504.0
+SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there
+FRACTION, SIGN, EXPONENT = 23, -0x80000000, 0x7F800000  # of FP32's bits
+DROPPED = 13  # bits of the fraction that FP16 lacks
+Pass = Callable[..., Any]
+
+
+def compiled(function: Pass) -> Pass:
+    """The function, compiled by XLA for each combination of shapes that it is called with. The call itself goes through
+    the concrete function: the other way leaves the context of a loop that it is made in."""
+    traced = tf.function(function, jit_compile=True, autograph=False)
+
+    @wraps(function)
+    def call(*tensors: tf.Tensor) -> Any:
+        return traced.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))(*tensors)
+
+    return call
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays."""
+
+    stochastic: bool = False
+    saturate: bool = False
+
+    def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
+        """x on the grid. `noise`: uint64 [batch, 1, ...] or [], what the random numbers are a function of, with `salt` and
+        the element's place; without it ties to even."""
+        if x.dtype != tf.float32:
+            raise TypeError(f"half precision is emulated in FP32, not in {x.dtype.name}")
+        bits = tf.bitcast(x, tf.int32)
+        exponent = tf.maximum(tf.bitwise.bitwise_and(bits, EXPONENT), SMALLEST_EXPONENT << FRACTION)
+        y = self._at_random(x, exponent, noise[0], salt) if noise else _to_nearest(x, exponent)
+        y = tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
+        beyond = tf.sign(y) * LARGEST if self.saturate else tf.constant(float("nan"))
+        return tf.where_v2(tf.abs(y) > LARGEST, beyond, y)
+
+    @staticmethod
+    def _at_random(x: tf.Tensor, exponent: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
+        """|x| at a neighbour on the grid, the upper one as often as x is near to it."""
+        step = tf.bitcast(exponent - ((FRACTION - DROPPED) << FRACTION), tf.float32)
+        steps = tf.abs(x) / step  # exact: a power of two
+        below = tf.floor(steps)
+        # a sample's elements are counted from 0, so that a micro-batch may be any part of a batch
+        own = x.shape[1:] if noise.shape.rank else x.shape
+        place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int64), [*([1] if noise.shape.rank else []), *own])
+        up = draws.uniform(salt, noise, place) < steps - below
+        return (below + tf.cast(up, tf.float32)) * step
+
+
+def _to_nearest(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
+    """FP32's own rounding, at a number so large that its last place is FP16's: 1.5 x 2^(exponent + 13)."""
+    shifter = tf.bitcast(exponent + ((DROPPED << FRACTION) | (1 << (FRACTION - 1))), tf.float32)
+    return (x + shifter) - shifter
+
+
+@cache
+def _passes(rounding: Rounding) -> tuple[Pass, Pass]:
+    """Forward and backward, compiled: (x, *noise) -> x on the grid."""
+    return (
+        compiled(lambda x, *noise: rounding(x, noise, salt=0)),
+        compiled(lambda dy, *noise: rounding(dy, noise, salt=1)),
+    )
+
+
+def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """x on FP16's grid; so is the gradient that is handed on."""
+    forward, backward = _passes(rounding)
+
+    @tf.custom_gradient
+    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+        return forward(x, *noise), lambda dy: backward(dy, *noise)
+
+    return apply(x)
+
+
+def half_forward(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """x on FP16's grid, for a reader that hands back halves itself."""
+    forward, _ = _passes(rounding)
+
+    @tf.custom_gradient
+    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+        return forward(x, *noise), lambda dy: dy
+
+    return apply(x)
+
+
+def on_grid(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """x on FP16's grid, of any shape; nothing is differentiated."""
+    return tf.reshape(_passes(rounding)[0](tf.reshape(x, [-1]), *noise), x.shape)

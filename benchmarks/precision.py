@@ -1,0 +1,45 @@
+"""What emulated half precision costs: whole training steps at 224 px in 16.16 against 32.32, and what stochastic rounding of
+the updates adds.
+
+python benchmarks/precision.py [WORD ...] [--rounds 7]      all words must be in the row's name
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _paired
+
+BASE = "--dataset imagenet --synthetic-data --optimiser momentum --fold 1 --batch-size 16 --gradient-accumulation-count 2"
+B0 = f"{BASE} --model efficientnet --group-norm --group-dim 16 --expand-ratio 4"
+RN50 = f"{BASE} --model resnet --model-size 50 --batch-norm"
+SINGLE, HALF, NEAREST = "--precision 32.32", "--precision 16.16", "--precision 16.16 --no-stochastic-rounding"
+PAIRS = (
+    ("EfficientNet-B0 G16, group norm: 16.16 against 32.32", f"{B0} {SINGLE}", f"{B0} {HALF}", 0.8),
+    ("ResNet-50, batch norm: 16.16 against 32.32", f"{RN50} {SINGLE}", f"{RN50} {HALF}", 0.8),
+    ("ResNet-50: stochastic rounding against nearest", f"{RN50} {NEAREST}", f"{RN50} {HALF}", 0.97),
+)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+    parser.add_argument("--rounds", type=int, default=7)
+    asked = parser.parse_args()
+    print(_paired.machine())
+    print(f"{'what':<56} {'times as fast':<22} {'img/s':>14}  at least")
+    for name, one, other, least in PAIRS:
+        if all(word in name for word in asked.words):
+            first, second = _paired.pair(one.split(), other.split(), asked.rounds)
+            speeds = f"{statistics.median(first.speeds):.1f} -> {statistics.median(second.speeds):.1f}"
+            print(f"{name:<56} {_paired.spread(_paired.ratios(first, second)):<22} {speeds:>14}  {least}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Update rules against float64 numpy over 20 updates, what they leave alone, and the loss scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import run, succeed, variables
+
+from emulator.executor import new_graph, session_config
+from harness import cli, optimisers
+from harness.options import OptionError
+from harness.rules import rmsprop_decay
+from harness.run import prepare
+
+BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
+RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1"
+UPDATES = 20
+SKIPPED = optimisers.named_by(("beta", "bias"))
+RULES = {
+    "SGD": optimisers.SGD(),
+    "momentum": optimisers.Momentum(0.8),
+    "RMSprop": optimisers.RMSprop(0.95, 0.8, 1e-3),
+    "LARS": optimisers.LARS(momentum=0.8, weight_decay=0.02, eeta=0.01, epsilon=1e-4, skipped=SKIPPED),
+    "LAMB": optimisers.LAMB(beta1=0.85, beta2=0.99, epsilon=1e-5, weight_decay=0.02, skipped=SKIPPED),
+}
+
+
+def rms(w, s, g, rate, t, skipped):
+    s["ms"] = 0.95 * s.get("ms", 1.0) + 0.05 * g * g
+    s["mom"] = 0.8 * s.get("mom", 0.0) + rate * g / np.sqrt(s["ms"] + 1e-3)
+    return w - s["mom"]
+
+
+def momentum(w, s, g, rate, t, skipped):
+    s["a"] = 0.8 * s.get("a", 0.0) + g
+    return w - rate * s["a"]
+
+
+def lars(w, s, g, rate, t, skipped):
+    of_w, of_g = np.linalg.norm(w), np.linalg.norm(g)
+    step = rate * g
+    if not skipped:
+        trust = 0.01 * of_w / (of_g + 0.02 * of_w + 1e-4) if of_w > 0 and of_g > 0 else 1.0
+        step = rate * trust * (g + 0.02 * w)
+    s["a"] = 0.8 * s.get("a", 0.0) + step
+    return w - s["a"]
+
+
+def lamb(w, s, g, rate, t, skipped):
+    s["m"] = 0.85 * s.get("m", 0.0) + 0.15 * g
+    s["v"] = 0.99 * s.get("v", 0.0) + 0.01 * g * g
+    u = s["m"] / (1 - 0.85**t) / (np.sqrt(s["v"] / (1 - 0.99**t)) + 1e-5)
+    ratio = 1.0
+    if not skipped:
+        u = u + 0.02 * w
+        of_w, of_u = np.linalg.norm(w), np.linalg.norm(u)
+        ratio = of_w / of_u if of_w > 0 and of_u > 0 else 1.0
+    return w - rate * ratio * u
+
+
+REFERENCES = {
+    "SGD": lambda w, s, g, rate, t, skipped: w - rate * g,
+    "momentum": momentum,
+    "RMSprop": rms,
+    "LARS": lars,
+    "LAMB": lamb,
+}
+
+
+@pytest.mark.parametrize("name", ["all/b0/kernel", "all/b0/beta", "all/b0/nought/kernel", "all/b0/still/kernel"])
+@pytest.mark.parametrize("rule", RULES)
+def test_twenty_updates_against_float64(rule, name):
+    draw = np.random.default_rng(4)
+    start = np.zeros((3, 5)) if "nought" in name else draw.normal(size=(3, 5))
+    gradients = draw.normal(size=(UPDATES, 3, 5)) * (0 if "still" in name else 1)
+    rates = draw.uniform(0.01, 0.2, UPDATES)
+    expected, state = start, {}
+    for t in range(UPDATES):
+        expected = REFERENCES[rule](expected, state, gradients[t], rates[t], t + 1, SKIPPED(name))
+    for dtype, tolerance in ((tf.float64, 1e-12), (tf.float32, 3e-6)):
+        with new_graph().as_default():
+            w = tf.constant(start, dtype)
+            slots = {slot: tf.fill([3, 5], tf.constant(value, dtype)) for slot, value in RULES[rule].slots.items()}
+            for t in range(UPDATES):
+                g, rate = tf.constant(gradients[t], dtype), tf.constant(rates[t], dtype)
+                w, slots = RULES[rule].step(name, w, slots, g, rate, tf.constant(t, tf.int64))
+            assert slots.keys() == RULES[rule].slots.keys()
+            with tf.Session(config=session_config()) as session:
+                found = session.run(w)
+        assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
+    found = []
+    for scale in (1, 128):
+        words = f"{BASE} {RATES} --optimiser {rule} --loss-scaling {scale} --logs-path {tmp_path / str(scale)}"
+        succeed("train", *words.split())
+        found.append(variables(tmp_path / str(scale), 5))
+    one, other = found
+    start = variables(tmp_path / "1", 0)
+    for name in one:
+        if name.endswith("kernel"):
+            assert np.abs(one[name] - start[name]).max() > 3e-5
+            assert np.abs(one[name] - other[name]).max() <= 0.02 * np.abs(one[name] - start[name]).max() + 1e-6, name
+
+
+@pytest.mark.parametrize("rule", ["RMSprop", "LARS", "LAMB"])
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
+    from runs import assert_same_bits
+
+    words = f"{BASE} {RATES} --optimiser {rule} --precision {precision} --weight-decay 1e-3".split()
+    succeed("train", *words, "--logs-path", tmp_path / "whole")
+    succeed("train", *words, "--logs-path", tmp_path / "parts", "--stop-after", 2)
+    succeed("restore", "--restore-path", tmp_path / "parts")
+    whole = variables(tmp_path / "whole", 5)
+    assert_same_bits(whole, variables(tmp_path / "parts", 5))
+    assert any(name.endswith(next(reversed(RULES[rule].slots))) for name in whole)
+    assert all(np.isfinite(value).all() for value in whole.values())
+
+
+@pytest.mark.parametrize("layout", ["--gradient-accumulation-count 2", "--gradient-accumulation-count 4 --shards 2 --pipeline --pipeline-splits auto"])  # fmt: skip
+@pytest.mark.parametrize("precision", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("32.32", "16.32")), "16.16"])
+def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
+    words = (
+        f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.5 --depth-coefficient 0.5 --groups 1 --proxy-norm "
+        f"--optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
+    )
+    succeed("train", *words.split(), "--precision", precision, "--logs-path", tmp_path / "run")
+    before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 2)
+    proxies = [name for name in after if name.endswith("/proxy")]
+    assert proxies and all(np.isfinite(after[name]).all() for name in proxies)
+    for name in proxies:
+        rows = after[name]
+        assert not np.array_equal(before[name], rows)
+        # the statistics are those of the other rows: nought and one give what they began with
+        assert rows.dtype == np.float32 and (rows[3] > 0).all()
+        if precision == "16.16":
+            trained = rows[[0, 1, 4, 5]]
+            np.testing.assert_array_equal(trained, trained.astype(np.float16).astype(np.float32))
+
+
+def options(words):
+    return cli.parse(f"{BASE} {words}".split(), "train", environ={}).options
+
+
+def test_rmsprop_decay_from_the_batch():
+    assert rmsprop_decay(options("--optimiser RMSprop --rmsprop-decay 0.7").training, 768) == 0.7
+    assert rmsprop_decay(options("--optimiser RMSprop").training, 768) == 0.9
+    assert rmsprop_decay(options("--optimiser RMSprop --rmsprop-base-decay-exp -14").training, 768) == 0.953125
+    with pytest.raises(OptionError, match=r"1 - 768 x 0.0625 = -47 must lie between 0 and 1; give a smaller exponent"):
+        rmsprop_decay(options("--optimiser RMSprop --rmsprop-base-decay-exp -4").training, 768)
+    both = prepare(options(f"--optimiser RMSprop {RATES} --rmsprop-decay 0.7 --rmsprop-base-decay-exp -14"), {})
+    assert any("both given: the decay is used" in note for note in both.notes)
+
+
+@pytest.mark.parametrize("rule", ["lars", "lamb"])
+def test_a_skip_list_that_matches_nothing_is_refused(rule):
+    words = f"{BASE} {RATES} --optimiser {rule.upper()} --{rule}-skip-list beta gama"
+    result = run("train", *words.split(), "--dry-run")
+    assert result.code == 2
+    assert f"--{rule}-skip-list gama matches no trained variable" in result.err
+    assert run("train", *words.replace("gama", "gamma").split(), "--dry-run").code == 0
+
+
+@pytest.mark.parametrize("words", ["--momentum -1", "--lars-weight-decay -1", "--lamb-beta1 2", "--lars-eeta 0"])
+def test_values_that_cannot_be(words):
+    result = run("train", *BASE.split(), *words.split(), "--dry-run")
+    assert result.code == 2 and words.split()[0] in result.err

@@ -1,0 +1,357 @@
+"""Half precision is half: on numpy's grid to the bit, forward and backward, in every model; stochastic rounding keeps the
+mean; and a run in 16.16 is as repeatable as one in FP32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, run, succeed, variables
+from test_models import options_of
+
+from emulator.cost.trace import trace
+from emulator.executor import new_graph, session_config
+from emulator.precision import named
+from Models import _half, _segments
+from Models._half import Rounding
+from Models._layers import NormPolicy, ProxyRule
+from Models._tensor_layers import TensorLayers, initial_value
+
+slow = pytest.mark.slow
+RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+FINITE = HALVES[np.isfinite(HALVES)]
+GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
+BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
+
+
+def evaluated(*tensors):
+    with tf.Session(config=session_config()) as session:
+        return session.run(tensors)
+
+
+NEAREST = Rounding()
+
+
+def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
+    with new_graph().as_default():
+        counters = () if noise is None else (tf.constant(noise, tf.uint64),)
+        return evaluated(_half.on_grid(tf.constant(values), rounding, counters))[0]
+
+
+def as_numpy(values: np.ndarray) -> np.ndarray:
+    """numpy's own conversion; what overflows is NaN."""
+    with np.errstate(all="ignore"):
+        found = values.astype(np.float16).astype(np.float32)
+    return np.where(np.isinf(found), np.float32(np.nan), found)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Equal to the last bit, signs of nought too; any NaN equals any other."""
+    nan = np.isnan(one) & np.isnan(other)
+    return bool(np.all(nan | (one.view(np.uint32) == other.view(np.uint32))))
+
+
+def representable(values: np.ndarray) -> bool:
+    return same_bits(values, as_numpy(values))
+
+
+# --- the grid ---
+
+
+def test_rounding_is_numpys_to_the_bit():
+    draw = np.random.default_rng(0)
+    halves = FINITE[FINITE >= 0].astype(np.float64)
+    between = ((halves[1:] + halves[:-1]) / 2).astype(np.float32)  # ties
+    edges = [f(between, np.float32(to)) for f, to in ((np.nextafter, 0), (np.nextafter, np.inf))]
+    anything = draw.integers(0, 2**32, 1 << 20, dtype=np.uint32).view(np.float32)
+    extremes = np.float32([65504, 65519.99, 65520, 65536, -65520, 1e-8, 2.0**-25, -(2.0**-25), 2.0**-24, 0.0, -0.0, np.inf])
+    values = np.concatenate([anything, between, -between, *edges, FINITE.astype(np.float32), extremes])
+    assert same_bits(rounded(values), as_numpy(values))
+
+
+def test_overflow_saturates_where_asked():
+    found = rounded(np.float32([1e5, -1e5, np.inf, 65519, np.nan, 3]), Rounding(saturate=True))
+    np.testing.assert_array_equal(found, np.float32([65504, -65504, 65504, 65504, np.nan, 3]))
+
+
+@pytest.mark.parametrize("value", [1 + 2.0**-12, -(3 + 5 * 2.0**-11), 7e-8, -3.1e-5, 2049.3, 0.1])
+def test_stochastic_rounding_keeps_the_mean(value):
+    """Both neighbours, as often as they are near: the mean of 200,000 is within five standard errors."""
+    count = 200_000
+    found = rounded(np.full(count, value, np.float32), Rounding(stochastic=True), 7).astype(np.float64)
+    exact = float(np.float32(value))
+    steps = sorted(set(found))
+    assert len(steps) == 2 and steps[0] < exact < steps[1] and representable(np.float32(steps))
+    assert np.diff(steps)[0] == pytest.approx(float(np.spacing(np.float16(abs(steps[0] if value > 0 else steps[1])))))
+    assert abs(found.mean() - exact) < 5 * found.std() / np.sqrt(count)
+    again = rounded(np.full(count, value, np.float32), Rounding(stochastic=True), 7)
+    other = rounded(np.full(count, value, np.float32), Rounding(stochastic=True), 8)
+    assert same_bits(found.astype(np.float32), again) and not same_bits(again, other)
+
+
+def test_stochastic_rounding_leaves_halves_alone():
+    values = FINITE.astype(np.float32)
+    assert same_bits(rounded(values, Rounding(stochastic=True), 3), values)
+
+
+# --- the vocabulary ---
+
+
+def on_layers(build, *arrays: np.ndarray):
+    """What a function of (layers, *tensors) gives in half, and its gradients; the arrays are halves."""
+    with new_graph().as_default():
+        tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
+        y = build(TensorLayers({}, training=True, rounding=Rounding()), *tensors)
+        dy = tf.constant(np.random.default_rng(9).normal(size=y.shape).astype(np.float16).astype(np.float32))
+        return evaluated(y, *(g for g in tf.gradients(y, tensors, dy)))
+
+
+PAIRS = np.random.default_rng(1).choice(FINITE, (2, 1 << 16)).reshape(2, 256, 1, 1, 256)
+
+
+@pytest.mark.parametrize(
+    ("build", "reference"),
+    [
+        (lambda layers, a, b: layers.add(a, b), lambda a, b: a + b),
+        (lambda layers, a, b: layers.gate(a, b), lambda a, b: a * b),
+        (lambda layers, a, b: layers.relu(a), lambda a, b: np.maximum(a, np.float16(0))),
+    ],
+    ids=["add", "multiply", "maximum"],
+)
+def test_arithmetic_is_numpys_to_the_bit(build, reference):
+    with np.errstate(all="ignore"):
+        expected = reference(*PAIRS).astype(np.float32)
+    expected = np.where(np.isinf(expected), np.float32(np.nan), expected)
+    with new_graph().as_default():
+        layers = TensorLayers({}, training=True, rounding=Rounding())
+        (found,) = evaluated(build(layers, *(tf.constant(each.astype(np.float32)) for each in PAIRS)))
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "swish"])
+def test_transcendental_functions_of_every_half(name):
+    """Within half a unit of the exact value, and FP16's own result for 99.9 % of all halves."""
+    x = FINITE.astype(np.float32).reshape(-1, 1, 1, 1)
+    with new_graph().as_default():
+        (found,) = evaluated(getattr(TensorLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
+    exact = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        exact = (1 if name == "sigmoid" else exact) / (1 + np.exp(-exact))
+    best = exact.astype(np.float16).astype(np.float64)
+    unit = np.spacing(np.abs(best).astype(np.float16)).astype(np.float64)
+    assert representable(found)
+    assert np.mean(found == best) >= 0.999
+    assert np.abs(found - exact).max() <= (0.501 * unit).max()
+    assert (np.abs(found - exact) <= 0.51 * unit + 2.0**-25).all()
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_products_of_matrices_are_rounded_once(dense):
+    """A float64 reference rounded once, but for what lies within FP32's own error of a boundary."""
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=(4, 6, 6, 32)).astype(np.float16).astype(np.float32)
+    weights = draw.normal(size=(1, 1, 32, 16)).astype(np.float16).astype(np.float32) / 8
+    with new_graph().as_default():
+        layers = TensorLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
+        (found,) = evaluated(layers.conv(tf.constant(x), 16, 1, None))
+    exact = x.astype(np.float64).reshape(-1, 32) @ weights.astype(np.float64).reshape(32, 16)
+    error = 32 * 2.0**-24 * (np.abs(x.reshape(-1, 32)) @ np.abs(weights.reshape(32, 16)))
+    lower, upper = (as_numpy((exact + sign * error).astype(np.float32)) for sign in (-1, 1))
+    found = found.reshape(-1, 16)
+    assert ((lower <= found) & (found <= upper)).all()
+    assert np.mean(lower == upper) > 0.9
+
+
+# --- whole models ---
+
+MODELS = {
+    "resnet": ("resnet", "cifar", 8, BN, 16), "resnet-group": ("resnet", "cifar", 11, {**GN, "groups": 4}, 16),
+    "resnext": ("resnext", "cifar", 11, {**GN, "groups": 4}, 16),
+    "efficientnet": ("efficientnet", "cifar", "CIFAR", {**GN, "block_survival_prob": 0.5, "dropout_rate": 0.5}, 16),
+    "efficientnet-batch": ("efficientnet", "cifar", "CIFAR", BN, 16),
+    "efficientnet-proxy": ("efficientnet", "cifar", "CIFAR", {**GN, "groups": 1, "proxy_norm": True}, 16),
+    "squeezenet": ("squeezenet", "cifar", None, {}, 64),
+}  # fmt: skip
+
+
+class Listening(TensorLayers):
+    """Keeps every layer's result."""
+
+    def __init__(self, *words, **named_words):
+        super().__init__(*words, **named_words)
+        self.kept: dict[str, tf.Tensor] = {}
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name in ("conv", "norm", "norm_activation", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "dense",
+                    "dropout", "drop_path", "relu", "concat", "proxy_norm_activation", "subsample"):  # fmt: skip
+
+            def kept(*arguments, **options):
+                y = value(*arguments, **options)
+                self.kept[f"{len(self.kept)} {self.path(name)}"] = y[0] if isinstance(y, tuple) else y
+                return y
+
+            return kept
+        return value
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_in_a_model_is_half(name, stochastic):
+    model, family, size, changes, side = MODELS[name]
+    module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
+    segments = module.build(options, family, 10, False)
+    counted = trace(segments, side)
+    draw = np.random.default_rng(3)
+    with new_graph().as_default():
+        weights = {v.name: _used(v) for v in counted.variables}
+        layers = Listening(
+            weights, training=True, seed=1, positions=tf.range(4, dtype=tf.int64), rounding=Rounding(stochastic)
+        )
+        image = tf.constant(draw.normal(size=(4, side, side, 3)).astype(np.float16).astype(np.float32))
+        logits = _segments.run(segments, layers, image)
+        loss = 128 * tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[1, 2, 3, 4], logits=logits))
+        # a gradient is handed on when it has gone through the result it arrived at; relu and the like hand on halves
+        gradients = dict(zip(layers.kept, tf.gradients(loss, list(layers.kept.values()))))
+        with tf.Session(config=session_config()) as session:
+            session.run(tf.global_variables_initializer())
+            results, arriving = session.run((layers.kept, {k: g for k, g in gradients.items() if g is not None}))
+    for place, value in results.items():
+        assert np.isfinite(value).all() and representable(value), place
+    inner = [place for place in arriving if place.endswith(("/norm", "/norm_activation", "/proxy_norm_activation"))]
+    assert model == "squeezenet" or len(inner) > 5
+    assert all(np.isfinite(value).all() for value in arriving.values())
+
+
+def _used(variable):
+    value = initial_value(variable, 5, tf.float32)
+    return value if not variable.trainable or variable.proxy else tf.cast(tf.cast(value, tf.half), tf.float32)
+
+
+@pytest.mark.parametrize("kind", ["batch", "group", "proxy"])
+@pytest.mark.parametrize("activation", ["relu", "swish"])
+def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
+    """What arrives at the first convolution's result is half, and so is the gradient of the norm inside."""
+    draw = np.random.default_rng(4)
+    policy = NormPolicy(kind="batch" if kind == "batch" else "group", epsilon=1e-3, groups=4)
+    x = draw.normal(size=(4, 6, 6, 16)).astype(np.float16).astype(np.float32)
+    with new_graph().as_default():
+        scope = {"batch": "batch_norm", "group": "GroupNorm"}.get(kind)
+        weights = {f"{scope}/gamma": tf.ones([16]), f"{scope}/beta": tf.zeros([16])} if scope else {}
+        rule = ProxyRule(activation, 0.03)
+        if not scope:
+            from Models import _proxy_norm
+
+            weights["act/proxy"] = _proxy_norm.initial(rule, 16, tf.float32)
+        weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
+        layers, raw = TensorLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
+        y = layers.conv(raw, 16, 1, None)  # a convolution that changes nothing: nor does it change the gradient
+        if kind == "proxy":
+            y, _ = layers.proxy_norm_activation(y, policy, rule, scaled=True)
+        else:
+            y = layers.norm_activation(y, policy, activation)
+        dy = tf.constant(draw.normal(size=(4, 6, 6, 16)).astype(np.float32))  # not half, as from a convolution
+        out, of_input = evaluated(y, *tf.gradients(y, [raw], dy))
+    assert representable(out) and representable(of_input)
+    assert np.abs(of_input).max() > 0.1
+
+
+# --- runs ---
+
+
+@pytest.mark.parametrize("precision", ["16.16", "16.32", "32.32"])
+def test_what_a_checkpoint_keeps(precision, tmp_path):
+    succeed("train", *BASE.split(), "--precision", precision, "--logs-path", tmp_path / "run")
+    found = variables(tmp_path / "run", 4)
+    kinds = {name: value.dtype for name, value in found.items()}
+    master = np.float16 if precision == "16.16" else np.float32
+    for name, kind in kinds.items():
+        fine = "moving" in name
+        assert kind == (np.int64 if name == "global_step" else np.float32 if fine else master), name
+    assert any(name.endswith("Momentum") for name in kinds)
+    before = variables(tmp_path / "run", 0)
+    assert all(np.isfinite(value).all() for value in found.values())
+    assert not np.array_equal(before["all/b1/0/1/conv/conv2d/kernel"], found["all/b1/0/1/conv/conv2d/kernel"])
+
+
+def test_the_default_is_16_16(tmp_path):
+    result = succeed("train", *BASE.split(), "--logs-path", tmp_path / "run")
+    assert "precision 16.16 (stochastic rounding of updates)" in result.out
+    assert "16.16" in succeed("train", *BASE.split(), "--dry-run").out
+
+
+@pytest.mark.parametrize("words", ["", *(pytest.param(w, marks=slow) for w in RESUMED)])
+def test_half_runs_resume_to_the_bit(words, tmp_path):
+    given = [*BASE.split(), *words.split()]
+    succeed("train", *given, "--logs-path", tmp_path / "whole")
+    succeed("train", *given, "--logs-path", tmp_path / "parts", "--stop-after", 2)
+    succeed("restore", "--restore-path", tmp_path / "parts")
+    assert_same_bits(variables(tmp_path / "whole", 4), variables(tmp_path / "parts", 4))
+
+
+@pytest.mark.parametrize("words", ["", pytest.param("--stochastic-rounding all", marks=slow)])
+def test_half_is_the_same_for_every_layout(words, tmp_path):
+    one = "--gradient-accumulation-count 4 --fold 1"
+    others = ("--gradient-accumulation-count 2 --replicas 2 --fold 1 --enable-recomputation",
+              "--gradient-accumulation-count 4 --fold 1 --shards 2 --pipeline --pipeline-splits auto")  # fmt: skip
+    base = BASE.replace("--iterations 4", "--iterations 2")
+    for k, layout in enumerate((one, *others)):
+        succeed("train", *base.split(), *words.split(), *layout.split(), "--logs-path", tmp_path / str(k))
+    expected = variables(tmp_path / "0", 2)
+    for k in (1, 2):
+        assert_same_bits(expected, variables(tmp_path / str(k), 2))
+
+
+def test_ways_of_rounding_differ_and_options_say_what_they_do(tmp_path):
+    found = {}
+    for words in ("", "--no-stochastic-rounding", "--stochastic-rounding all", "--fp32-accumulators", "--precision 16.32"):
+        extra = "--gradient-accumulation-count 2 --fold 1"
+        succeed("train", *BASE.split(), *extra.split(), *words.split(), "--logs-path", tmp_path / (words or "plain"))
+        found[words] = variables(tmp_path / (words or "plain"), 4)
+    kinds = list(found)
+    for i, one in enumerate(kinds):
+        for other in kinds[i + 1 :]:
+            assert any(found[one][name].tobytes() != found[other][name].tobytes() for name in found[one]), (one, other)
+
+
+def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
+    succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--logs-path", tmp_path / "run")
+    found = variables(tmp_path / "run", 4)
+    name = "all/b1/0/1/conv/conv2d/kernel"
+    assert (found[name].dtype, found[f"{name}/fp32"].dtype, found[f"{name}/Momentum"].dtype) == (
+        np.float16, np.float32, np.float32)  # fmt: skip
+    np.testing.assert_array_equal(found[name], found[f"{name}/fp32"].astype(np.float16))
+    assert not representable(found[f"{name}/fp32"])
+    out = succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--precision", "32.32", "--dry-run").out
+    assert "--offload-fp32-weight-copy changes nothing" in out
+
+
+def test_overflow_is_nan_or_saturates(tmp_path):
+    """A loss scale that no half can hold: gradients are lost, or cut off."""
+    words = [*BASE.split(), "--loss-scaling", "1e9", "--iterations", "1"]
+    succeed("train", *words, "--logs-path", tmp_path / "nan")
+    assert np.isnan(variables(tmp_path / "nan", 1)["all/fc1/dense/kernel"]).any()
+    succeed("train", *words, "--saturate-on-overflow", "--logs-path", tmp_path / "cut")
+    assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()
+
+
+def test_a_checkpoint_in_half_validates_and_begins_another_run(tmp_path):
+    succeed("train", *BASE.split(), "--logs-path", tmp_path / "run")
+    out = succeed("validation", "--restore-path", tmp_path / "run").out
+    assert "Validation top-1 accuracy [ckpt-4]" in out
+    succeed(
+        "train", *BASE.split(), "--precision", "32.32", "--init-path", tmp_path / "run", "--logs-path", tmp_path / "more"
+    )
+    start, kept = variables(tmp_path / "more", 0), variables(tmp_path / "run", 4)
+    np.testing.assert_array_equal(start["all/fc1/dense/kernel"], kept["all/fc1/dense/kernel"].astype(np.float32))
+
+
+def test_precisions_by_name():
+    assert [str(named(name)) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
+    assert (
+        str(named("16.16", stochastic="all", saturate=True)) == "16.16 (stochastic rounding everywhere, overflow saturates)"
+    )
+    result = run("train", *BASE.split(), "--precision", "16.8")
+    assert result.code == 2
+    assert "16.16" in result.err and result.err.count("\n") <= 2
