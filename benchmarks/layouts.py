@@ -16,7 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _paired
 
-NETWORK = "--precision 32.32 --model efficientnet --model-size B0 --dataset imagenet --synthetic-data --group-norm --optimiser momentum --seed 1"
+NETWORK = (
+    "--precision 32.32 --model efficientnet --model-size B0 --dataset imagenet --synthetic-data --group-norm "
+    "--optimiser momentum --seed 1"
+)
 STAGED = "--shards 4 --pipeline --pipeline-splits block2b block4a block6a"
 RECOMPUTED = "--enable-recomputation"
 

@@ -14,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _paired
 
-BASE = "--precision 32.32 --model efficientnet --dataset imagenet --synthetic-data --optimiser momentum --fold 1 --batch-size 16"
+BASE = (
+    "--precision 32.32 --model efficientnet --dataset imagenet --synthetic-data --optimiser momentum --fold 1 "
+    "--batch-size 16"
+)
 G16 = "--group-dim 16 --expand-ratio 4"
 PAIRS = (
     ("groups of 16, expansion 4, against depthwise, group norm", "--group-norm", f"--group-norm {G16}"),
