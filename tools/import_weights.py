@@ -73,7 +73,8 @@ def options(found: foreign.Found, symmetric: bool) -> dict[str, Any]:
     if "image_size" not in asked:
         module = plugins.load("Models", asked["model"])
         asked["image_size"] = module.image_size(module.Options(model_size=asked["model_size"]), "imagenet")
-    return {**asked, "dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric}
+    pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric}
+    return {**asked, **pictures, "precision": "32.32"}  # what they were trained in
 
 
 def kept(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
