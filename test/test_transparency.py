@@ -212,11 +212,11 @@ def shift_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
 def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     original = executor._HostStep._moves
 
-    def twice(self: Any, values: Any, means: Any, rate: Any) -> list[tf.Operation]:
-        moves = original(self, values, means, rate)
+    def twice(self: Any, values: Any, means: Any, *rest: Any) -> list[tf.Operation]:
+        moves = original(self, values, means, *rest)
         training = dataclasses.replace(self.training, trace=SimpleNamespace(
             variables=[v for v in self.training.variables if not v.trainable]))  # fmt: skip
-        return moves + original(dataclasses.replace(self, training=training), values, means, rate)
+        return moves + original(dataclasses.replace(self, training=training), values, means, *rest)
 
     monkeypatch.setattr(executor._HostStep, "_moves", twice)
 
