@@ -178,8 +178,7 @@ def group_norm(
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, *noise)
-            dx, sums, products = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
-            return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
+            return _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
 
         return value(x, factor, shift, *noise), gradient
 
@@ -214,8 +213,7 @@ def proxy_norm(
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, scale, *noise)
-            dx, sums, products = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
-            dgamma, dbeta = tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
+            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
             of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
@@ -262,14 +260,14 @@ def _gradients(
     x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: NormPolicy,
     rounding: Rounding | None, noise: Noise,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
-    """dx, and the sums over pixels of dz and of dz * (x - mean)."""
+    """dx, dgamma, dbeta from dz and dz * (x - mean)."""
     pixels = x.shape[1] * x.shape[2]
     sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
     a = gamma * r
     of_mean = group_mean(gamma * sums, policy) / pixels
     of_deviation = group_mean(a * products, policy) / pixels
     dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
-    return dx, sums, products
+    return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
 
 
 def _pixel_mean(x: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OFF, UPDATE, ALL = "off", "update", "all"  # where rounding is stochastic
-NAMES = ("16.16", "16.32", "32.32")
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,8 @@ class Precision:
             return self.name
         where = {OFF: "rounding to nearest", UPDATE: "stochastic rounding of updates", ALL: "stochastic rounding everywhere"}
         words = [where[self.stochastic if self.half_master or self.stochastic == ALL else OFF]]
-        words += ["overflow saturates"] * self.saturate + ["FP32 copy of the weights"] * (
-            self.fp32_copy and self.half_master
-        )
+        words += ["overflow saturates"] * self.saturate
+        words += ["FP32 copy of the weights"] * (self.fp32_copy and self.half_master)
         words += ["FP32 accumulators"] * (not self.half_accumulators)
         return f"{self.name} ({', '.join(words)})"
 
