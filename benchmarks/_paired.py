@@ -101,6 +101,20 @@ def alone(words: Sequence[str], rounds: int = 2) -> Measured:
     return Measured(speeds, peak, worker.built, alive)
 
 
+def table(rows: Sequence[tuple[str, str, str, float | None]], words: Sequence[str], rounds: int) -> None:
+    """Prints (name, one, other, at least so many times as fast) for the rows whose name contains all the words."""
+    print(machine())
+    print(f"{'what':<60} {'times as fast':<22} {'img/s':>14} {'MB':>14}  at least")
+    for name, one, other, least in rows:
+        if not all(word in name for word in words):
+            continue
+        first, second = pair(one.split(), other.split(), rounds)
+        speeds = f"{statistics.median(first.speeds):.1f} -> {statistics.median(second.speeds):.1f}"
+        memory = f"{first.peak:.0f} -> {second.peak:.0f}"
+        bound = "" if least is None else f"{least:.2f}"
+        print(f"{name:<60} {spread(ratios(first, second)):<22} {speeds:>14} {memory:>14}  {bound}", flush=True)
+
+
 def ratios(one: Measured, other: Measured) -> list[float]:
     """How many times as fast the second is, round by round."""
     return [b / a for a, b in zip(one.speeds, other.speeds)]

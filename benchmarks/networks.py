@@ -6,7 +6,6 @@ python benchmarks/networks.py [--rounds 7] [words of a row's name]
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
 
@@ -36,15 +35,9 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
-    print(_paired.machine())
-    print(f"{'what':<60} {'times as fast':<22} {'img/s':>14} {'MB':>14}")
-    for name, one, other in PAIRS:
-        if not all(word in name for word in asked.words):
-            continue
-        first, second = _paired.pair(f"{BASE} {one}".split(), f"{BASE} {other}".split(), asked.rounds)
-        speeds = f"{statistics.median(first.speeds):.1f} -> {statistics.median(second.speeds):.1f}"
-        memory = f"{first.peak:.0f} -> {second.peak:.0f}"
-        print(f"{name:<60} {_paired.spread(_paired.ratios(first, second)):<22} {speeds:>14} {memory:>14}", flush=True)
+    _paired.table(
+        [(name, f"{BASE} {one}", f"{BASE} {other}", None) for name, one, other in PAIRS], asked.words, asked.rounds
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ python benchmarks/precision.py [WORD ...] [--rounds 7]      all words must be in
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
 
@@ -32,13 +31,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
-    print(_paired.machine())
-    print(f"{'what':<56} {'times as fast':<22} {'img/s':>14}  at least")
-    for name, one, other, least in PAIRS:
-        if all(word in name for word in asked.words):
-            first, second = _paired.pair(one.split(), other.split(), asked.rounds)
-            speeds = f"{statistics.median(first.speeds):.1f} -> {statistics.median(second.speeds):.1f}"
-            print(f"{name:<56} {_paired.spread(_paired.ratios(first, second)):<22} {speeds:>14}  {least}", flush=True)
+    _paired.table(PAIRS, asked.words, asked.rounds)
 
 
 if __name__ == "__main__":
