@@ -50,7 +50,6 @@ class ExecutionPlan:
     # where an IPU would keep state; nothing of it changes a number
     offload_state: bool  # optimiser state in host memory
     divide_state: bool  # replicated tensor sharding: every replica keeps a part of it
-    offload_fp32_copy: bool  # FP32 master weights in host memory, where weights are FP16
 
     @property
     def devices(self) -> int:
@@ -148,7 +147,6 @@ class Wishes:
     identical_seeding: bool = False
     offload_state: bool = True
     divide_state: bool = False
-    offload_fp32_copy: bool = False
     device: str = AUTO
     select: tuple[str, ...] = ()  # device ids or AUTO: for training, and for validation
 
@@ -197,7 +195,6 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
         identical_seeding=wishes.identical_seeding,
         offload_state=wishes.offload_state,
         divide_state=wishes.divide_state,
-        offload_fp32_copy=wishes.offload_fp32_copy,
     )
 
 

@@ -219,7 +219,6 @@ def _wishes(options: RunOptions) -> Wishes:
         identical_seeding=device.identical_replica_seeding,
         offload_state=not device.disable_variable_offloading,
         divide_state=device.rts,
-        offload_fp32_copy=training.offload_fp32_weight_copy,
         device=device.device,
         select=device.select_ipu,
     )
