@@ -109,31 +109,38 @@ def torch_resnet(name: str, options: Any) -> str | None:
 
 def underscored_efficientnet(name: str, options: Any) -> str | None:
     """_blocks.3._bn0.weight is all/block3a/a/batch_norm/gamma in B0: the blocks are counted through."""
-    owner, _, kind = name.rpartition(".")
+
+    def place(owner: str) -> tuple[str, str]:
+        _, index, part = owner.split(".")
+        return f"{_efficientnet().blocks(options)[int(index)].name}/{UNDERSCORED_PARTS[part]}", part
+
     ends = {"_conv_stem": "block0", "_bn0": "block0", "_conv_head": "Top", "_bn1": "Top"}
-    if owner == "_fc":
-        return _dense(kind)
-    if owner in ends:
-        return _torch_variable(f"all/{ends[owner]}", owner, kind)
-    _, index, part = owner.split(".")
-    block = _efficientnet().blocks(options)[int(index)]
-    return _torch_variable(f"all/{block.name}/{UNDERSCORED_PARTS[part]}", part, kind)
+    return _torch_efficientnet(name, "_fc", ends, place)
 
 
 def timm_efficientnet(name: str, options: Any) -> str | None:
     """blocks.1.0.bn1.weight is all/block2a/a/batch_norm/gamma; blocks.0.0.bn1.weight all/block1a/b/..., as nothing
     expands there."""
-    owner, _, kind = name.rpartition(".")
+
+    def place(owner: str) -> tuple[str, str]:
+        _, stage, unit, part = owner.split(".", 3)
+        stages = [[b for b in _efficientnet().blocks(options) if b.name.startswith(f"block{k}")] for k in range(1, 8)]
+        block = stages[int(stage)][int(unit)]
+        return f"{block.name}/{(TIMM_FIRST_PARTS if block.expand == 1 else TIMM_PARTS)[part]}", part
+
     ends = {"conv_stem": "block0", "bn1": "block0", "conv_head": "Top", "bn2": "Top"}
-    if owner == "classifier":
+    return _torch_efficientnet(name, "classifier", ends, place)
+
+
+def _torch_efficientnet(
+    name: str, classifier: str, ends: Mapping[str, str], place: Callable[[str], tuple[str, str]]
+) -> str | None:
+    """`ends`: the scopes of the layers outside of the blocks; `place`: scope and part of a layer inside."""
+    owner, _, kind = name.rpartition(".")
+    if owner == classifier:
         return _dense(kind)
-    if owner in ends:
-        return _torch_variable(f"all/{ends[owner]}", owner, kind)
-    _, stage, unit, part = owner.split(".", 3)
-    stages = [[b for b in _efficientnet().blocks(options) if b.name.startswith(f"block{k}")] for k in range(1, 8)]
-    block = stages[int(stage)][int(unit)]
-    scope = (TIMM_FIRST_PARTS if block.expand == 1 else TIMM_PARTS)[part]
-    return _torch_variable(f"all/{block.name}/{scope}", part, kind)
+    scope, part = (ends[owner], owner) if owner in ends else place(owner)
+    return _torch_variable(f"all/{scope}", part, kind)
 
 
 LAYOUTS = (
