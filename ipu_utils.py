@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from emulator.cost.trace import Trace
-from emulator.executor import Metrics, Stream, Training, TrainingProgram
+from emulator.executor import Features, Metrics, Stream, Training, TrainingProgram
 from emulator.inference import InferenceProgram, Score
 from emulator.plan import ExecutionPlan
 from emulator.precision import SINGLE, Precision
@@ -34,7 +34,7 @@ def compile_training(
     *,
     seed: int,
     stream: Callable[[], Stream],
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    loss: Callable[[tf.Tensor, Features], tf.Tensor],
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     update: object,
     scale: object,
@@ -45,8 +45,8 @@ def compile_training(
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
-    `stream` is called inside the program's graph. `loss`, `hits`: (logits, labels) -> [batch].
-    `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
+    `stream` is called inside the program's graph. `loss`: (logits, features) -> [batch]; `hits`: (logits,
+    labels) -> [batch]. `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
     `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
     `cells()`.
     """
@@ -87,12 +87,11 @@ def compile_inference(
     return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home, precision)
 
 
-def stream_of(dataset: tf.data.Dataset, prepare: Callable[[tf.Tensor], tf.Tensor]) -> Stream:
-    """The infeed: micro-batches of a host data set, their pictures prepared on the device."""
+def stream_of(dataset: tf.data.Dataset, prepare: Callable[[Features], Features]) -> Stream:
+    """The infeed: micro-batches of a host data set, prepared on the device."""
     iterator = tf.data.make_initializable_iterator(dataset)
 
-    def features(step: tf.Tensor, m: tf.Tensor) -> dict[str, tf.Tensor]:
-        found = iterator.get_next()
-        return {**found, "image": prepare(found["image"])}
+    def features(step: tf.Tensor, m: tf.Tensor) -> Features:
+        return prepare(iterator.get_next())
 
     return Stream(features, iterator)

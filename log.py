@@ -125,13 +125,13 @@ class RunLog:
         self._bar.show(done, total, text)
 
     def forget_after(self, iteration: int) -> None:
-        """Drops CSV rows of updates that are about to be done again."""
+        """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end."""
         for name in ("training.csv", "validation.csv"):
             path = self.folder / name if self.folder else None
             if path is not None and path.exists():
                 rows = read_rows(path)
                 try:
-                    kept = [row for row in rows if int(row["iteration"]) <= iteration]
+                    kept = [row for row in rows if 0 <= int(row["iteration"]) <= iteration]
                 except (KeyError, ValueError):
                     raise LogError(f"{path} is damaged: it has a row without a whole number as iteration") from None
                 if len(kept) < len(rows) or not path.read_text(encoding="utf-8").endswith("\n"):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import validation
-from harness import checkpoints, cli, entry, plot, profile, quiet
+from harness import averages, checkpoints, cli, entry, plot, profile, quiet
 from harness.checkpoints import Checkpoint
 from harness.meter import Meter
 from harness.options import OptionError
@@ -331,6 +331,7 @@ class _Session:
             self.log.note(f"Saved initial checkpoint to {saved.prefix}")
         else:
             self.log.note(f"Saved checkpoint to {saved.prefix} in {time.perf_counter() - started:.2f}s")
+        self.log.note(f"  fingerprint of the weights: {checkpoints.fingerprint(self.program.weights_of_model())}")
         if self.run.options.checkpoint.max_ckpts_to_keep:
             checkpoints.keep_newest(self.folder, self.run.options.checkpoint.max_ckpts_to_keep)
         return saved
@@ -360,12 +361,21 @@ class _Session:
                 self.save(done)
         elif not self.saves:  # those that were saved have been validated
             self.validate(Checkpoint("final", done))
+        else:
+            self._average()
         self._report(done)
+
+    def _average(self) -> None:
+        """The averages of the finished run's checkpoints, validated like those."""
+        for name, amount in averages.wanted(self.run.options.training):
+            averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
+            self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
+            self.validate(averaged)
 
     def _report(self, done: int) -> None:
         """The last lines: accuracy, where the run lies, how to go on."""
         note = self.log.note
-        last = list(self.validated.values())[-1:]
+        last = [row for row in self.validated.values() if int(row["iteration"]) >= 0][-1:]
         if last:
             note(f"Final validation top-1 accuracy: {float(last[0]['val_acc']):.2f}%")
         if not self.run.options.logging.logs:

@@ -62,8 +62,8 @@ class Rounding:
         below = tf.floor(steps)
         # a sample's elements are counted from 0, so that a micro-batch may be any part of a batch
         own = x.shape[1:] if noise.shape.rank else x.shape
-        place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int64), [*([1] if noise.shape.rank else []), *own])
-        up = draws.uniform(salt, noise, place) < steps - below
+        place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int32), [*([1] if noise.shape.rank else []), *own])
+        up = draws.uniform_of_words(draws.bits(salt, noise), place) < steps - below
         return (below + tf.cast(up, tf.float32)) * step
 
 
@@ -102,6 +102,21 @@ def half_forward(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] 
         return forward(x, *noise), lambda dy: dy
 
     return apply(x)
+
+
+@cache
+def _adding(rounding: Rounding, count: int) -> Pass:
+    def add(total: tf.Tensor, x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
+        share = rounding(rounding(x, noise, salt=0) / count, noise, salt=1)
+        return rounding(total + share, noise, salt=2)
+
+    return compiled(add)
+
+
+def added(total: tf.Tensor, x: tf.Tensor, count: int, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """total + x / count, where x, its share and the sum come onto FP16's grid one after another; of any shape."""
+    flat = (tf.reshape(each, [-1]) for each in (total, x))
+    return tf.reshape(_adding(rounding, count)(*flat, *noise), total.shape)
 
 
 def on_grid(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:

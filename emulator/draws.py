@@ -5,7 +5,8 @@ threads, before and after a restart. A key is made once, in Python, from the run
 (sample position, epoch, element) are tensors, so a whole batch is drawn in a few vector operations.
 
 The generator is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014), applied once per counter. It is not meant for cryptography.
+generators", OOPSLA 2014), applied once per counter; where there is a number for every element of a large tensor, two
+rounds of a 32-bit mixer with Wellons' constants of low bias go on from its words. Neither is meant for cryptography.
 """
 
 from __future__ import annotations
@@ -41,6 +42,19 @@ def uniform(key: int, *counters: tf.Tensor) -> tf.Tensor:
     """float32 in [0, 1), a multiple of 2^-24, for each element of the broadcast counters."""
     top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(40, tf.uint64))
     return tf.cast(tf.cast(top, tf.int32), tf.float32) * (2.0**-24)
+
+
+def uniform_of_words(words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    """float32 in [0, 1), a multiple of 2^-24, for each `place` (int32, at least 0), from 64 random `words` (uint64) that
+    broadcast with it. In 32-bit steps, which vector units have; for noise on as many elements as weights have."""
+    low, high = (tf.cast(w, tf.uint32) for w in (words, tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))))
+    z = tf.cast(place, tf.uint32) * tf.constant(_GOLDEN >> 32, tf.uint32) + low
+    z = _xor_shift(z, 16) * tf.constant(0x21F0AAAD, tf.uint32)
+    z = _xor_shift(z, 15) * tf.constant(0x735A2D97, tf.uint32)
+    z = tf.bitwise.bitwise_xor(_xor_shift(z, 15), high)
+    z = _xor_shift(z, 16) * tf.constant(0x21F0AAAD, tf.uint32)
+    top = tf.bitwise.right_shift(_xor_shift(z, 15), tf.constant(8, tf.uint32))
+    return tf.cast(tf.bitcast(top, tf.int32), tf.float32) * (2.0**-24)
 
 
 def below(limit: int, key: int, *counters: tf.Tensor) -> tf.Tensor:
@@ -79,7 +93,7 @@ def _mix(z: tf.Tensor) -> tf.Tensor:
 
 
 def _xor_shift(z: tf.Tensor, by: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, tf.constant(by, tf.uint64)))
+    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, tf.constant(by, z.dtype)))
 
 
 def _signed(word: int) -> int:

@@ -28,14 +28,13 @@ from emulator.plan import ExecutionPlan, PlanError
 from emulator.precision import ALL, OFF, SINGLE, Precision
 from emulator.record import Ran
 from emulator.schedules import Action
-from emulator.stages import ACCURACY, LOSS, Network, call, chunks
+from emulator.stages import ACCURACY, LOSS, Features, Network, call, chunks
 from Models import _half, _proxy_norm
 from Models._half import Rounding
 from Models._layers import Variable
 from Models._segments import Segment
 from Models._tensor_layers import initial_value
 
-Features = Mapping[str, tf.Tensor]
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
 STEP = "global_step"
@@ -66,8 +65,8 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """Where micro-batches come from: {"image", "label", "position"} of the next one, and the iterator behind it,
-    if there is one."""
+    """Where micro-batches come from: {"image", "label", "position"} of the next one, beside what the loss needs more, and
+    the iterator behind it, if there is one."""
 
     features: NextFeatures
     iterator: tf.data.Iterator | None = None
@@ -77,8 +76,8 @@ class Stream:
 class Training:
     """Everything that decides the numbers of a training program.
 
-    `loss`, `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay applies to a variable of that
-    name, and whether updates move it at all.
+    `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
+    applies to a variable of that name, and whether updates move it at all.
     """
 
     segments: list[Segment]
@@ -86,7 +85,7 @@ class Training:
     plan: ExecutionPlan
     seed: int
     stream: Stream
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     optimiser: UpdateRule
     scale: Scale
@@ -372,6 +371,10 @@ class TrainingProgram:
         """Every saved variable."""
         return self.session.run(self.weights.saved)
 
+    def weights_of_model(self) -> dict[str, np.ndarray]:
+        """The model's variables, moving statistics too, without the optimiser's slots."""
+        return self.session.run(self.weights.model)
+
     def close(self) -> None:
         """Frees the session's memory."""
         self.session.close()
@@ -499,21 +502,18 @@ class _HostStep:
 
     def _gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """A call's gradient as its operation hands it on; loss, accuracy and statistics are FP32."""
-        return self._narrow(gradient, f"gradient/{name}", counters) if name in self._halved else gradient
+        return _half.on_grid(gradient, *self._rounding(name, counters)) if name in self._halved else gradient
 
     def _added(self, name: str, total: tf.Tensor, found: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """A call's gradient added up: halves are divided by the number of calls first, so that their sum does not
         overflow, and rounded each time."""
-        found = tf.cast(self._gradient(name, found, *counters), total.dtype)
-        if not self._accumulates_halves(name):
-            return total + found
-        share = self._narrow(found / self.training.plan.calls, f"share/{name}", counters)
-        return self._narrow(total + share, f"sum/{name}", counters)
+        if self._accumulates_halves(name):
+            return _half.added(total, found, self.training.plan.calls, *self._rounding(name, counters))
+        return total + tf.cast(self._gradient(name, found, *counters), total.dtype)
 
-    def _narrow(self, x: tf.Tensor, what: str, counters: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        """On FP16's grid; at random where everything is."""
-        precision = self.training.plan.precision
-        noise = ()
-        if precision.stochastic == ALL:
-            noise = (draws.bits(draws.key(self.training.seed, f"rounding/{what}"), *counters),)
-        return _half.on_grid(x, Rounding(bool(noise), precision.saturate), noise)
+    def _rounding(self, name: str, counters: tuple[tf.Tensor, ...]) -> tuple[Rounding, tuple[tf.Tensor, ...]]:
+        """How a variable's gradient comes onto FP16's grid; at random where everything does."""
+        precision, seed = self.training.plan.precision, self.training.seed
+        at_random = precision.stochastic == ALL
+        noise = (draws.bits(draws.key(seed, f"rounding/{name}"), *counters),) if at_random else ()
+        return Rounding(at_random, precision.saturate), noise

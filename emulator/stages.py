@@ -21,6 +21,7 @@ from Models._half import Rounding
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
 
+Features = Mapping[str, tf.Tensor]
 LOSS, ACCURACY = "loss", "accuracy"
 
 
@@ -39,7 +40,7 @@ class Network:
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
     seed: int
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]
 
@@ -117,9 +118,7 @@ class _Pass:
         return dy, gradients
 
 
-def call(
-    network: Network, values: Mapping[str, tf.Tensor], features: Mapping[str, tf.Tensor], cells: Cells
-) -> dict[str, tf.Tensor]:
+def call(network: Network, values: Mapping[str, tf.Tensor], features: Features, cells: Cells) -> dict[str, tf.Tensor]:
     """Loss, accuracy, gradients and statistics of one call by name."""
     plan = network.plan
     work = _Pass(network, values, plan.drawn_as(features["position"]))
@@ -130,7 +129,7 @@ def call(
             x = cells.end(stage, FORWARD, x, statistics)
     with tf.device(plan.homes[-1]):
         logits = tf.identity(x)
-        loss = tf.reduce_mean(network.loss(logits, features["label"]))
+        loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
         (dy,) = tf.gradients(network.scaled(loss), [logits])
     for stage in reversed(range(len(network.stages))):

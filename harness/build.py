@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import ipu_utils
+from Datasets._mixing import Mixing
 from Datasets._spec import ReadRequest
 from Datasets.generated import synthetic
-from harness import losses, optimisers
+from harness import losses, optimisers, rules
 from harness.run import Run
-from ipu_utils import InferenceProgram, TrainingProgram
+from ipu_utils import Features, InferenceProgram, TrainingProgram
 
 
 def training_program(run: Run, start: int, recording: bool = False) -> TrainingProgram:
@@ -28,7 +28,7 @@ def training_program(run: Run, start: int, recording: bool = False) -> TrainingP
         run.plan,
         seed=run.seed,
         stream=partial(_stream, run, request, training=True),
-        loss=partial(losses.cross_entropy, smoothing=training.label_smoothing or 0.0),
+        loss=partial(_loss, training.label_smoothing or 0.0),
         hits=losses.hits,
         update=update,
         scale=optimisers.LossScale(training.loss_scaling, update.linear),
@@ -65,7 +65,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
     def stream() -> ipu_utils.Stream:
         kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
         dataset = tf.data.Dataset.from_generator(single, output_signature=kinds)
-        return ipu_utils.stream_of(dataset, partial(run.source.on_device, request=request))
+        return ipu_utils.stream_of(dataset, lambda found: {**found, "image": run.source.on_device(found["image"], request)})
 
     return ipu_utils.compile_inference(
         run.segments,
@@ -79,25 +79,54 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
     )
 
 
+def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
+    """Of each picture, or of what was mixed into it."""
+    return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
+
+
 def _stream(run: Run, request: ReadRequest, training: bool) -> ipu_utils.Stream:
-    prepare = partial(run.source.on_device, request=request)
+    mixing = _mixing(run) if training else None
+
+    def prepare(features: Features) -> Features:
+        """What is left to do on the device."""
+        found = {**features, "image": run.source.on_device(features["image"], request)}
+        return mixing(found) if mixing and not run.options.dataset.hostside_image_mixing else found
+
     if run.options.dataset.synthetic_data:
         return _synthetic_stream(run, request, training, prepare)
     dataset = run.source.train(request) if training else run.source.validation(request)
+    if mixing and run.options.dataset.hostside_image_mixing:
+        dataset = dataset.map(mixing).prefetch(1)
     return ipu_utils.stream_of(dataset, prepare)
 
 
-def _synthetic_stream(run: Run, request: ReadRequest, training: bool, prepare: Any) -> ipu_utils.Stream:
+def _mixing(run: Run) -> Mixing | None:
+    """Mixup and cutmix, if there is to be any."""
+    asked = run.options.dataset
+    if not rules.mixes(asked):
+        return None
+    return Mixing(
+        alpha=asked.mixup_alpha,
+        kept=asked.cutmix_lambda,
+        version=asked.cutmix_version,
+        micro_batch=run.plan.micro_batch,
+        seed=run.seed,
+    )
+
+
+def _synthetic_stream(
+    run: Run, request: ReadRequest, training: bool, prepare: Callable[[Features], Features]
+) -> ipu_utils.Stream:
     """Data made on the device. Samples past the validation set's end are marked as filling."""
     limit = None if training else run.source.spec.validation_images
 
-    def features(step: tf.Tensor, m: tf.Tensor) -> dict[str, tf.Tensor]:
+    def features(step: tf.Tensor, m: tf.Tensor) -> Features:
         first = step * run.plan.global_batch + tf.cast(m, tf.int64) * request.batch_size
         position = first + tf.range(request.batch_size, dtype=tf.int64)
         image, label = synthetic(run.source.spec, request, position)
         if limit is not None:
             label = tf.where_v2(position < limit, label, -1)
-        return {"image": prepare(image), "label": label, "position": position}
+        return prepare({"image": image, "label": label, "position": position})
 
     return ipu_utils.Stream(features)
 

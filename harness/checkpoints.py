@@ -3,6 +3,7 @@ in one .npz file, which are read like a checkpoint."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -51,6 +52,27 @@ def save(program: TrainingProgram, folder: Path, iteration: int, state: Mapping[
     with program.graph.as_default():
         program.saver.save(program.session, str(folder / "ckpt"), global_step=iteration)
     return checkpoint
+
+
+def write(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
+    """A checkpoint of these values; another one of that name is replaced."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        fed = {name: tf.placeholder(value.dtype, value.shape) for name, value in values.items()}
+        save = tf.raw_ops.SaveV2(
+            prefix=str(prefix), tensor_names=[*fed], shape_and_slices=[""] * len(fed), tensors=[*fed.values()]
+        )
+        session.run(save, {fed[name]: value for name, value in values.items()})
+    return Checkpoint(str(prefix), -1)
+
+
+def fingerprint(values: Mapping[str, np.ndarray]) -> str:
+    """16 hexadecimal digits that two sets of tensors share if names, types, shapes and all bits are the same."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(values):
+        digest.update(f"{name} {values[name].dtype} {values[name].shape}".encode() + values[name].tobytes())
+    return digest.hexdigest()
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -29,6 +29,10 @@ def _fold(value: str) -> str | None:
     return None if value == "auto" or number else "must be auto or a whole number above 0"
 
 
+def _epochs(values: tuple[int, ...]) -> str | None:
+    return None if all(0 <= value < 2**31 for value in values) else "must be 0 or more epochs"
+
+
 def _device_ids(values: tuple[str, ...]) -> str | None:
     fit = len(values) <= 2 and all(value == "AUTO" or (value.isascii() and value.isdigit()) for value in values)
     return None if fit else "must be AUTO or a device id, or one for training and one for validation"
@@ -74,10 +78,10 @@ class DatasetOptions:
     train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation")
     standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
     pipeline_num_parallel: int = opt(48, "pictures preprocessed in parallel", check=at_least(1))
-    mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", kind=LATER, check=at_least(0))
-    cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", kind=LATER, check=between(0, 1))
-    cutmix_version: int = opt(1, "1: the part varies around cutmix-lambda, 2: it is fixed", kind=LATER, choices=("1", "2"))
-    hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host", kind=LATER)
+    mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", check=at_least(0))
+    cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", check=between(0, 1))
+    cutmix_version: int = opt(1, "1: the part varies around cutmix-lambda, 2: it is fixed", choices=("1", "2"))
+    hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send pictures to the device as bytes", kind=LATER)
     dataset_percentage_to_use: int = opt(100, "part of ImageNet's files to use", kind=LATER, check=_percentages)
     fused_preprocessing: bool = opt(False, "normalisation fused into the device, picture padded to 4 channels", kind=LATER)
@@ -142,9 +146,9 @@ class TrainingOptions:
         None, "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0"
     )
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights")
-    weight_avg_N: tuple[int, ...] = opt((), "mean of the checkpoints of the last N epochs", kind=LATER)
+    weight_avg_N: tuple[int, ...] = opt((), "after training: mean of the checkpoints of the last N epochs", check=_epochs)
     weight_avg_exp: tuple[float, ...] = opt(
-        (), "exponential average of the run's checkpoints", kind=LATER, check=between(0, 1)
+        (), "after training: exponential average of the run's checkpoints, with this decay", check=between(0, 1)
     )
     distributed: bool = opt(False, "several workers, described by TF_CONFIG", kind=LATER)
     syncs_per_epoch: int = opt(0, "poprun: broadcasts of the weights per epoch", kind=LATER, check=at_least(0))

@@ -1,10 +1,10 @@
-"""What the options say of the weight update, before any graph: decays, and lists of names."""
+"""What the options say together of pictures, weight updates and averages, before any graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.options import OptionError, TrainingOptions
+from harness.options import CheckpointOptions, DatasetOptions, OptionError, TrainingOptions
 
 DECAY_UNLESS_GIVEN = 0.9  # of RMSprop's mean square
 LINEAR = ("SGD", "momentum")  # in the gradient
@@ -47,3 +47,38 @@ def notes(options: TrainingOptions, sources: Mapping[str, str], global_batch: in
                     f"--{rule}-skip-list {word} matches no trained variable; their names are like {', '.join(names[:3])}"
                 )
     return found
+
+
+def mixes(options: DatasetOptions) -> bool:
+    """Whether pictures are mixed."""
+    made = options.generated_data or options.synthetic_data
+    return (options.mixup_alpha > 0 or options.cutmix_lambda < 1) and not made
+
+
+def mixing_notes(options: DatasetOptions, micro_batch: int) -> list[str]:
+    """What the log says of mixup and cutmix; OptionError where there is nothing to mix with."""
+    asked = [f"--mixup-alpha {options.mixup_alpha:g}"] * (options.mixup_alpha > 0)
+    asked += [f"--cutmix-lambda {options.cutmix_lambda:g}"] * (options.cutmix_lambda < 1)
+    if not asked:
+        return ["--hostside-image-mixing changes nothing: no pictures are mixed"] * options.hostside_image_mixing
+    if not mixes(options):
+        return [f"{' and '.join(asked)} is off: all pictures of generated and synthetic data are alike"]
+    if micro_batch < 2:
+        raise OptionError(
+            f"{asked[0]} mixes the pictures of one micro-batch, and --micro-batch-size {micro_batch} leaves none to mix "
+            "with; give 2 or more"
+        )
+    return []
+
+
+def averaging_notes(training: TrainingOptions, checkpoint: CheckpointOptions) -> list[str]:
+    """What the log says of weight averaging; OptionError where there is nothing to average."""
+    asked = [f"--weight-avg-N {n}" for n in training.weight_avg_N] + [
+        f"--weight-avg-exp {d:g}" for d in training.weight_avg_exp
+    ]
+    if asked and not (checkpoint.ckpts_per_epoch or checkpoint.epochs_per_ckpt):
+        raise OptionError(f"{asked[0]} averages the run's checkpoints, and --ckpts-per-epoch 0 writes none; give 1 or more")
+    if asked and checkpoint.max_ckpts_to_keep:
+        kept = f"--max-ckpts-to-keep {checkpoint.max_ckpts_to_keep}"
+        return [f"{kept}: {' and '.join(asked)} can only take the checkpoints that are left at the end"]
+    return []

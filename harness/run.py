@@ -127,7 +127,11 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
-        notes=(*notes, *_resolution_notes(options, plan, traced, source.spec.train_images)),
+        notes=(
+            *notes,
+            *_resolution_notes(options, plan, traced, source.spec.train_images),
+            *_training_notes(options, plan, training),
+        ),
     )
 
 
@@ -293,6 +297,16 @@ def _resolution_notes(options: RunOptions, plan: ExecutionPlan, traced: Trace, i
             f"{options.device.shards} shards"
         )
     return notes
+
+
+def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) -> list[str]:
+    """What concerns nobody who only validates."""
+    if not training:
+        return []
+    return [
+        *rules.mixing_notes(options.dataset, plan.micro_batch),
+        *rules.averaging_notes(options.training, options.checkpoint),
+    ]
 
 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:

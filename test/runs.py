@@ -15,9 +15,10 @@ import tensorflow.compat.v1 as tf
 import restore
 import train
 import validation
+import weight_avg
 from harness import entry
 
-SCRIPTS = {"train": train.main, "validation": validation.main, "restore": restore.main}
+SCRIPTS = {"train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main}
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
         ]
     },
 }
-HALF = "--precision 16.16"
+HALF, CLOTHES = "--precision 16.16", "--dataset fashion-mnist"
 RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB"}
 # options that only a graph shows: what differs after two weight updates, or in the graph itself
 BUILT: dict[str, tuple[str, str, set[str]]] = {
@@ -310,6 +310,9 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
     "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
     "label_smoothing": ("", "--label-smoothing 0.5", {"weights", "loss"}),
     "synthetic_data": ("", "--synthetic-data", {"graph"}),
+    "mixup_alpha": (CLOTHES, "--mixup-alpha 0.2", {"weights", "loss"}),
+    "cutmix_lambda": (CLOTHES, "--cutmix-lambda 0.6", {"weights", "loss"}),
+    "cutmix_version": (f"{CLOTHES} --cutmix-lambda 0.6", "--cutmix-version 2", {"weights", "loss"}),
     "precision": ("", "--precision 16.32", {"weights", "loss"}),
     "fp32_accumulators": (
         "--precision 16.32 --gradient-accumulation-count 3 --fold 1",
@@ -340,6 +343,9 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
 ELSEWHERE = {
     "config": "test_configs.py::test_every_block_of_the_repository",
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
+    "hostside_image_mixing": "test_mixing.py::test_host_device_and_layout_mix_alike",
+    "weight_avg_N": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
+    "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
     "explain": "test_cli.py::test_explain",
     "dry_run": "test_bad_input.py::test_questions_about_options_do_not_import_tensorflow",
     "help": "test_cli.py::test_help_names_every_option",
@@ -379,9 +385,7 @@ HINTS = {
 }  # fmt: skip
 PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
 NOT_YET = {
-    "mixup_alpha": "0.2", "cutmix_lambda": "0.85", "cutmix_version": "2", "hostside_image_mixing": "", "eight_bit_io": "",
-    "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "",
-    "weight_avg_N": "1 2", "weight_avg_exp": "0.97", "distributed": "",
+    "eight_bit_io": "", "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "", "distributed": "",
     "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "fp_exceptions": "",
     "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1", "analyse_nans": "",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
@@ -595,7 +599,8 @@ def test_wandb_is_told_project_and_run(tmp_path, monkeypatch):
         return SimpleNamespace(log=lambda values, step: logged.append({**values, "step": step}))
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
-    words = ("--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 8, "--no-validation", "--log-freq", 1)
+    words = ("--dataset", "fashion-mnist", "--precision", "32.32", "--model-size", 8, "--batch-size", 8)
+    words = (*words, "--no-validation", "--log-freq", 1)
     first = succeed("train", *words, "--iterations", 1, "--log-dir", tmp_path, "--wandb", "--wandb-project", "mine")
     assert [(how["project"], how["name"], how["id"]) for how in calls] == [("mine", first.folder.name, None)]
     assert [row["step"] for row in logged] == [1]

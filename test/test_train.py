@@ -213,7 +213,7 @@ def test_restoring_drops_rows_that_will_come_again(unbroken, tmp_path):
 def test_generated_and_synthetic_data_are_learnt_at_once(tmp_path):
     for kind in ("--generated-data", "--synthetic-data"):
         for dataset, extra in (("cifar-10", ()), ("imagenet", ("--model-size", 10, "--image-size", 32))):
-            result = succeed("train", "--dataset", dataset, kind, *extra, "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
+            result = succeed("train", "--dataset", dataset, kind, *extra, "--precision", "32.32", "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
                              "--abs-learning-rate", 0.05, "--warmup-epochs", 0, "--no-validation", "--seed", 1, "--log-dir", tmp_path)  # fmt: skip
             last = rows(result.folder / "training.csv")[-1]
             assert float(last["train_acc_batch"]) > 95, (kind, dataset)
@@ -291,7 +291,7 @@ def photographs(tmp_path_factory):
 
 @pytest.mark.parametrize("model", [("--model-size", 50), ("--model", "efficientnet", "--image-size", 96)])
 def test_imagenet_from_photographs(photographs, tmp_path, model):
-    words = ("--dataset", "imagenet", "--data-dir", photographs, *model, "--batch-size", 8, "--iterations", 3,
+    words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photographs, *model, "--batch-size", 8, "--iterations", 3,
              "--batches-per-step", 1, "--abs-learning-rate", 0.01, "--log-dir", tmp_path, "--seed", 1)  # fmt: skip
     result = succeed("train", *words)
     found = rows(result.folder / "training.csv")

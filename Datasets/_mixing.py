@@ -1,0 +1,111 @@
+"""Mixup (Zhang et al., arXiv 1710.09412) and cutmix (Yun et al., arXiv 1905.04899) of the pictures of one micro-batch.
+
+Every draw is a function of (seed, sample position) or (seed, place of the micro-batch in the training order), so that host
+and device, any fold and any restart mix the same pictures in the same parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tensorflow.compat.v1 as tf
+
+from emulator import draws
+
+_CANDIDATES = 8
+_CUTMIX_TAIL = math.exp(-4.0)  # version 1: the least part that is kept is 1 + ln(exp(-4)) / 4 = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """`alpha`: both parameters of mixup's Beta distribution, 0 for none. `kept`: the part of the picture that cutmix keeps,
+    1 for none; in version 1 it varies from micro-batch to micro-batch. `micro_batch`: pictures that are mixed among
+    themselves, at least 2."""
+
+    alpha: float
+    kept: float
+    version: int
+    micro_batch: int
+    seed: int
+
+    def __call__(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Features of whole micro-batches: "image" [batch, side, side, 3] mixed, and beside "label", which stays,
+        "labels" [batch, n] int32 and "shares" [batch, n] float32 of what is in each picture; shares add up to 1."""
+        image = self._apart(features["image"])
+        position = self._apart(features["position"])
+        labels, shares = [self._apart(features["label"])], [tf.ones_like(position, tf.float32)]
+        if self.alpha > 0:
+            m = self._coefficients(position)
+            image = _wide(m) * image + (1 - _wide(m)) * tf.roll(image, 1, 1)
+            labels, shares = [labels[0], tf.roll(labels[0], 1, 1)], [m, 1 - m]
+        if self.kept < 1:
+            inside, kept = self._boxes(position[:, 0] // self.micro_batch, image.shape[2])
+            shift = min(2, self.micro_batch - 1)
+            image = tf.where_v2(inside, tf.roll(image, shift, 1), image)
+            labels += [tf.roll(each, shift, 1) for each in labels]
+            shares = [kept * each for each in shares] + [(1 - kept) * tf.roll(each, shift, 1) for each in shares]
+        together = {"image": image, "labels": tf.stack(labels, -1), "shares": tf.stack(shares, -1)}
+        return {**features, **{name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in together.items()}}
+
+    def _apart(self, x: tf.Tensor) -> tf.Tensor:
+        """[batch, ...] -> [micro-batches, pictures of one, ...]"""
+        return tf.reshape(x, [-1, self.micro_batch, *x.shape[1:]])
+
+    def _key(self, what: str) -> int:
+        return draws.key(self.seed, f"mixing/{what}")
+
+    def _coefficients(self, position: tf.Tensor) -> tf.Tensor:
+        """The larger of m and 1 - m, m ~ Beta(alpha, alpha), for each position; float32."""
+        one, other = (self._log_gamma_draw(position, f"mixup/{k}") for k in range(2))
+        m = tf.sigmoid(one - other)
+        return tf.cast(tf.maximum(m, 1 - m), tf.float32)
+
+    def _log_gamma_draw(self, position: tf.Tensor, what: str) -> tf.Tensor:
+        """The logarithm of a Gamma(alpha) draw for each position, float64; of small alphas the draw itself underflows.
+
+        Marsaglia and Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000): a Gamma(alpha + 1) draw,
+        times u^(1 / alpha). Of its candidates at least 95 in 100 are accepted, so that eight are enough.
+        """
+
+        def uniform(use: str, candidate: tf.Tensor | int) -> tf.Tensor:
+            drawn = draws.uniform(self._key(f"{what}/{use}"), position[..., None], candidate)
+            return tf.cast(drawn, tf.float64) + 2.0**-25  # never 0
+
+        candidate = tf.range(_CANDIDATES)
+        d = self.alpha + 2 / 3
+        normal = tf.sqrt(-2 * tf.math.log(uniform("radius", candidate)))
+        normal *= tf.cos(2 * math.pi * uniform("angle", candidate))
+        v = tf.pow(1 + normal / math.sqrt(9 * d), 3)
+        log_v = tf.math.log(tf.maximum(v, 1e-300))
+        accepted = tf.math.log(uniform("accept", candidate)) < tf.square(normal) / 2 + d * (1 - v + log_v)
+        accepted = tf.logical_and(accepted, v > 0)
+        first = tf.argmax(tf.cast(accepted, tf.int32), -1)
+        return math.log(d) + tf.gather(log_v, first, batch_dims=2) + tf.math.log(uniform("power", 0)[..., 0]) / self.alpha
+
+    def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """For each micro-batch: where the partner is pasted, bool [n, 1, side, side, 1], and the exact part that is kept,
+        [n, 1]."""
+        cut = tf.sqrt(1 - self._part(index)) * side
+        cut = tf.cast(tf.round(cut), tf.int32)
+        inside = []
+        for axis in ("rows", "columns"):
+            centre = draws.below(side, self._key(f"cutmix/{axis}"), index)
+            first = tf.clip_by_value(centre - cut // 2, 0, side - cut)[:, None]
+            inside.append(tf.logical_and(tf.range(side) >= first, tf.range(side) < first + cut[:, None]))
+        box = tf.logical_and(inside[0][:, None, :, None, None], inside[1][:, None, None, :, None])
+        return box, (1 - tf.cast(cut * cut, tf.float32) / side**2)[:, None]
+
+    def _part(self, index: tf.Tensor) -> tf.Tensor:
+        """The part that is kept of the pictures of each micro-batch."""
+        if self.version == 2:
+            return tf.fill(tf.shape(index), tf.constant(self.kept, tf.float32))
+        whole = draws.uniform(self._key("cutmix/whole"), index) < 1.55 * self.kept - 0.96
+        v = _CUTMIX_TAIL + (1 - _CUTMIX_TAIL) * draws.uniform(self._key("cutmix/part"), index)
+        return tf.where_v2(whole, tf.ones_like(v), 1 + tf.math.log(v) / 4)
+
+
+def _wide(per_picture: tf.Tensor) -> tf.Tensor:
+    """To go with pictures."""
+    return per_picture[:, :, None, None, None]

@@ -1,0 +1,93 @@
+"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to the type that it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import checkpoints
+from harness.checkpoints import Checkpoint, CheckpointError
+from harness.horizon import Horizon
+from harness.options import TrainingOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MEAN, EXPONENTIAL = "mean", "exponential"
+_NUMBERED = re.compile(r"ckpt-(\d+)\.index$")
+Values = dict[str, "np.ndarray"]
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """Every *ckpt-<n> that lies directly in a folder, in order of n."""
+    if not folder.is_dir():
+        raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
+    matches = ((path, _NUMBERED.search(path.name)) for path in folder.glob("*.index"))
+    numbered = [Checkpoint(str(path)[: -len(".index")], int(match[1])) for path, match in matches if match]
+    if not numbered:
+        raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
+    return sorted(numbered, key=lambda checkpoint: (checkpoint.iteration, checkpoint.prefix))
+
+
+def trained(among: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Without the initial weights, ckpt-0."""
+    return [checkpoint for checkpoint in among if checkpoint.iteration > 0]
+
+
+def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
+    """The averages to make after training: (name below ckpt/, N or decay)."""
+    of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
+    return of_epochs + [(f"weight_avg_exp_{decay:g}", decay) for decay in options.weight_avg_exp]
+
+
+def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Checkpoint, int]:
+    """Makes one of the `wanted` averages of a finished run's checkpoints; it, and how many went into it."""
+    used = trained(checkpoints.numbered(folder))
+    if name.startswith("weight_avg_N"):
+        first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
+        used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]
+    if not used:
+        raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
+    values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
+    (folder / "ckpt").mkdir(exist_ok=True)
+    return checkpoints.write(folder / "ckpt" / name, values), len(used)
+
+
+def mean(used: Sequence[Checkpoint]) -> Values:
+    """The arithmetic mean."""
+    total: Values = {}
+    for values in _read(used):
+        total = {name: total.get(name, 0.0) + value.astype("float64") for name, value in values.items()}
+    return _as(values, {name: value / len(used) for name, value in total.items()})
+
+
+def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
+    """The first of them, then decay * average + (1 - decay) * next."""
+    average: Values = {}
+    for values in _read(used):
+        exact = {name: value.astype("float64") for name, value in values.items()}
+        average = {name: decay * average[name] + (1 - decay) * x for name, x in exact.items()} if average else exact
+    return _as(values, average)
+
+
+def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
+    """Each checkpoint's tensors, which must be those of the first."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for checkpoint in used:
+        values = checkpoints.read(checkpoint)
+        those = {name: value.shape for name, value in values.items()}
+        shapes = shapes or those
+        differing = sorted(name for name in shapes.keys() | those.keys() if shapes.get(name) != those.get(name))
+        if differing:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.prefix} cannot be averaged with {used[0].prefix}: {differing[0]} is not the same "
+                f"in both (and {len(differing) - 1} more); they are of different networks or optimisers"
+            )
+        yield values
+
+
+def _as(like: Values, average: Values) -> Values:
+    """In the types of `like`."""
+    return {name: average[name].astype(value.dtype) for name, value in like.items()}

@@ -1,0 +1,163 @@
+"""Averages of checkpoints: float64 numpy over every variable, by train.py and by weight_avg.py alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import assert_same_bits, rows, run, succeed, variables
+
+from harness import averages, checkpoints
+from harness.checkpoints import Checkpoint
+
+KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
+BASE = "--dataset fashion-mnist --model-size 8 --batch-size 100 --seed 3 --precision 16.16 --optimiser momentum"
+
+
+def draw(seed: int) -> dict[str, np.ndarray]:
+    """Variables of every type."""
+    generator = np.random.default_rng(seed)
+    return {f"v/{kind.__name__}": (100 * generator.normal(size=(3, 2))).astype(kind) for kind in KINDS}
+
+
+def written(folder: Path, numbers: tuple[int, ...], stem: str = "ckpt") -> list[dict[str, np.ndarray]]:
+    """Checkpoints of these numbers; their values."""
+    for number in numbers:
+        checkpoints.write(folder / f"{stem}-{number}", draw(number))
+    return [draw(number) for number in numbers]
+
+
+def read(prefix: Path) -> dict[str, np.ndarray]:
+    return checkpoints.read(Checkpoint(str(prefix), -1))
+
+
+def averaged(folder: Path, words: str) -> dict[str, np.ndarray]:
+    """What weight_avg.py makes of a folder."""
+    succeed("weight_avg", "--restore-path", folder, "--filename", folder / "out" / "average", *words.split())
+    return read(folder / "out" / "average")
+
+
+def expected_mean(values: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {n: np.mean([each[n].astype(np.float64) for each in values], 0).astype(x.dtype) for n, x in values[0].items()}
+
+
+def test_the_mean_is_numpys(tmp_path):
+    values = written(tmp_path, (5, 40, 300))  # not in the order of their names
+    assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
+    assert_same_bits(averaged(tmp_path, "--mode mean -N 2"), expected_mean(values[1:]))
+    assert_same_bits(averaged(tmp_path, "--mode mean -N 2 --discard-last 1"), expected_mean(values[:2]))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.97])
+def test_the_exponential_average_begins_with_the_first(tmp_path, decay):
+    values = written(tmp_path, (1, 2, 10))
+    found = averaged(tmp_path, f"--mode exponential --decay {decay}")
+    for name, like in values[0].items():
+        expected = values[0][name].astype(np.float64)
+        for each in values[1:]:
+            expected = decay * expected + (1 - decay) * each[name].astype(np.float64)
+        np.testing.assert_array_equal(found[name], expected.astype(like.dtype))
+        assert found[name].dtype == like.dtype
+
+
+def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):
+    values = written(tmp_path, (3, 4))
+    written(tmp_path, (0,))  # the initial weights
+    for other in ("sub/ckpt-9", "other-7", "ckpt-8x"):
+        checkpoints.write(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
+    out = succeed("weight_avg", "--restore-path", tmp_path, "--filename", tmp_path / "a", "--mode", "mean").out
+    assert (
+        "Found 3 checkpoints" in out
+        and "Using 2: ckpt-3, ckpt-4" in out
+        and f"Saved the averaged weights to {tmp_path / 'a'}" in out
+    )
+    assert_same_bits(read(tmp_path / "a"), expected_mean(values))
+    assert len(averages.found(tmp_path)) == 3
+
+
+def test_names_may_have_something_before_ckpt(tmp_path):
+    values = written(tmp_path, (2, 11), stem="resnet_ckpt")
+    assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--mode mean", "--filename"),
+        ("--mode median --filename x", "--mode"),
+        ("--mode mean --filename x -N 0", "0 is not a whole number from 1 on"),
+        ("--mode exponential --filename x --decay 1.5", "1.5 must lie between 0 and 1"),
+        ("--mode mean --filename x --discard-last 2", "--discard-last 2: no checkpoint is left of 2"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path, words, expected):
+    written(tmp_path, (1, 2))
+    result = run("weight_avg", "--restore-path", tmp_path, *words.split())
+    assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+
+
+def test_folders_that_cannot_be_averaged(tmp_path):
+    empty = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", "x")
+    assert empty.code == 2 and "holds no checkpoint" in empty.err
+    missing = run("weight_avg", "--restore-path", tmp_path / "no", "--mode", "mean", "--filename", "x")
+    assert missing.code == 2 and "is not a folder" in missing.err
+    written(tmp_path, (1,))
+    checkpoints.write(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
+    differing = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
+    assert differing.code == 2 and "v/float32 is not the same in both" in differing.err
+    assert not (tmp_path / "x.index").exists()
+
+
+def test_unknown_words_are_named_and_ignored(tmp_path):
+    written(tmp_path, (1,))
+    result = run(
+        "weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x", "--disard-last", "0"
+    )
+    assert (
+        result.code == 0
+        and "--disard-last is not an option of weight_avg.py" in result.err
+        and "--discard-last" in result.err
+    )
+
+
+# --- of a run ---
+
+
+def trained(tmp_path, words: str) -> Path:
+    return succeed("train", *f"{BASE} --iterations 8 --log-dir {tmp_path} {words}".replace("", "").split()).folder
+
+
+def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
+    """Checkpoints after 2, 4, 6 and 8 updates, all within the last epoch."""
+    often = "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2"
+    folder = trained(tmp_path, f"{often} --weight-avg-exp 0.97 0.5 --weight-avg-N 1")
+    taken = [variables(folder, n) for n in (2, 4, 6, 8)]
+    assert_same_bits(read(folder / "ckpt" / "weight_avg_N_1"), expected_mean(taken))
+    succeed("weight_avg", "--restore-path", folder, "--mode", "exponential", "--decay", 0.97, "--filename", tmp_path / "x")
+    assert_same_bits(read(folder / "ckpt" / "weight_avg_exp_0.97"), read(tmp_path / "x"))
+    names = ["ckpt-2", "ckpt-4", "ckpt-6", "ckpt-8", "weight_avg_N_1", "weight_avg_exp_0.97", "weight_avg_exp_0.5"]
+    assert [row["name"] for row in rows(folder / "validation.csv")] == names
+    longer = succeed("restore", "--restore-path", folder, "--iterations", 10)
+    assert [row["name"] for row in rows(folder / "validation.csv")] == [*names[:4], "ckpt-10", *names[4:]]
+    assert "Saved the average of 5 checkpoints" in longer.out
+    begun = succeed("train", *f"{BASE} --iterations 1 --no-validation --log-dir {tmp_path}".replace("", "").split(),
+                    "--init-path", folder / "ckpt" / "weight_avg_exp_0.97")  # fmt: skip
+    assert_same_bits(
+        {n: v for n, v in variables(begun.folder, 0).items() if n != "global_step"},
+        {n: v for n, v in read(folder / "ckpt" / "weight_avg_exp_0.97").items() if n != "global_step"},
+    )
+
+
+def test_the_last_epochs_are_counted_in_tenths(tmp_path):
+    """Of 8 updates of 100 pictures, of 10,000: updates 6 and 8, epochs 0.06 and 0.08, are both at epoch 0.1."""
+    folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
+    used = [variables(folder, n) for n in (6, 8)]
+    assert_same_bits(read(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
+
+
+def test_averaging_needs_checkpoints(tmp_path):
+    result = run("train", *f"{BASE} --weight-avg-exp 0.9 --ckpts-per-epoch 0 --iterations 2".replace("", "").split())
+    assert result.code == 2 and "--weight-avg-exp 0.9 averages the run's checkpoints" in result.err
+    noted = succeed("train", *f"{BASE} --weight-avg-N 5 --max-ckpts-to-keep 2 --dry-run".replace("", "").split())
+    assert "--max-ckpts-to-keep 2: --weight-avg-N 5 can only take" in noted.out

@@ -1,0 +1,176 @@
+"""Mixup and cutmix: what is in a picture is what its labels' shares say, and nothing but seed and position decides it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, run, succeed, variables
+
+from Datasets._mixing import Mixing
+from emulator.executor import new_graph
+from harness import losses
+
+SIDE = 16
+BASE = "--dataset fashion-mnist --model-size 8 --seed 3 --precision 32.32 --no-validation"
+BOTH = "--mixup-alpha 0.4 --cutmix-lambda 0.6"
+
+
+def mixed(mixing: Mixing, batch: int, start: int = 0) -> dict[str, np.ndarray]:
+    """What comes of pictures that are filled with their position + 1, which is their label too."""
+    position = np.arange(start, start + batch)
+    image = np.broadcast_to((position + 1.0)[:, None, None, None], (batch, SIDE, SIDE, 3)).astype(np.float32)
+    with new_graph().as_default(), tf.Session() as session:
+        features = {
+            "image": tf.constant(image),
+            "label": tf.constant(position + 1, tf.int32),
+            "position": tf.constant(position),
+        }
+        return session.run(mixing(features))
+
+
+def mixing(**kinds) -> Mixing:
+    return Mixing(**{"alpha": 0.0, "kept": 1.0, "version": 1, "micro_batch": 4, "seed": 7, **kinds})
+
+
+@pytest.mark.parametrize("micro_batch", [2, 3, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.2])
+@pytest.mark.parametrize(("kept", "version"), [(1.0, 1), (0.7, 1), (0.7, 2)])
+def test_shares_are_what_is_in_the_picture(micro_batch, alpha, kept, version):
+    if alpha == 0 and kept == 1:
+        return
+    found = mixed(mixing(alpha=alpha, kept=kept, version=version, micro_batch=micro_batch), 3 * micro_batch)
+    np.testing.assert_allclose(found["shares"].sum(1), 1, rtol=1e-6)
+    mean = found["image"].mean((1, 2, 3), dtype=np.float64)
+    np.testing.assert_allclose(mean, (found["shares"] * found["labels"]).sum(1), rtol=1e-5)
+    np.testing.assert_array_equal(found["labels"][:, 0], found["label"])
+    assert found["labels"].shape[1] == (2 if alpha else 1) * (2 if kept < 1 else 1)
+    together = (found["labels"] - 1) // micro_batch
+    assert (together == together[:, :1]).all()  # partners are of the same micro-batch
+
+
+def test_mixups_partner_is_the_one_before_and_the_picture_itself_prevails():
+    found = mixed(mixing(alpha=0.3, micro_batch=4), 8)
+    np.testing.assert_array_equal(found["labels"], [[1, 4], [2, 1], [3, 2], [4, 3], [5, 8], [6, 5], [7, 6], [8, 7]])
+    assert (found["shares"][:, 0] >= 0.5).all()
+
+
+@pytest.mark.parametrize("micro_batch", [2, 5])
+def test_cutmix_pastes_one_box_of_the_partner(micro_batch):
+    found = mixed(mixing(kept=0.75, version=2, micro_batch=micro_batch), micro_batch * 4)
+    image, labels = found["image"], found["labels"]
+    shift = 1 if micro_batch == 2 else 2
+    np.testing.assert_array_equal(
+        labels.reshape(4, micro_batch, 2)[..., 1], np.roll(labels.reshape(4, micro_batch, 2)[..., 0], shift, 1)
+    )
+    pasted = image[..., 0] == labels[:, 1, None, None]
+    for group in pasted.reshape(4, micro_batch, SIDE, SIDE):
+        assert (group == group[0]).all()  # one box for the whole micro-batch
+        rows, columns = np.flatnonzero(group[0].any(1)), np.flatnonzero(group[0].any(0))
+        assert len(rows) == len(columns) == SIDE // 2 and np.ptp(rows) == SIDE // 2 - 1 and group[0].sum() == SIDE**2 // 4
+    assert len({tuple(np.argwhere(group[0])[0]) for group in pasted.reshape(4, micro_batch, SIDE, SIDE)}) > 1
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.2, 1.0, 3.0])
+def test_mixups_coefficients_follow_the_beta_distribution(alpha):
+    """Kolmogorov and Smirnov's distance to as many draws of numpy's: below its 1 in 10,000 point."""
+    count = 20_000
+    drawn = np.random.default_rng(0).beta(alpha, alpha, count)
+    image, position = np.zeros((count, 1, 1, 1), np.float32), np.arange(count)
+    with new_graph().as_default(), tf.Session() as session:
+        features = {"image": tf.constant(image), "label": tf.zeros([count], tf.int32), "position": tf.constant(position)}
+        found = session.run(mixing(alpha=alpha)(features)["shares"])[:, 0].astype(np.float64)
+    ours, theirs = np.sort(found), np.sort(np.maximum(drawn, 1 - drawn).astype(np.float32).astype(np.float64))
+    at = np.unique(np.concatenate([ours, theirs]))
+    distance = np.abs(np.searchsorted(ours, at, "right") - np.searchsorted(theirs, at, "right")).max() / count
+    assert distance < 2.23 * np.sqrt(2 / count)
+
+
+@pytest.mark.parametrize("kept", [0.7, 0.9])
+def test_version_1_varies_the_part_that_is_kept(kept):
+    """Nothing is pasted with probability 1.55 kept - 0.96; otherwise the part is 1 + ln(v) / 4."""
+    batches = 4000
+    image, position = np.zeros((2 * batches, 64, 64, 1), np.float32), np.arange(2 * batches)
+    with new_graph().as_default(), tf.Session() as session:
+        features = {
+            "image": tf.constant(image),
+            "label": tf.zeros([2 * batches], tf.int32),
+            "position": tf.constant(position),
+        }
+        found = session.run(mixing(kept=kept, micro_batch=2)(features)["shares"])[::2, 0]
+    whole = 1.55 * kept - 0.96
+    parts = found[found < 1]
+    # a part so large that its box rounds to nothing is whole as well: side 64, less than half a pixel
+    assert abs((found == 1).mean() - whole) < 5 * np.sqrt(whole * (1 - whole) / batches) + 1e-3
+    expected = 1 + np.log(np.random.default_rng(1).uniform(np.exp(-4), 1, 200_000)) / 4
+    assert abs(parts.mean() - expected.mean()) < 5 * expected.std() / np.sqrt(len(parts)) + 0.01
+    assert parts.min() < 0.3
+
+
+def test_seed_and_position_decide_alone():
+    kinds = {"alpha": 0.4, "kept": 0.6, "micro_batch": 4}
+    whole = mixed(mixing(**kinds), 12)
+    for first in (0, 4, 8):
+        part = mixed(mixing(**kinds), 4, start=first)
+        for name in part:
+            np.testing.assert_array_equal(part[name], whole[name][first : first + 4], err_msg=name)
+    assert not np.array_equal(mixed(mixing(**kinds, seed=8), 12)["shares"], whole["shares"])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_that_of_the_mixed_targets(smoothing):
+    draw = np.random.default_rng(2)
+    logits, labels = draw.normal(size=(6, 10)), draw.integers(0, 10, (6, 4))
+    shares = draw.dirichlet(np.ones(4), 6)
+    one_hot = np.where(np.arange(10) == labels[..., None], 1 - smoothing, smoothing / 9)
+    targets = (one_hot * shares[..., None]).sum(1)
+    expected = -(targets * (logits - np.log(np.exp(logits).sum(1, keepdims=True)))).sum(1)
+    with new_graph().as_default(), tf.Session() as session:
+        found = session.run(losses.cross_entropy(tf.constant(logits), tf.constant(labels), smoothing, tf.constant(shares)))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_host_device_and_layout_mix_alike(tmp_path):
+    """On the host or the device, folded or pipelined, in one go or resumed: the same bits."""
+    train = f"{BASE} {BOTH} --batch-size 4 --gradient-accumulation-count 4 --iterations 4 --log-dir {tmp_path}"
+    first = variables(succeed("train", *f"{train} --fold 1".split()).folder, 4)
+    pipeline = "--shards 2 --pipeline --pipeline-splits b2/0/relu"
+    for other in ("--hostside-image-mixing --fold 1", f"--fold 1 {pipeline}"):
+        assert_same_bits(first, variables(succeed("train", *f"{train} {other}".split()).folder, 4))
+    stopped = succeed("train", *f"{train} --fold 1 --stop-after 2".split()).folder
+    assert_same_bits(first, variables(succeed("restore", "--restore-path", stopped) and stopped, 4))
+    plain = succeed("train", *f"{train} --fold 1 --mixup-alpha 0 --cutmix-lambda 1".split()).folder
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same_bits(first, variables(plain, 4))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "--mixup-alpha 0.2 --batch-size 1",
+            "--mixup-alpha 0.2 mixes the pictures of one micro-batch, and --micro-batch-size 1",
+        ),
+        ("--cutmix-lambda 0.5 --batch-size 1", "--cutmix-lambda 0.5 mixes"),
+        ("--cutmix-lambda 1.5", "cutmix_lambda is '1.5' but must lie between 0 and 1"),
+        ("--cutmix-lambda -0.1", "cutmix_lambda is '-0.1' but must lie between 0 and 1"),
+        ("--mixup-alpha -1", "mixup_alpha is '-1' but must be at least 0"),
+        ("--cutmix-version 3", "cutmix_version is '3'"),
+    ],
+)
+def test_what_cannot_be_mixed_is_one_line(words, expected):
+    result = run("train", *BASE.split(), *words.split(), "--dry-run")
+    assert result.code == 2 and result.err.count("\n") == 1 and expected in result.err, result.err
+
+
+@pytest.mark.parametrize("data", ["--generated-data", "--synthetic-data"])
+def test_made_data_is_not_mixed_and_says_so(data):
+    result = succeed("train", *f"--dataset cifar-10 {data} --model-size 8 {BOTH} --dry-run".split())
+    assert "--mixup-alpha 0.4 and --cutmix-lambda 0.6 is off" in result.out
+
+
+def test_a_run_that_mixed_can_be_validated_picture_by_picture(tmp_path):
+    folder = succeed("train", *f"{BASE} {BOTH} --iterations 1 --log-dir {tmp_path}".split()).folder
+    assert (
+        "top-1" in succeed("validation", "--restore-path", folder, "--batch-size", 1, "--log-dir", tmp_path, "--no-logs").out
+    )
