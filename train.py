@@ -24,6 +24,7 @@ import numpy as np
 import validation
 from harness import averages, checkpoints, cli, entry, plot, profile, quiet
 from harness.checkpoints import Checkpoint
+from harness.gradients import LostGradients
 from harness.meter import Meter
 from harness.options import OptionError
 from harness.run import Run, arguments
@@ -102,9 +103,10 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
         for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
             session.advance(first, end)
         session.finish(stop)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, FloatingPointError) as error:
+        log.note(f"Stopped: {error}" if isinstance(error, FloatingPointError) else "Interrupted.")
         if checkpoints.numbered(folder) and run.options.logging.logs:
-            log.note(f"Interrupted. To go on: {entry.command('restore', '--restore-path', str(folder))}")
+            log.note(f"To go on: {entry.command('restore', '--restore-path', str(folder))}")
         raise
     finally:
         log.close()
@@ -284,6 +286,9 @@ class _Session:
     diverged: bool = False
     told: bool = False  # that there is nothing to validate on
 
+    def __post_init__(self) -> None:
+        self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
+
     @property
     def saves(self) -> bool:
         """Whether the run writes checkpoints."""
@@ -303,10 +308,13 @@ class _Session:
                 f"The loss is not finite any more (host step of updates {first} to {end}): a lower learning rate may help"
             )
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
+        self.lost.add(first, metrics.lost)
         if end == horizon.grid_end(first):
             self.meter.end_host_step()
         if horizon.logs(first, end):
             self.log.training_row(self.meter.row(end))
+            for note in self.lost.notes():
+                self.log.note(note)
         if horizon.checkpoints(first, end):
             self.validate(self.save(end))
 

@@ -41,6 +41,7 @@ class Rounding:
 
     stochastic: bool = False
     saturate: bool = False
+    trap: bool = False  # overflow gives infinity, so that whoever checks can tell it from other NaNs
 
     def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
         """x on the grid. `noise`: uint64 [batch, 1, ...] or [], what the random numbers are a function of, with `salt` and
@@ -51,7 +52,9 @@ class Rounding:
         exponent = tf.maximum(tf.bitwise.bitwise_and(bits, EXPONENT), SMALLEST_EXPONENT << FRACTION)
         y = self._at_random(x, exponent, noise[0], salt) if noise else _to_nearest(x, exponent)
         y = tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
-        beyond = tf.sign(y) * LARGEST if self.saturate else tf.constant(float("nan"))
+        beyond = tf.constant(float("nan"))
+        if self.saturate or self.trap:
+            beyond = tf.sign(y) * (float("inf") if self.trap else LARGEST)
         return tf.where_v2(tf.abs(y) > LARGEST, beyond, y)
 
     @staticmethod

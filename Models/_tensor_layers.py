@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -17,6 +17,9 @@ from emulator import draws
 from Models import _fused, _half, _proxy_norm
 from Models._half import Rounding
 from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
+
+if TYPE_CHECKING:
+    from Models._watch import GradientWatch
 
 
 def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -51,11 +54,12 @@ class TensorLayers(Layers):
         positions: tf.Tensor | None = None,
         norm_parts: int = 1,
         rounding: Rounding | None = None,
+        watch: GradientWatch | None = None,
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
         the batch whose batch-norm statistics are kept apart. `rounding`: every result and the gradient that arrives at it
-        are halves; without it they are what the weights are."""
+        are halves; without it they are what the weights are. `watch` counts the gradients that arrive."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
         self._weights = weights
@@ -64,6 +68,7 @@ class TensorLayers(Layers):
         self._positions = positions
         self._norm_parts = norm_parts
         self._rounding = rounding
+        self._watch = watch
         self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
         self._for_norm: dict[str, tf.Tensor] = {}  # a result's name -> its form for group norm
 
@@ -118,7 +123,18 @@ class TensorLayers(Layers):
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
         y = self._result_for_norm(y)
-        return self._result(tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")])) if bias else y
+        if bias:
+            y = self._result(tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]))
+        return self._watched(y, "conv")
+
+    def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
+        """A layer's result, the gradients that arrive at it counted."""
+        if self._watch is None:
+            return y
+        counted = self._watch.watched(y, self.path(kind))
+        if y.name in self._for_norm:
+            self._for_norm[counted.name] = self._watch.watched(self._for_norm[y.name], self.path(kind))
+        return counted
 
     def norm(
         self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
@@ -203,7 +219,7 @@ class TensorLayers(Layers):
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
-        return self._result(tf.nn.bias_add(self._result(tf.matmul(self.flatten(x), kernel)), bias))
+        return self._watched(self._result(tf.nn.bias_add(self._result(tf.matmul(self.flatten(x), kernel)), bias)), "dense")
 
     def flatten(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [-1, math.prod(x.shape[1:])])

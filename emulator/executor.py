@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -23,18 +25,20 @@ from tensorflow.python.client.timeline import Timeline
 
 from emulator import draws
 from emulator.cells import KINDS, Cells, Order, Tokens
-from emulator.cost.trace import Trace
+from emulator.cost.trace import Operation, Trace
 from emulator.plan import ExecutionPlan, PlanError
 from emulator.precision import ALL, OFF, SINGLE, Precision
 from emulator.record import Ran
 from emulator.schedules import Action
-from emulator.stages import ACCURACY, LOSS, Features, Network, call, chunks
+from emulator.stages import ACCURACY, LOSS, LOST, Features, Network, call, chunks, rounding
 from Models import _half, _proxy_norm
 from Models._half import Rounding
 from Models._layers import Variable
 from Models._segments import Segment
 from Models._tensor_layers import initial_value
+from Models._watch import MARK, GradientWatch, checked
 
+Row = tuple[np.float32, np.float32, np.ndarray]  # of the outfeed
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
 STEP = "global_step"
@@ -105,6 +109,16 @@ class Training:
         """The variables that an update moves, moving statistics among them."""
         return tuple(variable for variable in self.variables if self.trained(variable.name))
 
+    @property
+    def watched(self) -> tuple[tuple[str, ...], frozenset[str]]:
+        """The layers whose arriving gradients are counted in half precision, and those of them where a gradient of exactly 0
+        can come of underflow only: behind a norm, and at the end."""
+        if not self.plan.precision.half:
+            return (), frozenset()
+        following = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
+        kinds = {_layer_name(o): after for o, after in zip(self.trace.operations, following) if o.kind in ("conv", "dense")}
+        return tuple(kinds), frozenset(name for name, after in kinds.items() if after == "norm")
+
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
         """The names of each segment's variables that gradients move."""
         found: dict[str, tuple[str, ...]] = {}
@@ -114,12 +128,19 @@ class Training:
         return found
 
 
+def _layer_name(operation: Operation) -> str:
+    """Where a convolution or dense layer lies, as in all/b1/0/1/conv."""
+    return operation.variables[0].name.removesuffix("/kernel").removesuffix("/conv2d")
+
+
 @dataclass(frozen=True)
 class Metrics:
-    """Loss and accuracy of every weight update of one host step, float32 [updates]."""
+    """Loss and accuracy of every weight update of one host step, float32 [updates]; with half precision also the shares of
+    the gradients that underflowed and that overflowed, [updates, layers, 2]."""
 
     loss: np.ndarray
     accuracy: np.ndarray
+    lost: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -177,6 +198,18 @@ def refuse_missing_devices(homes: Sequence[str]) -> None:
         )
 
 
+@contextmanager
+def named_faults(when: Callable[[], str]) -> Iterator[None]:
+    """What a check found, as a FloatingPointError that says what happened, where, and `when`."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(rf"\[{MARK}\] \[(.*?)\] \[(.*?)\]", error.message)
+        if not found:
+            raise
+        raise FloatingPointError(f"{found[1]} in {found[2]}, in {when()}") from None
+
+
 def new_graph() -> tf.Graph:
     """An empty graph whose loops are the old kind: their `parallel_iterations` is what a pipeline needs."""
     tf.disable_control_flow_v2()
@@ -229,7 +262,7 @@ class Weights:
         value = tf.cast(value, self._dtype)
         if not self._precision.half or not variable.trainable or (self._precision.half_master and not variable.proxy):
             return value
-        halved = _half.on_grid(value, Rounding(saturate=self._precision.saturate))
+        halved = _half.on_grid(value, rounding(self._precision))
         return _proxy_norm.with_statistics_of(value, halved) if variable.proxy else halved
 
     def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -256,7 +289,7 @@ class Weights:
             return value
         stochastic = self._precision.stochastic != OFF
         noise = (draws.bits(draws.key(self._seed, f"update/{what}"), step),) if stochastic else ()
-        return _half.on_grid(value, Rounding(stochastic, self._precision.saturate), noise)
+        return _half.on_grid(value, rounding(self._precision, stochastic), noise)
 
 
 def assign(session: tf.Session, variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
@@ -285,7 +318,9 @@ class TrainingProgram:
             )  # fmt: skip
             self._order = Order(training.plan, training.recording)
             self._rates = tf.placeholder(tf.float32, [None], "learning_rates")
-            outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32, tf.float32], [[], []], name="outfeed")
+            self.watched = training.watched[0]
+            shapes = [[], [], [len(self.watched), 2]]
+            outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, shapes, name="outfeed")
             stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
             self._step = _HostStep(training, self.weights, self._order, outfeed, stop).run(self._rates)
             self._outfeed = outfeed.dequeue_many(outfeed.size())
@@ -331,30 +366,35 @@ class TrainingProgram:
         """One host step."""
         feeds = {self._rates: np.asarray(rates, np.float32), self._order.wanted: recording}
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
-        found: list[tuple[float, float]] = []
+        found: list[Row] = []
         reader = threading.Thread(target=self._drain, args=(len(rates), found, report), daemon=True)
         reader.start()
         try:
-            done = int(self.session.run(self._step, feeds, options, trace))
+            with named_faults(lambda: f"update {int(self.session.run(self.weights.step)) + 1}"):
+                done = int(self.session.run(self._step, feeds, options, trace))
         finally:
             self._ended.set()
             reader.join()
             self._ended.clear()
-        columns = np.asarray(found[:done], np.float32).reshape(-1, 2)
-        return Metrics(columns[:, 0], columns[:, 1])
+        rows = found[:done]
+        loss, accuracy, lost = zip(*rows) if rows else ((), (), ())
+        return Metrics(
+            np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
+            np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
+        )  # fmt: skip
 
     def stop(self, drop_update: bool) -> None:
         """From any thread: end the host step after the present update, or at once, dropping it. For good."""
         self.session.run(self._stops[STOP_AT_CALL if drop_update else STOP_AT_UPDATE])
 
-    def _drain(self, updates: int, found: list[tuple[float, float]], report: Report | None) -> None:
+    def _drain(self, updates: int, found: list[Row], report: Report | None) -> None:
         """Takes metrics out of the queue until the step has ended and the queue is empty."""
         while len(found) < updates:
             ended = self._ended.wait(0.02)
-            rows = [(float(loss), float(accuracy)) for loss, accuracy in zip(*self.session.run(self._outfeed))]
+            rows = list(zip(*self.session.run(self._outfeed)))
             found += rows
-            for row in rows if report else ():
-                report(*row)
+            for loss, accuracy, _ in rows if report else ():
+                report(float(loss), float(accuracy))
             if ended:
                 return
 
@@ -418,6 +458,7 @@ class _HostStep:
             with tf.control_dependencies(self._moves(values, means, rate, step)):
                 counted = self.weights.step.assign_add(1, read_value=False)
             metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
+            metrics.append(means.get(LOST, tf.zeros([0, 2])))
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 
@@ -442,8 +483,8 @@ class _HostStep:
                 mean += _proxy_norm.decayed_rows(master) * decay
             elif decay and training.decayed(name):
                 mean += master * decay
-            moved = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
-            moves += weights.put(name, *moved, step)
+            value, slots = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
+            moves += weights.put(name, self._checked(value, f"the update of {name}"), slots, step)
         return moves
 
     def _means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -467,12 +508,14 @@ class _HostStep:
             with tf.control_dependencies([features["label"]]):
                 following = m + 1
             cells = Cells(self.order, m, tokens)
-            return following, call(network, values, features, cells), cells.tokens
+            found = call(network, values, features, cells, GradientWatch(*training.watched))
+            return following, {n: self._checked(x, self._what(n)) for n, x in found.items()}, cells.tokens
 
         if plan.calls == 1:
             found = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
             return tf.constant(1), {name: self._gradient(name, value, step) for name, value in found.items()}
         shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.moved}}
+        shapes |= {LOST: (len(training.watched[0]), 2)} if training.watched[0] else {}
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             following, found, moved = run(m, tokens)
@@ -489,7 +532,21 @@ class _HostStep:
     def _image(self, image: tf.Tensor) -> tf.Tensor:
         """Pictures in the precision that the layers compute in."""
         image, precision = tf.cast(image, self.training.dtype), self.training.plan.precision
-        return _half.on_grid(image, Rounding(saturate=precision.saturate)) if precision.half else image
+        return _half.on_grid(image, rounding(precision)) if precision.half else image
+
+    def _checked(self, x: tf.Tensor, where: str) -> tf.Tensor:
+        """x; the first that is not finite ends the run, if that was asked for."""
+        return checked(x, where) if self.training.plan.precision.checks else x
+
+    def _what(self, name: str) -> str:
+        """What a call finds under a name, in words."""
+        if name in (LOSS, ACCURACY, LOST):
+            return f"the {name}"
+        return f"the {'gradient' if name in self._trainable else 'batch statistics'} of {name}"
+
+    @cached_property
+    def _trainable(self) -> frozenset[str]:
+        return frozenset(variable.name for variable in self.training.moved if variable.trainable)
 
     def _accumulates_halves(self, name: str) -> bool:
         return self.training.plan.precision.half_accumulators and name in self._halved
@@ -497,18 +554,20 @@ class _HostStep:
     @cached_property
     def _halved(self) -> frozenset[str]:
         """The variables whose gradients are halves."""
-        half = self.training.plan.precision.half
-        return frozenset(variable.name for variable in self.training.moved if half and variable.trainable)
+        return self._trainable if self.training.plan.precision.half else frozenset()
 
     def _gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """A call's gradient as its operation hands it on; loss, accuracy and statistics are FP32."""
-        return _half.on_grid(gradient, *self._rounding(name, counters)) if name in self._halved else gradient
+        if name not in self._halved:
+            return gradient
+        return self._checked(_half.on_grid(gradient, *self._rounding(name, counters)), f"the gradient of {name}")
 
     def _added(self, name: str, total: tf.Tensor, found: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """A call's gradient added up: halves are divided by the number of calls first, so that their sum does not
         overflow, and rounded each time."""
         if self._accumulates_halves(name):
-            return _half.added(total, found, self.training.plan.calls, *self._rounding(name, counters))
+            total = _half.added(total, found, self.training.plan.calls, *self._rounding(name, counters))
+            return self._checked(total, f"the accumulated gradient of {name}")
         return total + tf.cast(self._gradient(name, found, *counters), total.dtype)
 
     def _rounding(self, name: str, counters: tuple[tf.Tensor, ...]) -> tuple[Rounding, tuple[tf.Tensor, ...]]:
@@ -516,4 +575,4 @@ class _HostStep:
         precision, seed = self.training.plan.precision, self.training.seed
         at_random = precision.stochastic == ALL
         noise = (draws.bits(draws.key(seed, f"rounding/{name}"), *counters),) if at_random else ()
-        return Rounding(at_random, precision.saturate), noise
+        return rounding(precision, at_random), noise

@@ -14,18 +14,17 @@ from emulator.executor import (
     Stream,
     Weights,
     assign,
+    named_faults,
     new_graph,
     operation_events,
     refuse_missing_devices,
     session_config,
 )
 from emulator.precision import SINGLE, Precision
-from emulator.stages import rounding_of
+from emulator.stages import layers_of, rounding, rounding_of
 from Models import _half, _segments
-from Models._half import Rounding
 from Models._layers import Variable
 from Models._segments import Segment
-from Models._tensor_layers import TensorLayers
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,8 @@ class InferenceProgram:
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
         """Sums over micro-batches first..end-1, which must be the stream's next ones."""
-        return self.session.run(self._step, dict(zip(self._range, (first, end))))
+        with named_faults(lambda: "validation"):
+            return self.session.run(self._step, dict(zip(self._range, (first, end))))
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
         """The same step; when each of its operations ran, as events of a Chrome trace."""
@@ -104,8 +104,8 @@ def _inference_step(
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.control_dependencies([i]):
             found = features(tf.constant(0, tf.int64), i)
-        image = _half.on_grid(found["image"], Rounding()) if precision.half else found["image"]
-        layers = TensorLayers(values, training=False, rounding=rounding_of(precision))
+        image = _half.on_grid(found["image"], rounding(precision)) if precision.half else found["image"]
+        layers = layers_of(precision)(values, training=False, rounding=rounding_of(precision))
         logits = _segments.run(segments, layers, image)
         sums = score.sums(logits, found["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OFF, UPDATE, ALL = "off", "update", "all"  # where rounding is stochastic
+NANS, EXCEPTIONS = "nans", "exceptions"  # what ends a run at the first result that is not finite
 
 
 @dataclass(frozen=True)
 class Precision:
     """`half`: what layers compute and hand on, and the gradients' accumulators; `half_master`: the weights that updates
-    move, and their slots. `fp32_copy`: a slot of FP32 weights beside those in half, which the update moves instead."""
+    move, and their slots. `fp32_copy`: a slot of FP32 weights beside those in half, which the update moves instead.
+    `checks`: "" for none; with EXCEPTIONS overflow ends the run too where it would saturate."""
 
     half: bool = False
     half_master: bool = False
     stochastic: str = UPDATE
     saturate: bool = False
     fp32_copy: bool = False
+    checks: str = ""
     half_accumulators: bool = True
 
     @property
@@ -25,13 +28,15 @@ class Precision:
         return f"{16 if self.half else 32}.{16 if self.half_master else 32}"
 
     def __str__(self) -> str:
+        stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
+        checks = [stops[self.checks]] if self.checks else []
         if not self.half:
-            return self.name
+            return f"{self.name} ({checks[0]})" if checks else self.name
         where = {OFF: "rounding to nearest", UPDATE: "stochastic rounding of updates", ALL: "stochastic rounding everywhere"}
         words = [where[self.stochastic if self.half_master or self.stochastic == ALL else OFF]]
         words += ["overflow saturates"] * self.saturate
         words += ["FP32 copy of the weights"] * (self.fp32_copy and self.half_master)
-        words += ["FP32 accumulators"] * (not self.half_accumulators)
+        words += ["FP32 accumulators"] * (not self.half_accumulators) + checks
         return f"{self.name} ({', '.join(words)})"
 
 

@@ -14,15 +14,16 @@ import tensorflow.compat.v1 as tf
 
 from emulator.cells import Cells
 from emulator.plan import ExecutionPlan
-from emulator.precision import ALL, Precision
+from emulator.precision import ALL, EXCEPTIONS, Precision
 from emulator.schedules import BACKWARD, FORWARD
 from Models import _segments
 from Models._half import Rounding
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
+from Models._watch import CheckedLayers, GradientWatch
 
 Features = Mapping[str, tf.Tensor]
-LOSS, ACCURACY = "loss", "accuracy"
+LOSS, ACCURACY, LOST = "loss", "accuracy", "lost gradients"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,17 @@ def chunks(
 
 def rounding_of(precision: Precision) -> Rounding | None:
     """How the layers' results are rounded; None: they are not."""
-    return Rounding(precision.stochastic == ALL, precision.saturate) if precision.half else None
+    return rounding(precision, precision.stochastic == ALL) if precision.half else None
+
+
+def rounding(precision: Precision, stochastic: bool = False) -> Rounding:
+    """How anything comes onto FP16's grid."""
+    return Rounding(stochastic, precision.saturate, precision.checks == EXCEPTIONS)
+
+
+def layers_of(precision: Precision) -> type[TensorLayers]:
+    """The vocabulary, with or without checks."""
+    return CheckedLayers if precision.checks else TensorLayers
 
 
 @dataclass
@@ -75,15 +86,17 @@ class _Pass:
     network: Network
     values: Mapping[str, tf.Tensor]
     positions: tf.Tensor
+    watch: GradientWatch
     inputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     outputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)
 
     def run(self, chunk: Chunk, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The chunk's output and batch statistics."""
-        layers = TensorLayers(
-            self.values, training=True, seed=self.network.seed, positions=self.positions,
-            norm_parts=self.network.plan.fold, rounding=rounding_of(self.network.plan.precision),
+        plan = self.network.plan
+        layers = layers_of(plan.precision)(
+            self.values, training=True, seed=self.network.seed, positions=self.positions, norm_parts=plan.fold,
+            rounding=rounding_of(plan.precision), watch=self.watch,
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
 
@@ -118,10 +131,12 @@ class _Pass:
         return dy, gradients
 
 
-def call(network: Network, values: Mapping[str, tf.Tensor], features: Features, cells: Cells) -> dict[str, tf.Tensor]:
-    """Loss, accuracy, gradients and statistics of one call by name."""
+def call(
+    network: Network, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
+) -> dict[str, tf.Tensor]:
+    """Loss, accuracy, gradients and statistics of one call by name, and what gradients were lost."""
     plan = network.plan
-    work = _Pass(network, values, plan.drawn_as(features["position"]))
+    work = _Pass(network, values, plan.drawn_as(features["position"]), watch)
     x, gradients = features["image"], {}
     for stage in range(len(network.stages)):
         with tf.device(plan.homes[stage]):
@@ -137,7 +152,8 @@ def call(network: Network, values: Mapping[str, tf.Tensor], features: Features, 
             dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in found.values() if g is not None])
         gradients |= found
-    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **gradients, **work.statistics}
+    lost = {LOST: watch.lost()} if watch.names else {}
+    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **gradients, **work.statistics, **lost}
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

@@ -50,6 +50,9 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
             raise
         print(f"{prog}: error: Python package {error.name} is not installed; `make setup` installs it", file=sys.stderr)
         return 1
+    except FloatingPointError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1

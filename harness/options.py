@@ -211,7 +211,9 @@ class DeviceOptions:
     )  # fmt: skip
     fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half")
     saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN")
-    fp_exceptions: bool = opt(False, "stop on invalid operations, division by zero and overflow", kind=LATER)
+    fp_exceptions: bool = opt(
+        False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
+    )
     seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
     identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device")
     BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1))
@@ -251,7 +253,7 @@ class DeviceOptions:
     force_weight_to_fp16: tuple[str, ...] = opt((), "weights kept in FP16", kind=LATER)
     force_weight_to_fp32: tuple[str, ...] = opt((), "weights kept in FP32", kind=LATER)
     force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
-    analyse_nans: bool = opt(False, "name the layer of the first NaN", kind=LATER)
+    analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
     profile: str | None = opt(
         None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
     )

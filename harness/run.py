@@ -181,11 +181,13 @@ def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_train
 def _precision(options: RunOptions) -> Precision:
     device = options.device
     places = {"OFF": precision.OFF, "all": precision.ALL}
+    checks = precision.EXCEPTIONS if device.fp_exceptions else precision.NANS if device.analyse_nans else ""
     return precision.named(
         device.precision,
         stochastic=places.get(device.stochastic_rounding, precision.UPDATE),
         saturate=device.saturate_on_overflow,
         fp32_copy=options.training.offload_fp32_weight_copy,
+        checks=checks,
         half_accumulators=not device.fp32_accumulators,
     )
 

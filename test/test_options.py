@@ -346,6 +346,8 @@ ELSEWHERE = {
     "hostside_image_mixing": "test_mixing.py::test_host_device_and_layout_mix_alike",
     "weight_avg_N": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
     "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
+    "fp_exceptions": "test_watch.py::test_a_planted_overflow_is_named",
+    "analyse_nans": "test_watch.py::test_saturation_is_an_exception_and_no_nan",
     "explain": "test_cli.py::test_explain",
     "dry_run": "test_bad_input.py::test_questions_about_options_do_not_import_tensorflow",
     "help": "test_cli.py::test_help_names_every_option",
@@ -386,8 +388,8 @@ HINTS = {
 PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
 NOT_YET = {
     "eight_bit_io": "", "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "", "distributed": "",
-    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "", "fp_exceptions": "",
-    "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1", "analyse_nans": "",
+    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "",
+    "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
 }  # fmt: skip
 

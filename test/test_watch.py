@@ -1,0 +1,152 @@
+"""What goes wrong in the arithmetic is named: the layer and the update of the first exception, and how many gradients FP16 lost."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, run, succeed, variables
+
+from emulator.executor import new_graph
+from harness import cli, gradients
+from harness.build import training_program, validation_program
+from harness.run import prepare
+from Models._watch import GradientWatch
+
+BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation"
+NETS = {
+    "batch": "--model resnet --batch-norm",
+    "group": "--model resnet --group-norm",
+    "proxy": "--model efficientnet --model-size cifar --depth-coefficient 0.5 --groups 1 --proxy-norm",
+}
+slow = pytest.mark.slow
+
+
+def prepared(words: str):
+    return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
+
+
+def planted(program, name: str, value: float) -> None:
+    """One variable filled with a value that is too large for what follows."""
+    values = program.values()
+    values[name] = np.full_like(values[name], value)
+    program.load(values)
+
+
+@pytest.mark.parametrize(
+    ("net", "precision", "value", "what"),
+    [
+        ("batch", "16.16", 6e4, "overflow or division by zero"),
+        ("group", "16.32", 6e4, "overflow or division by zero"),
+        ("batch", "32.32", 3e38, "overflow or division by zero"),
+        pytest.param("proxy", "16.16", 6e4, "overflow or division by zero", marks=slow),
+        ("batch", "32.32", np.nan, "invalid operation (NaN)"),
+    ],
+)
+def test_a_planted_overflow_is_named(net, precision, value, what):
+    with closing(training_program(prepared(f"{NETS[net]} --precision {precision} --fp-exceptions"), 0)) as program:
+        program.step([1e-3, 1e-3])
+        kernels = [name for name in program.values() if name.endswith("conv2d/kernel")]
+        name = kernels[len(kernels) // 2]
+        planted(program, name, value)
+        with pytest.raises(FloatingPointError) as caught:
+            program.step([1e-3])
+    assert str(caught.value) == f"{what} in {name.removesuffix('2d/kernel').removesuffix('/conv')}, forward, in update 3"
+
+
+def test_a_planted_overflow_of_the_backward_pass_is_named():
+    """Beyond FP16 only by the loss scale: nothing of the forward pass is to blame."""
+    expected = pytest.raises(FloatingPointError, match="overflow or division by zero in .*all/fc1/dense.*, in update 1")
+    with closing(training_program(prepared("--loss-scaling 1e7 --fp-exceptions"), 0)) as program, expected:
+        program.step([1e-3])
+
+
+def test_saturation_is_an_exception_and_no_nan(tmp_path):
+    words = f"{BASE} --loss-scaling 1e7 --saturate-on-overflow --iterations 1 --log-dir {tmp_path}"
+    stopped = run("train", *words.split(), "--fp-exceptions")
+    assert (
+        stopped.code == 1
+        and "train.py: error: overflow or division by zero in" in stopped.err
+        and "Stopped: " in stopped.out
+    )
+    assert "restore.py --restore-path" in stopped.out and stopped.err.count("\n") == 1
+    assert "stops at floating-point exceptions" in stopped.out
+    succeed("train", *words.split(), "--analyse-nans")
+    unsaturated = run("train", *words.replace("--saturate-on-overflow", "--analyse-nans").split())
+    assert unsaturated.code == 1 and "invalid operation (NaN) in" in unsaturated.err and ", in update 1" in unsaturated.err
+
+
+@pytest.mark.parametrize(
+    "words", ["--group-norm --gradient-accumulation-count 2 --fold 1", pytest.param("--precision 32.32", marks=slow)]
+)
+def test_watching_changes_no_bit(words, tmp_path):
+    for name, extra in (("plain", ""), ("watched", "--fp-exceptions")):
+        succeed("train", *f"{BASE} {words} {extra} --iterations 2 --logs-path {tmp_path / name}".split())
+    assert_same_bits(variables(tmp_path / "plain", 2), variables(tmp_path / "watched", 2))
+
+
+def test_validation_names_the_layer_too():
+    program = validation_program(prepared("--precision 32.32 --fp-exceptions"))
+    with closing(program):
+        values = {name: np.zeros(variable.shape, np.float32) for name, variable in program.weights.model.items()}
+        values["all/b3/0/2/conv/conv2d/kernel"][:] = np.inf
+        program.load(values)
+        program.rewind()
+        with pytest.raises(
+            FloatingPointError, match=r"^invalid operation \(NaN\) in all/b3/0/2, forward, in validation$|all/b3/0/2"
+        ):
+            program.step(0, 1)
+
+
+def test_gradients_that_fp16_cannot_hold_are_counted():
+    """Of the first picture: a quarter would round to 0, an eighth overflows; elsewhere noughts mean nothing."""
+    dy = np.full((2, 4, 4, 2), 1.0, np.float32)
+    dy[0].reshape(-1)[:8] = [0, 2.0**-25, -(2.0**-26), 1e-9, 2.9e-8, -1e-30, 0, 2.0**-25]
+    dy[0].reshape(-1)[8:12] = [65520, -np.inf, np.nan, 1e6]
+    dy[0].reshape(-1)[12:15] = [65519, 2.0**-24, 3e-8]
+    dy[1] = 0
+    watch = GradientWatch(("a", "b", "c"), frozenset(["a"]))
+    with new_graph().as_default(), tf.Session() as session:
+        for name in ("a", "b"):
+            x = tf.zeros(dy.shape)
+            (back,) = tf.gradients(watch.watched(x, name), [x], tf.constant(dy))
+            np.testing.assert_array_equal(session.run(back), dy)
+        found = session.run(watch.lost())
+    np.testing.assert_allclose(found, [[8 / 32, 4 / 32], [0, 4 / 32], [0, 0]])
+
+
+def test_the_log_speaks_of_lost_gradients_once_until_it_is_worse():
+    lost = gradients.LostGradients(["first", "second", "third"], 128)
+
+    def after(first, *rows):
+        lost.add(first, np.float32(rows))
+        return lost.notes()
+
+    assert after(0, [[1, 0], [1, 0], [1, 0]]) == []  # a scale that begins at nought
+    assert after(1, [[0.09, 0], [0.0, 0], [0, 0]]) == []
+    assert after(2, [[0.05, 0], [0.3, 0], [0.2, 0]]) == [
+        "gradients underflow: 30 % of those that arrive at second are 0 in FP16, and at 1 other layer; a larger --loss-scaling "
+        "than 128 may help"
+    ]
+    assert after(3, [[0.1, 0], [0.5, 0], [0.2, 0]]) == []
+    assert len(after(4, [[0.1, 0], [0.7, 0], [0.2, 0]])) == 1
+    (note,) = after(5, [[0, 0.5], [0, 0.25], [0, 0]], [[0, 0.5], [0, 0], [0, 0]])
+    assert note.startswith(
+        "gradients overflow: 12.5 % of those that arrive at second are beyond FP16, and at 1 other layer; a sm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [("1e-3", "gradients underflow: "), ("1e7", "gradients overflow: "), ("128", None)]
+)
+def test_a_run_says_what_it_loses(scale, expected, tmp_path):
+    words = f"{BASE} --loss-scaling {scale} --iterations 8 --log-freq 4 --batches-per-step 4 --no-logs"
+    out = succeed("train", *words.split()).out
+    assert out.count("gradients ") == (1 if expected else 0) and (not expected or expected in out), out
+
+
+def test_fp32_loses_nothing():
+    with closing(training_program(prepared("--precision 32.32 --loss-scaling 1e-3"), 0)) as program:
+        assert program.watched == () and program.step([1e-3] * 3).lost.shape == (3, 0, 2)
