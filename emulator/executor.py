@@ -219,8 +219,8 @@ def new_graph() -> tf.Graph:
 class Weights:
     """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
 
-    With half master weights, what gradients move and its slots are FP16 variables; moving statistics and the proxies are
-    FP32 always.
+    With half master weights, what gradients move and its slots are FP16 variables, unless a name is forced; moving
+    statistics and the proxies are FP32 always.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Weights:
         self._precision, self._seed, self._dtype = precision, seed, dtype
         self._variables = {variable.name: variable for variable in variables}
         for name, variable in self._variables.items():
-            halved = precision.half_master and variable.trainable and not variable.proxy
+            halved = precision.keeps_half(name) and variable.trainable and not variable.proxy
             own, copied = tf.half if halved else dtype, halved and precision.fp32_copy
             self.model[name] = _variable(name, lambda v=variable, k=own: initial_value(v, seed, k), variable.trainable)
             if variable.trainable and trained(name):
@@ -260,7 +260,8 @@ class Weights:
 
     def _used(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
         value = tf.cast(value, self._dtype)
-        if not self._precision.half or not variable.trainable or (self._precision.half_master and not variable.proxy):
+        kept_half = self._precision.keeps_half(variable.name) and not variable.proxy
+        if not self._precision.half or not variable.trainable or kept_half:
             return value
         halved = _half.on_grid(value, rounding(self._precision))
         return _proxy_norm.with_statistics_of(value, halved) if variable.proxy else halved
@@ -274,21 +275,21 @@ class Weights:
         """The operations that store an update's results, as finely as they are kept; `step`: updates done before."""
         variable, kept = self._variables[name], self.slots[name]
         if variable.proxy:
-            value = _proxy_norm.refreshed(variable.proxy, self._rounded(f"{name}/value", value, step))
+            value = _proxy_norm.refreshed(variable.proxy, self._rounded(name, "value", value, step))
         found = [kept[FP32_COPY].assign(value, read_value=False)] if FP32_COPY in kept else []
         targets = {"value": (self.model[name], value), **{slot: (kept[slot], new) for slot, new in slots.items()}}
         for what, (target, new) in targets.items():
             if target.dtype.base_dtype == tf.half and FP32_COPY not in kept:
-                new = self._rounded(f"{name}/{what}", new, step)
+                new = self._rounded(name, what, new, step)
             found.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
         return found
 
-    def _rounded(self, what: str, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _rounded(self, name: str, what: str, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """A half, where masters are; stochastic unless that is off."""
-        if not self._precision.half_master:
+        if not self._precision.keeps_half(name):
             return value
         stochastic = self._precision.stochastic != OFF
-        noise = (draws.bits(draws.key(self._seed, f"update/{what}"), step),) if stochastic else ()
+        noise = (draws.bits(draws.key(self._seed, f"update/{name}/{what}"), step),) if stochastic else ()
         return _half.on_grid(value, rounding(self._precision, stochastic), noise)
 
 

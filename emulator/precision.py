@@ -21,6 +21,14 @@ class Precision:
     fp32_copy: bool = False
     checks: str = ""
     half_accumulators: bool = True
+    to_half: tuple[str, ...] = ()  # weights whose name contains one of these are kept in half whatever `half_master` says
+    to_single: tuple[str, ...] = ()  # or in FP32
+
+    def keeps_half(self, name: str) -> bool:
+        """Whether the weights of that name, and their slots, are kept in half."""
+        if any(part in name for part in self.to_single):
+            return False
+        return self.half_master or any(part in name for part in self.to_half)
 
     @property
     def name(self) -> str:
@@ -29,14 +37,16 @@ class Precision:
 
     def __str__(self) -> str:
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
-        checks = [stops[self.checks]] if self.checks else []
+        forced = (("FP16", self.to_half), ("FP32", self.to_single))
+        rest = [f"weights in {kind}: {' '.join(names)}" for kind, names in forced if names]
+        rest += [stops[self.checks]] if self.checks else []
         if not self.half:
-            return f"{self.name} ({checks[0]})" if checks else self.name
+            return f"{self.name} ({', '.join(rest)})" if rest else self.name
         where = {OFF: "rounding to nearest", UPDATE: "stochastic rounding of updates", ALL: "stochastic rounding everywhere"}
         words = [where[self.stochastic if self.half_master or self.stochastic == ALL else OFF]]
         words += ["overflow saturates"] * self.saturate
         words += ["FP32 copy of the weights"] * (self.fp32_copy and self.half_master)
-        words += ["FP32 accumulators"] * (not self.half_accumulators) + checks
+        words += ["FP32 accumulators"] * (not self.half_accumulators) + rest
         return f"{self.name} ({', '.join(words)})"
 
 

@@ -250,8 +250,8 @@ class DeviceOptions:
     poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)
     gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients reduced by their mean", kind=HINT)
     only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
-    force_weight_to_fp16: tuple[str, ...] = opt((), "weights kept in FP16", kind=LATER)
-    force_weight_to_fp32: tuple[str, ...] = opt((), "weights kept in FP32", kind=LATER)
+    force_weight_to_fp16: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP16")
+    force_weight_to_fp32: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP32")
     force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
     analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
     profile: str | None = opt(

@@ -22,6 +22,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, LEFT, RIGHT, TOP = 920, 78, 30, 72  # pixels: the picture, and the margins around its panels
 PANEL, GAP, BOTTOM = 200, 62, 54  # pixels: height of a panel, space above the next, space under the last
 PALE, BLUE, ORANGE, GREEN = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
+COLOURS = ((PALE, 6.0), (BLUE, 2.2), (ORANGE, 2.2), (GREEN, 2.2))  # of runs in one picture, and widths: none hides the first
 
 
 def text_curve(rate: Callable[[int], float], iterations: int, epochs: float, width: int = 60, height: int = 8) -> str:
@@ -54,9 +55,7 @@ def _text_axis(epochs: float, width: int) -> list[str]:
 def run_svg(training_rows: Rows, validation_rows: Rows, title: str) -> str:
     """Loss, top-1 accuracy and learning rate over the epochs, from rows with the CSV's columns."""
     batch, average = _points(training_rows, "loss_batch"), _points(training_rows, "loss_avg")
-    training, validation = _points(training_rows, "train_acc_avg"), _points(validation_rows, "val_acc")
-    # Averaged weights have no place on the epoch axis; their rows carry a negative iteration.
-    validation = sorted(p for p in validation if p[0] >= 0 and math.isfinite(p[1]))
+    training, validation = _points(training_rows, "train_acc_avg"), _of_epochs(validation_rows)
     panels = (
         Panel("Loss", (Line("each host step", PALE, 1.2, batch, outliers=True),
                        Line("average over an epoch", BLUE, 2.4, average))),
@@ -64,6 +63,29 @@ def run_svg(training_rows: Rows, validation_rows: Rows, title: str) -> str:
                                     Line("validation", ORANGE, 2, validation, dots=True)), floor=0),
         Panel("Learning rate", (Line("at each log row", GREEN, 2.4, _points(training_rows, "lr")),), floor=0),
     )  # fmt: skip
+    return _page(panels, title)
+
+
+def comparison_svg(runs: Sequence[tuple[str, Rows, Rows]], title: str) -> str:
+    """The curves of several runs: (label, training rows, validation rows) each."""
+    named = [(label, pen, *rows) for (label, *rows), pen in zip(runs, COLOURS)]
+    panels = (
+        Panel("Training loss", tuple(Line(n, *c, _points(t, "loss_batch"), outliers=True) for n, c, t, _ in named)),
+        Panel("Training, %", tuple(Line(n, *c, _points(t, "train_acc_batch")) for n, c, t, _ in named), floor=0),
+        Panel("Validation, %", tuple(Line(n, *c, _of_epochs(v), dots=True) for n, c, _, v in named), floor=0),
+    )
+    return _page(tuple(panel for panel in panels if any(line.points for line in panel.lines)), title)
+
+
+def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path) -> Path:
+    """Draws (label, run folder) into one picture."""
+    rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
+    target.write_text(comparison_svg(rows, title), encoding="utf-8")
+    return target
+
+
+def _page(panels: tuple[Panel, ...], title: str) -> str:
+    """Panels below each other, on one axis of epochs."""
     x_axis = svg.span([x for panel in panels for line in panel.lines for x, _ in line.points], floor=0, count=10)
     height = TOP + len(panels) * (PANEL + GAP) - GAP + BOTTOM
     drawn = [part for k, panel in enumerate(panels) for part in panel.draw(TOP + k * (PANEL + GAP), x_axis)]
@@ -145,10 +167,15 @@ class Panel:
         if not any(line.scaling() for line in self.lines):
             yield svg.text((LEFT + right) / 2, (top + bottom) / 2, "no rows yet", anchor="middle")
         for k, line in enumerate(self.lines):
-            x = LEFT + 150 + 370 * k
+            x = LEFT + 150 + min(370, (right - LEFT - 150) / len(self.lines)) * k
             yield f'<rect x="{x}" y="{top - 18}" width="20" height="{line.width + 1}" fill="{line.colour}"/>'
             last = f" (last: {line.points[-1][1]:.4g})" if line.points else " (none)"
             yield svg.text(x + 28, top - 12, line.label + last)
+
+
+def _of_epochs(rows: Rows) -> Points:
+    """Validation's accuracy. Averaged weights have no place on the epoch axis; their rows carry a negative iteration."""
+    return sorted(p for p in _points(rows, "val_acc") if p[0] >= 0 and math.isfinite(p[1]))
 
 
 def _points(rows: Rows, column: str) -> Points:

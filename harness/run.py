@@ -110,7 +110,11 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
     traced = _trace(segments, image_size)
-    _refuse_filters_that_match_nothing(options.training.variable_filter, traced)
+    forced = options.device.force_weight_to_fp16, options.device.force_weight_to_fp32
+    _refuse_filters_that_match_nothing("--variable-filter", options.training.variable_filter, traced)
+    for kind, names in zip(("fp16", "fp32"), forced):
+        _refuse_filters_that_match_nothing(f"--force-weight-to-{kind}", names, traced)
+    _refuse_what_is_forced_both_ways(*forced, traced)
     plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training)
     peak = _peak_rate(options, plan.global_batch) if training else 0.0
     return Run(
@@ -142,15 +146,24 @@ def _trace(segments: list[Segment], image_size: int) -> Trace:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
 
 
-def _refuse_filters_that_match_nothing(filters: tuple[str, ...], traced: Trace) -> None:
+def _refuse_what_is_forced_both_ways(to_half: tuple[str, ...], to_single: tuple[str, ...], traced: Trace) -> None:
+    for variable in traced.variables:
+        half, single = ([part for part in parts if part in variable.name] for parts in (to_half, to_single))
+        if half and single:
+            raise OptionError(
+                f"--force-weight-to-fp16 {half[0]} and --force-weight-to-fp32 {single[0]} both name {variable.name}; leave "
+                "it in one of them"
+            )
+
+
+def _refuse_filters_that_match_nothing(option: str, filters: tuple[str, ...], traced: Trace) -> None:
     names = [variable.name for variable in traced.variables if variable.trainable]
     for part in filters:
         if not any(part in name for name in names):
             known = sorted({name.split("/")[1] for name in names} | {name.rsplit("/", 1)[-1] for name in names})
             near = plugins.did_you_mean(part, known)
             raise OptionError(
-                f"--variable-filter {part}: no trained variable's name contains it{near}; names are like {names[0]} and "
-                f"{names[-1]}"
+                f"{option} {part}: no trained variable's name contains it{near}; names are like {names[0]} and {names[-1]}"
             )
 
 
@@ -188,6 +201,8 @@ def _precision(options: RunOptions) -> Precision:
         saturate=device.saturate_on_overflow,
         fp32_copy=options.training.offload_fp32_weight_copy,
         checks=checks,
+        to_half=device.force_weight_to_fp16,
+        to_single=device.force_weight_to_fp32,
         half_accumulators=not device.fp32_accumulators,
     )
 

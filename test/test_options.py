@@ -348,6 +348,8 @@ ELSEWHERE = {
     "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
     "fp_exceptions": "test_watch.py::test_a_planted_overflow_is_named",
     "analyse_nans": "test_watch.py::test_saturation_is_an_exception_and_no_nan",
+    "force_weight_to_fp16": "test_precision.py::test_weights_are_kept_as_finely_as_they_are_forced_to",
+    "force_weight_to_fp32": "test_precision.py::test_weights_are_kept_as_finely_as_they_are_forced_to",
     "explain": "test_cli.py::test_explain",
     "dry_run": "test_bad_input.py::test_questions_about_options_do_not_import_tensorflow",
     "help": "test_cli.py::test_help_names_every_option",
@@ -389,7 +391,6 @@ PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep stat
 NOT_YET = {
     "eight_bit_io": "", "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "", "distributed": "",
     "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "",
-    "force_weight_to_fp16": "fc1", "force_weight_to_fp32": "fc1",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
 }  # fmt: skip
 

@@ -317,6 +317,35 @@ def test_ways_of_rounding_differ_and_options_say_what_they_do(tmp_path):
             assert any(found[one][name].tobytes() != found[other][name].tobytes() for name in found[one]), (one, other)
 
 
+@pytest.mark.parametrize(("precision", "option", "forced"), [("16.16", "fp32", np.float32), ("32.32", "fp16", np.float16)])
+def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, forced, tmp_path):
+    words = f"{BASE} --precision {precision} --force-weight-to-{option} fc1 batch_norm --logs-path {tmp_path / 'run'}"
+    result = succeed("train", *words.split())
+    assert f"weights in {option.upper()}: fc1 batch_norm" in result.out
+    other = np.float16 if forced is np.float32 else np.float32
+    for name, value in variables(tmp_path / "run", 4).items():
+        if "moving" in name:
+            assert value.dtype == np.float32
+        elif name != "global_step":
+            assert value.dtype == (forced if "fc1" in name or "batch_norm" in name else other), name
+    assert "Validation top-1" in succeed("validation", "--restore-path", tmp_path / "run", "--no-logs").out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "--force-weight-to-fp16 fcl",
+            "--force-weight-to-fp16 fcl: no trained variable's name contains it; did you mean fc1",
+        ),
+        ("--force-weight-to-fp32 fc1 --force-weight-to-fp16 dense", "both name all/fc1/dense/kernel"),
+    ],
+)
+def test_what_cannot_be_forced(words, expected):
+    result = run("train", *BASE.split(), *words.split(), "--dry-run")
+    assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+
+
 def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
     succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--logs-path", tmp_path / "run")
     found = variables(tmp_path / "run", 4)

@@ -1,0 +1,39 @@
+"""Draws the curves of several runs into one picture: the training's loss and accuracy, and the validation's accuracy.
+
+python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replicas" --output compared.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from harness import plot
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.COLOURS)}")
+    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="what they are called (default: the folders' names)")
+    parser.add_argument("--title", default="", help="above the picture")
+    parser.add_argument("--output", default="compared.svg", metavar="FILE")
+    asked = parser.parse_args()
+    folders = [Path(run) for run in asked.runs]
+    labels = asked.labels or [folder.resolve().name for folder in folders]
+    if len(labels) != len(folders):
+        parser.error(f"--labels: {len(labels)} labels for {len(folders)} runs")
+    if len(folders) > len(plot.COLOURS):
+        parser.error(f"{len(folders)} runs: {len(plot.COLOURS)} fit into a picture")
+    for folder in folders:
+        if not (folder / "training.csv").exists():
+            parser.error(f"{folder} is not a run's folder: it has no training.csv")
+    print(plot.write_comparison(list(zip(labels, folders)), asked.title, Path(asked.output)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
