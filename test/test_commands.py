@@ -13,7 +13,7 @@ from harness.build import training_program
 from harness.run import prepare
 
 RN50 = "--dataset imagenet --model-size 50"
-B0 = "--dataset imagenet --model efficientnet --model-size B0 --shards 4 --optimiser momentum --precision 32.32"
+B0 = "--dataset imagenet --model efficientnet --model-size B0 --shards 4 --optimiser RMSprop --precision 16.32"
 COMMANDS = {
     "two-ipus": f"{RN50} --batch-size 2 --xla-recompute --no-validation --shards 2 --pipeline-depth 256 --pipeline-splits "
     "b3/1/relu --available-memory-proportion 0.1",
