@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from harness.gradients import LostGradients
 from harness.meter import Meter
 from harness.options import OptionError
 from harness.run import Run, arguments
+from harness.signals import Signals, StopRequest
 from log import RunLog, new_run_folder, read_rows, wandb_run
 
 if TYPE_CHECKING:
@@ -98,18 +100,19 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
     log = _open_log(run, folder, newest)
-    try:
-        session = _start(run, folder, log, newest)
-        for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
-            session.advance(first, end)
-        session.finish(stop)
-    except (KeyboardInterrupt, FloatingPointError) as error:
-        log.note(f"Stopped: {error}" if isinstance(error, FloatingPointError) else "Interrupted.")
-        if checkpoints.numbered(folder) and run.options.logging.logs:
-            log.note(f"To go on: {entry.command('restore', '--restore-path', str(folder))}")
-        raise
-    finally:
-        log.close()
+    with Signals() as signals:
+        try:
+            session = _start(run, folder, log, newest, signals)
+            for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
+                session.advance(first, end)
+            session.finish(stop)
+        except (StopRequest, FloatingPointError) as error:
+            log.note(f"Stopped: {error}")
+            if checkpoints.numbered(folder) and run.options.logging.logs:
+                log.note(f"Go on:           {entry.command('restore', '--restore-path', str(folder))}")
+            raise
+        finally:
+            log.close()
     return 0
 
 
@@ -179,7 +182,7 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     }
 
 
-def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _Session:
+def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signals: Signals) -> _Session:
     """Builds the program, restores or saves the initial weights."""
     quiet.import_tensorflow()
     begin = newest.iteration if newest else 0
@@ -188,11 +191,12 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
-        session = _Session(run, folder, log, program, meter, wanted)
+        session = _Session(run, folder, log, program, meter, signals, wanted)
         if run.options.training.init_path:
             _begin_with(run, program, log)
         if session.saves:
-            session.save(0, initial=True)
+            with signals.asking():
+                session.save(0, initial=True)
     else:
         log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
         _report_overrides(run, log)
@@ -204,11 +208,13 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None) -> _S
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         log.forget_after(newest.iteration)
         meter = _restored_meter(run, increment, newest)
-        session = _Session(run, folder, log, program, meter, wanted, validated=_validated(log))
+        session = _Session(run, folder, log, program, meter, signals, wanted, validated=_validated(log))
     if wanted:
         # the first update of a call warms caches up
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
     log.open_board(begin)
+    if newest is not None:
+        session.saved = newest.iteration
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
         session.validate(newest)  # if the run ended between saving and validating it
     return session
@@ -279,6 +285,7 @@ class _Session:
     log: RunLog
     program: TrainingProgram
     meter: Meter
+    signals: Signals
     profile: profile.Request | None = None
     profiled: int = -1  # the update that is
     inference: InferenceProgram | None = None
@@ -288,6 +295,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
+        self.saved = -1  # updates that the newest checkpoint of this call has
 
     @property
     def saves(self) -> bool:
@@ -296,27 +304,43 @@ class _Session:
 
     def advance(self, first: int, end: int) -> None:
         """One host step, or a piece of one, and what is due after it."""
-        run, horizon = self.run, self.run.horizon
+        saved = None
+        with self.signals.asking(partial(self.program.stop, drop_update=True)):
+            done = self._updates(first, end)
+            if self.run.horizon.logs(first, done):
+                self._row(done)
+            if self.run.horizon.checkpoints(first, done):
+                saved = self.save(done)
+            elif self.signals.received is not None and done > self.saved:
+                self.save(done)
+        if saved:
+            self.validate(saved)
+
+    def _updates(self, first: int, end: int) -> int:
+        """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
+        run = self.run
         started = time.perf_counter()
         if first == self.profiled:
             metrics = self._profiled_step(first)
         else:
             metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
+        done = first + len(metrics.loss)
         if not np.isfinite(metrics.loss).all() and not self.diverged:
             self.diverged = True
             self.log.note(
-                f"The loss is not finite any more (host step of updates {first} to {end}): a lower learning rate may help"
+                f"The loss is not finite any more (host step of updates {first} to {done}): a lower learning rate may help"
             )
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         self.lost.add(first, metrics.lost)
-        if end == horizon.grid_end(first):
+        if done == run.horizon.grid_end(first):
             self.meter.end_host_step()
-        if horizon.logs(first, end):
-            self.log.training_row(self.meter.row(end))
-            for note in self.lost.notes():
-                self.log.note(note)
-        if horizon.checkpoints(first, end):
-            self.validate(self.save(end))
+        return done
+
+    def _row(self, done: int) -> None:
+        """A line and a row of the log, and what there is to say of gradients."""
+        self.log.training_row(self.meter.row(done))
+        for note in self.lost.notes():
+            self.log.note(note)
 
     def _profiled_step(self, update: int) -> Metrics:
         """One update, recorded."""
@@ -335,6 +359,7 @@ class _Session:
         """Writes a checkpoint."""
         started = time.perf_counter()
         saved = checkpoints.save(self.program, self.folder, iteration, self.meter.state())
+        self.saved = iteration
         if initial:
             self.log.note(f"Saved initial checkpoint to {saved.prefix}")
         else:

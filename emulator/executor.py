@@ -12,6 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -309,6 +310,7 @@ class TrainingProgram:
     def __init__(self, build: Callable[[], Training]) -> None:
         """`build` is called inside the new graph, because it makes the data stream."""
         self._ended = threading.Event()
+        self._device = ThreadPoolExecutor(1)
         self.graph = new_graph()
         with self.graph.as_default():
             training = build()
@@ -372,7 +374,8 @@ class TrainingProgram:
         reader.start()
         try:
             with named_faults(lambda: f"update {int(self.session.run(self.weights.step)) + 1}"):
-                done = int(self.session.run(self._step, feeds, options, trace))
+                # the calling thread stays free for signals, which would wait for the end of the session call otherwise
+                done = int(self._device.submit(self.session.run, self._step, feeds, options, trace).result())
         finally:
             self._ended.set()
             reader.join()
@@ -418,6 +421,7 @@ class TrainingProgram:
 
     def close(self) -> None:
         """Frees the session's memory."""
+        self._device.shutdown()
         self.session.close()
 
 

@@ -44,7 +44,10 @@ def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
 
 def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Checkpoint, int]:
     """Makes one of the `wanted` averages of a finished run's checkpoints; it, and how many went into it."""
-    used = trained(checkpoints.numbered(folder))
+    # where a run was stopped and went on there is one more, which the same run in one go has not
+    used = [
+        checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if horizon.is_checkpoint(checkpoint.iteration)
+    ]
     if name.startswith("weight_avg_N"):
         first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
         used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]

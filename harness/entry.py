@@ -1,5 +1,5 @@
 """The edges of a command: help and questions about options answered, errors turned into one line and an exit
-code (2: wrong input, 1: failure at run time, 130: interrupted)."""
+code (2: wrong input, 1: failure at run time, 128 + the signal's number: stopped by one)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
 from harness.run import Run, prepare
+from harness.signals import StopRequest
 from harness.summary import layer_table
 from log import LogError
 
@@ -42,6 +43,9 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
     except WRONG_INPUT as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
+    except StopRequest as error:
+        print(f"{prog}: stopped by {error}", file=sys.stderr)
+        return 128 + error.number
     except KeyboardInterrupt:
         print(f"\n{prog}: interrupted", file=sys.stderr)
         return 130

@@ -138,6 +138,9 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
     assert_same_bits(read(folder / "ckpt" / "weight_avg_exp_0.97"), read(tmp_path / "x"))
     names = ["ckpt-2", "ckpt-4", "ckpt-6", "ckpt-8", "weight_avg_N_1", "weight_avg_exp_0.97", "weight_avg_exp_0.5"]
     assert [row["name"] for row in rows(folder / "validation.csv")] == names
+    stopped = trained(tmp_path, f"{often} --weight-avg-exp 0.5 --stop-after 3 --no-validation")
+    succeed("restore", "--restore-path", stopped)  # with ckpt-3 in the folder
+    assert_same_bits(read(folder / "ckpt" / "weight_avg_exp_0.5"), read(stopped / "ckpt" / "weight_avg_exp_0.5"))
     longer = succeed("restore", "--restore-path", folder, "--iterations", 10)
     assert [row["name"] for row in rows(folder / "validation.csv")] == [*names[:4], "ckpt-10", *names[4:]]
     assert "Saved the average of 5 checkpoints" in longer.out
