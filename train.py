@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
-    newest = checkpoints.latest(Path(path))
+    newest, damaged = checkpoints.latest(Path(path))
     recorded = entry.recorded_options(Path(path))
     parsed = entry.parse(argv, script, recorded)
     run = entry.prepare_or_describe(parsed) if parsed else None
@@ -74,7 +74,7 @@ def resume(argv: list[str], path: str, script: str) -> int:
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
-    return train(run, Path(path), newest)
+    return train(replace(run, notes=(*run.notes, *damaged)), Path(path), newest)
 
 
 def compile_only(run: Run) -> int:

@@ -55,13 +55,43 @@ def main(argv: list[str]) -> int:
         program = build(run, log)
         _profile(run, program, log)
         batch = epoch_batch(run, recorded)
-        for checkpoint in found or [RANDOM_WEIGHTS]:
-            values = checkpoints.read(checkpoint) if found else None
-            for _ in range(run.options.checkpoint.repeat):
-                log.validation_row(validate(run, program, checkpoint, values, batch, log))
+        unreadable = [checkpoint.name for checkpoint in found if not _validated(run, program, checkpoint, found, batch, log)]
+        if not found:
+            _rows(run, program, RANDOM_WEIGHTS, None, batch, log)
     finally:
         log.close()
-    return 0
+    if unreadable:
+        print(f"validation.py: error: {len(unreadable)} of {len(found)} checkpoints cannot be read: {', '.join(unreadable)}",
+              file=sys.stderr)  # fmt: skip
+    return 1 if unreadable else 0
+
+
+def _validated(
+    run: Run, program: InferenceProgram, checkpoint: Checkpoint, among: list[Checkpoint], batch: int, log: RunLog
+) -> bool:
+    """Whether a checkpoint could be read, and was validated; one alone that cannot be read is an error."""
+    try:
+        values = checkpoints.read(checkpoint)
+    except checkpoints.CheckpointError as error:
+        if len(among) == 1:
+            raise
+        log.note(f"left out: {error}")
+        return False
+    _rows(run, program, checkpoint, values, batch, log)
+    return True
+
+
+def _rows(
+    run: Run,
+    program: InferenceProgram,
+    checkpoint: Checkpoint,
+    values: Mapping[str, np.ndarray] | None,
+    batch: int,
+    log: RunLog,
+) -> None:
+    """A checkpoint's rows, as many as --repeat says."""
+    for _ in range(run.options.checkpoint.repeat):
+        log.validation_row(validate(run, program, checkpoint, values, batch, log))
 
 
 def _compile_only(run: Run) -> int:

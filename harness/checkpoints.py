@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import archives
+from harness import archives, manifests
 from harness.archives import ArchiveError
 from log import write_atomically
 
@@ -48,9 +48,11 @@ class Checkpoint:
 def save(program: TrainingProgram, folder: Path, iteration: int, state: Mapping[str, Any]) -> Checkpoint:
     """Writes ckpt-<iteration>.* into the folder; the state first, so that a checkpoint never lacks it."""
     checkpoint = Checkpoint(str(folder / f"ckpt-{iteration}"), iteration)
+    manifests.remove(Path(checkpoint.prefix))
     write_atomically(checkpoint.state_path, json.dumps(state))
     with program.graph.as_default():
         program.saver.save(program.session, str(folder / "ckpt"), global_step=iteration)
+    manifests.write(Path(checkpoint.prefix))
     return checkpoint
 
 
@@ -92,12 +94,20 @@ def numbered(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
-def latest(folder: Path) -> Checkpoint:
-    """The newest checkpoint of a run folder."""
+def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is not."""
     found = numbered(_existing(folder))
     if not found:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
-    return found[-1]
+    damaged: list[tuple[Checkpoint, str]] = []
+    for checkpoint in reversed(found):
+        wrong = manifests.damage(Path(checkpoint.prefix))
+        if wrong is None:
+            return checkpoint, [f"warning: checkpoint {each.name} is damaged and left out: {why}" for each, why in damaged]
+        damaged.append((checkpoint, wrong))
+    raise CheckpointError(
+        f"--restore-path {folder}: all {len(found)} checkpoints are damaged; of {damaged[0][0].name}, {damaged[0][1]}"
+    )
 
 
 def select(path: Path) -> list[Checkpoint]:

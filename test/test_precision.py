@@ -90,6 +90,19 @@ def test_stochastic_rounding_keeps_the_mean(value):
     assert same_bits(found.astype(np.float32), again) and not same_bits(again, other)
 
 
+@pytest.mark.parametrize("count", [3, 10])
+def test_accumulation_is_numpys_in_half(count):
+    """A gradient, its share and the sum are halves, one after another."""
+    draw = np.random.default_rng(5)
+    total, x = draw.normal(size=(2, 5000)).astype(np.float16), (draw.normal(size=5000) * 300).astype(np.float32)
+    share = (x.astype(np.float16).astype(np.float32) / np.float32(count)).astype(np.float16)
+    expected = (total[0] + share).astype(np.float32)
+    with new_graph().as_default():
+        tensors = tf.constant(total[0].astype(np.float32)), tf.constant(x)
+        (found,) = evaluated(_half.added(*tensors, count, NEAREST))
+    assert same_bits(found, expected)
+
+
 def test_stochastic_rounding_leaves_halves_alone():
     values = FINITE.astype(np.float32)
     assert same_bits(rounded(values, Rounding(stochastic=True), 3), values)
