@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import validation
-from harness import averages, checkpoints, cli, entry, plot, profile, quiet
+from harness import averages, checkpoints, cli, entry, locks, plot, profile, quiet
 from harness.checkpoints import Checkpoint
 from harness.gradients import LostGradients
 from harness.meter import Meter
@@ -99,8 +99,8 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
     """One run in its folder, from the beginning or from its newest checkpoint."""
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
-    log = _open_log(run, folder, newest)
-    with Signals() as signals:
+    with locks.held(folder), Signals() as signals:
+        log = _open_log(run, folder, newest)
         try:
             session = _start(run, folder, log, newest, signals)
             for first, end in _apart(run.horizon.steps(start, stop), session.profiled):

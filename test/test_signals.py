@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import assert_same_bits, succeed, timeless, variables
+from runs import assert_same_bits, run, succeed, timeless, variables
 
 ROOT = Path(__file__).resolve().parent.parent
 # one host step of 60 updates, each of several micro-batches: nothing is due in between
@@ -87,6 +87,20 @@ def test_a_signal_while_the_graph_is_built_leaves_at_once(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in err and "train.py: stopped by SIGTERM" in err
     assert "Go on" not in out or list((tmp_path / "run").glob("ckpt-0.index"))
+
+
+def test_one_process_at_a_time_writes_a_run(unbroken, tmp_path):
+    """The lock ends with the process, however that ends."""
+    folder = tmp_path / "run"
+    process = started(*WORDS.split(), "--logs-path", folder)
+    await_line(process, "  fingerprint")
+    second = run("restore", "--restore-path", folder)
+    assert second.code == 2 and second.err.count("\n") == 1
+    assert f"the run in {folder} is being written by another process (pid {process.pid})" in second.err
+    process.kill()
+    process.communicate(timeout=60)
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 60), variables(folder, 60))
 
 
 def test_the_earlier_handlers_come_back(tmp_path):
