@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -17,9 +17,7 @@ from emulator import draws
 from Models import _fused, _half, _proxy_norm
 from Models._half import Rounding
 from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
-
-if TYPE_CHECKING:
-    from Models._watch import GradientWatch
+from Models._watch import GradientWatch
 
 
 def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:

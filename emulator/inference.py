@@ -12,8 +12,6 @@ import tensorflow.compat.v1 as tf
 from emulator.executor import (
     NextFeatures,
     Stream,
-    Weights,
-    assign,
     named_faults,
     new_graph,
     operation_events,
@@ -22,6 +20,7 @@ from emulator.executor import (
 )
 from emulator.precision import SINGLE, Precision
 from emulator.stages import layers_of, rounding, rounding_of
+from emulator.weights import Weights, assign
 from Models import _half, _segments
 from Models._layers import Variable
 from Models._segments import Segment

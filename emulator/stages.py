@@ -17,10 +17,11 @@ from emulator.plan import ExecutionPlan
 from emulator.precision import ALL, EXCEPTIONS, Precision
 from emulator.schedules import BACKWARD, FORWARD
 from Models import _segments
+from Models._checks import CheckedLayers
 from Models._half import Rounding
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
-from Models._watch import CheckedLayers, GradientWatch
+from Models._watch import GradientWatch
 
 Features = Mapping[str, tf.Tensor]
 LOSS, ACCURACY, LOST = "loss", "accuracy", "lost gradients"

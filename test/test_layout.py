@@ -22,6 +22,7 @@ TENSORFLOW = {
     "ipu_utils",
     "emulator.executor",
     "emulator.stages",
+    "emulator.weights",
     "emulator.cells",
     "emulator.inference",
     "emulator.draws",
