@@ -653,10 +653,13 @@ def test_any_words_end_in_options_or_in_a_foreseen_error(words, script):
 
 
 def test_the_committed_readme_names_options_that_exist():
-    """Every --option in README.md's code is one of some script, model or schedule."""
-    readme = Path(__file__).parent.parent / "README.md"
+    """Every --option in README.md's code is one of some script, model, schedule or tool."""
+    root = Path(__file__).parent.parent
+    readme = root / "README.md"
     written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", readme.read_text(), re.I)) if readme.exists() else set()
-    known = set(re.findall(r"--[\w-]+", (Path(__file__).parent.parent / "Makefile").read_text()))
+    known = set(re.findall(r"--[\w-]+", (root / "Makefile").read_text()))
+    for tool in (root / "weight_avg.py", *(root / "tools").glob("*.py")):
+        known |= set(re.findall(r'"(--[\w-]+)"', tool.read_text()))
     for script in ("train", "validation", "restore"):
         for model in plugins.names("Models"):
             for schedule in plugins.names("LR_Schedules"):
