@@ -6,10 +6,10 @@ Refuses to guess: what is not found is an error that says what was looked for, a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from Datasets._spec import DataError
+from Datasets._spec import DataError, OpenRequest
 
 _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
     ("imagenet", "imagenet"),
@@ -29,13 +29,13 @@ def infer(data_dir: str, source: str = "--data-dir") -> str:
     raise DataError(f"no data set can be inferred from {source} {data_dir} (none of: {known}); give --dataset")
 
 
-def folder_given(name: str, wanted: str, data_dir: str | None, environ: Mapping[str, str]) -> Path:
+def folder_given(name: str, wanted: str, request: OpenRequest) -> Path:
     """The folder of --data-dir, else of DATA_DIR."""
-    given = data_dir or environ.get("DATA_DIR")
+    given = request.data_dir or request.environ.get("DATA_DIR")
     if not given:
         raise DataError(f"data set {name} needs its files ({wanted}): give --data-dir or set DATA_DIR")
     if not Path(given).is_dir():
-        source = "--data-dir" if data_dir else "DATA_DIR"
+        source = "--data-dir" if request.data_dir else "DATA_DIR"
         raise DataError(f"data set {name}: {source} {given} is not a folder; looked there for {wanted}")
     return Path(given)
 

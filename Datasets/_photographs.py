@@ -18,7 +18,6 @@ from Datasets._spec import ReadRequest
 from Datasets._tfrecords import RecordIndex
 from emulator import draws
 
-NUM_CLASSES = 1000
 _CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
 _READ_TOGETHER = 32  # payloads per call into Python
 _FEATURES = {
@@ -30,10 +29,11 @@ _FEATURES = {
 Element = dict[str, tf.Tensor]
 
 
-def train_stream(index: RecordIndex, request: ReadRequest) -> tf.data.Dataset:
+def train_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.data.Dataset:
     """Endless micro-batches of distorted crops (or of central ones, when the request says so)."""
     size = len(index)
-    _payloads.check(index, 0, partial(_prepared, request=request, distort=False))
+    plain = partial(_prepared, request=request, classes=classes, distort=False)
+    _payloads.check(index, 0, plain)
     load = _payloads.loader(index, request.cache)
 
     def read(position: tf.Tensor) -> Element:
@@ -42,16 +42,16 @@ def train_stream(index: RecordIndex, request: ReadRequest) -> tf.data.Dataset:
 
     positions = _pipeline.training_positions(request, _READ_TOGETHER)
     single = positions.map(read).unbatch()
-    prepare = partial(_prepared, request=request, distort=request.augment)
+    prepare = partial(_prepared, request=request, classes=classes, distort=request.augment)
     decoded = single.map(prepare, _pipeline.threads(request)).ignore_errors()
 
     def record_of(sample: int) -> int:
         return _payloads.record_at(_pipeline.place(request, sample), size, request.seed)
 
-    return _micro_batches(decoded, index, request, partial(_pipeline.place, request), record_of)
+    return _micro_batches(decoded, index, request, plain, partial(_pipeline.place, request), record_of)
 
 
-def validation_stream(index: RecordIndex, request: ReadRequest) -> tf.data.Dataset:
+def validation_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
     count = -(-size // request.batch_size)
@@ -62,11 +62,13 @@ def validation_stream(index: RecordIndex, request: ReadRequest) -> tf.data.Datas
 
     together = tf.data.Dataset.range(size).batch(_READ_TOGETHER)
     single = together.map(read).unbatch()
-    prepare = partial(_prepared, request=request, distort=False)
+    prepare = partial(_prepared, request=request, classes=classes, distort=False)
     decoded = single.map(prepare, _pipeline.threads(request)).ignore_errors()
     # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
     filling = tf.data.Dataset.range(size, (count + 1) * request.batch_size).map(partial(_nothing, request=request))
-    stream = _micro_batches(decoded.concatenate(filling), index, request, lambda sample: sample, lambda sample: sample)
+    stream = _micro_batches(
+        decoded.concatenate(filling), index, request, prepare, lambda sample: sample, lambda sample: sample
+    )
     return stream.take(count)
 
 
@@ -74,11 +76,11 @@ def _micro_batches(
     single: tf.data.Dataset,
     index: RecordIndex,
     request: ReadRequest,
+    describe: _payloads.Prepare,
     position_of: Callable[[np.ndarray], np.ndarray],
     record_of: Callable[[int], int],
 ) -> tf.data.Dataset:
     """Batches whose positions have no gap; a gap is turned into the error of the record that is missing."""
-    describe = partial(_prepared, request=request, distort=False)
 
     def check(number: np.ndarray, position: np.ndarray) -> np.ndarray:
         samples = number * request.batch_size + np.arange(request.batch_size)
@@ -106,12 +108,12 @@ def _micro_batches(
     return _pipeline.finish(numbered.map(checked))
 
 
-def _prepared(element: Element, request: ReadRequest, distort: bool) -> Element:
+def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool) -> Element:
     """One record to one image [side, side, 3], float32 from 0 to 255, and its label from 0."""
     parsed = tf.parse_single_example(element["payload"], _FEATURES)
     label = tf.cast(parsed["image/class/label"], tf.int32) - 1
-    good = tf.logical_and(label >= 0, label < NUM_CLASSES)
-    stop = tf.Assert(good, [f"image/class/label must be from 1 to {NUM_CLASSES}, not", label + 1])
+    good = tf.logical_and(label >= 0, label < classes)
+    stop = tf.Assert(good, [f"image/class/label must be from 1 to {classes}, not", label + 1])
     with tf.control_dependencies([stop]):
         label = tf.identity(label)
     crop = _distorted if distort else _central

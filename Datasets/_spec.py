@@ -5,7 +5,9 @@ Nothing here imports TensorFlow: finding and counting data, and every error abou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +29,20 @@ class DataSpec:
     validation_images: int
     class_names: tuple[str, ...] = ()
     standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """Where to look for data, and how much of it to use.
+
+    `percentage`: the first so many of a hundred shards. `num_classes`: how many classes the labels have, where the files do
+    not say so.
+    """
+
+    data_dir: str | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    percentage: int = 100
+    num_classes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

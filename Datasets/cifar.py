@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from Datasets import _locate
 from Datasets._binary import BinarySource, Layout
-from Datasets._spec import DataSpec
+from Datasets._spec import DataSpec, OpenRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +47,10 @@ def _spec(name: str, num_classes: int, class_names: tuple[str, ...] = ()) -> Dat
 SPECS = {"cifar-10": _spec("cifar-10", 10, _TEN_NAMES), "cifar-100": _spec("cifar-100", 100)}
 
 
-def _open(name: str, data_dir: str | None, environ: Mapping[str, str]) -> BinarySource:
+def _open(name: str, request: OpenRequest) -> BinarySource:
     files = _FILES[name]
     wanted = (*files.train, *files.validation)
-    top = _locate.folder_given(name, ", ".join(wanted), data_dir, environ)
+    top = _locate.folder_given(name, ", ".join(wanted), request)
     folder = _locate.holding_folder(name, top, files.folder, wanted)
     return BinarySource(
         SPECS[name], [folder / file for file in files.train], [folder / file for file in files.validation], files.layout

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from Datasets import _cache, _fashion_files
 from Datasets._binary import BinarySource, Layout
-from Datasets._spec import DataError, DataSpec
+from Datasets._spec import DataError, DataSpec, OpenRequest
 
 _EMBEDDED = DataSpec(
     name="fashion-mnist",
@@ -31,26 +31,26 @@ _FULL = replace(_EMBEDDED, name="fashion-mnist-full", train_images=60_000, valid
 SPECS = {spec.name: spec for spec in (_EMBEDDED, _FULL)}
 
 
-def open_embedded(data_dir: str | None, environ: Mapping[str, str]) -> BinarySource:
+def open_embedded(request: OpenRequest) -> BinarySource:
     """The selection in the package; with --data-dir the full set that lies there. DATA_DIR is not looked at."""
-    if data_dir:
-        if not _fashion_files.holds_idx(Path(data_dir)):
+    if request.data_dir:
+        if not _fashion_files.holds_idx(Path(request.data_dir)):
             raise DataError(
-                f"data set fashion-mnist: --data-dir {data_dir} lacks the IDX files ({_idx_names()}); the embedded set "
-                "needs no --data-dir"
+                f"data set fashion-mnist: --data-dir {request.data_dir} lacks the IDX files ({_idx_names()}); the embedded "
+                "set needs no --data-dir"
             )
-        return _full(_EMBEDDED, Path(data_dir), environ)
+        return _full(_EMBEDDED, Path(request.data_dir), request.environ)
     build = _fashion_files.writer(partial(_fashion_files.unpacked, _fashion_files.EMBEDDED))
-    return _source(_EMBEDDED, _cache.expanded("fashion-mnist-v1", build, environ))
+    return _source(_EMBEDDED, _cache.expanded("fashion-mnist-v1", build, request.environ))
 
 
-def open_full(data_dir: str | None, environ: Mapping[str, str]) -> BinarySource:
+def open_full(request: OpenRequest) -> BinarySource:
     """60,000 + 10,000 images from --data-dir, else from DATA_DIR if they are there, else from Debian's package."""
-    places = [data_dir] if data_dir else [environ.get("DATA_DIR"), str(_fashion_files.DEBIAN_FOLDER)]
+    places = [request.data_dir] if request.data_dir else [request.environ.get("DATA_DIR"), str(_fashion_files.DEBIAN_FOLDER)]
     folders = [Path(place) for place in places if place]
     for folder in folders:
         if _fashion_files.holds_idx(folder):
-            return _full(_FULL, folder, environ)
+            return _full(_FULL, folder, request.environ)
     raise DataError(
         f"data set fashion-mnist-full: no IDX files ({_idx_names()}) in {' or '.join(map(str, folders))}; "
         "apt install dataset-fashion-mnist, or give --data-dir the folder that holds them"

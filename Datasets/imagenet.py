@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from Datasets import _locate
-from Datasets._spec import DataError, DataSpec, ReadRequest
+from Datasets._spec import DataError, DataSpec, OpenRequest, ReadRequest
 from Datasets._tfrecords import RecordIndex, shards
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ SPECS = {
 }
 
 
-def open_imagenet(data_dir: str | None, environ: Mapping[str, str]) -> ImageNetSource:
+def open_imagenet(request: OpenRequest) -> ImageNetSource:
     """Shards in the folder itself, in `train/` and `validation/` below it, or in a folder imagenet-data."""
-    top = _locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", data_dir, environ)
+    top = _locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
     for folder in _candidates(top):
         train = _shards_in(folder, "train")
         if train:
@@ -55,7 +55,7 @@ class ImageNetSource:
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets import _photographs
 
-        return _photographs.train_stream(self._train, request)
+        return _photographs.train_stream(self._train, request, self.spec.num_classes)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets import _photographs
@@ -65,7 +65,7 @@ class ImageNetSource:
                 f"data set imagenet: no {_VALIDATION} with records in {self._folder} or in validation/ below it; put "
                 "the shards there, or train with --no-validation"
             )
-        return _photographs.validation_stream(self._validation, request)
+        return _photographs.validation_stream(self._validation, request, self.spec.num_classes)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""

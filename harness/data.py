@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from Datasets._locate import infer
-from Datasets._spec import DataSource
+from Datasets._spec import DataSource, OpenRequest
 from Datasets.generated import generated, spec_without_data
 from harness import plugins
 from harness.options import DatasetOptions, OptionError
 
 GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour
-Opener = Callable[[str | None, Mapping[str, str]], DataSource]
+Opener = Callable[[OpenRequest], DataSource]
 
 
 def openers() -> dict[str, Opener]:
@@ -56,7 +56,7 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
     """Finds and counts the data; generated and synthetic data need no files."""
     if options.generated_data or options.synthetic_data:
         return described(options)
-    return openers()[options.dataset](options.data_dir, environ)
+    return openers()[options.dataset](OpenRequest(options.data_dir, environ))
 
 
 def described(options: DatasetOptions) -> DataSource:

@@ -26,7 +26,7 @@ from Datasets import (
     generated,
     imagenet,
 )
-from Datasets._spec import DataError, ReadRequest
+from Datasets._spec import DataError, OpenRequest, ReadRequest
 from emulator import draws
 
 _TRAIN = 200  # 5 files of 40
@@ -79,7 +79,7 @@ def cifar_dir(tmp_path) -> Path:
 
 def opened(name: str, folder: Path | None, environ: dict[str, str] | None = None):
     tables = cifar.DATASETS | fashion_mnist.DATASETS | imagenet.DATASETS
-    return tables[name](str(folder) if folder else None, environ or {})
+    return tables[name](OpenRequest(str(folder) if folder else None, environ or {}))
 
 
 # --- CIFAR's records -------------------------------------------------------------------------------------------
@@ -288,8 +288,8 @@ def test_expansion_is_repeated_only_after_damage(tmp_path):
 
 def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
     script = (
-        "import sys; from Datasets import fashion_mnist, cifar, imagenet, generated; "
-        "source = fashion_mnist.DATASETS['fashion-mnist'](None, {'XDG_CACHE_HOME': sys.argv[1]}); "
+        "import sys; from Datasets import fashion_mnist, cifar, imagenet, generated; from Datasets._spec import OpenRequest; "
+        "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
         "print(source.spec.train_images, generated.spec_without_data('imagenet').train_images, "
         "'tensorflow' in sys.modules)"
     )
