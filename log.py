@@ -12,7 +12,9 @@ import secrets
 import string
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +84,25 @@ class RunLog:
         self._text = open(folder / "log.txt", "a", encoding="utf-8") if folder else None  # noqa: SIM115 - open for the run
         self._board: Any = None
         self._bar = _Bar()
+        self._one = threading.RLock()
         self._wandb = _quietly(wandb, self.note) if wandb else None
 
     def note(self, text: str = "") -> None:
-        """A line for the console and log.txt."""
-        self._bar.clear()
-        print(text, flush=True)
-        if self._text:
-            self._text.write(text + "\n")
-            self._text.flush()
+        """A line for the console and log.txt, from any thread."""
+        with self._one:
+            self._bar.clear()
+            print(text, flush=True)
+            self.file_only(text)
 
     def file_only(self, text: str) -> None:
-        """A line for log.txt alone."""
+        """A line for log.txt alone. OSError if it cannot be written; what follows goes to the console only then."""
         if self._text:
-            self._text.write(text + "\n")
-            self._text.flush()
+            try:
+                self._text.write(text + "\n")
+                self._text.flush()
+            except OSError:
+                self._end_text()
+                raise
 
     def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
         """Records every option; a resumed run has a file of its own."""
@@ -154,9 +160,13 @@ class RunLog:
         self._bar.clear()
         if self._board:
             self._board.close()
-        if self._text:
-            self._text.close()
-            self._text = None
+        self._end_text()
+
+    def _end_text(self) -> None:
+        text, self._text = self._text, None
+        if text:
+            with suppress(OSError):  # what is buffered has been told of
+                text.close()
 
     def _row(self, file: str, columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         if self.folder is None:

@@ -23,17 +23,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import validation
-from harness import averages, checkpoints, cli, entry, locks, plot, profile, quiet
+from harness import averages, checkpoints, cli, entry, locks, plot, profile, quiet, saving
 from harness.checkpoints import Checkpoint
 from harness.gradients import LostGradients
 from harness.meter import Meter
 from harness.options import OptionError
 from harness.run import Run, arguments
+from harness.saving import SaveError, Writer
 from harness.signals import Signals, StopRequest
 from log import RunLog, new_run_folder, read_rows, wandb_run
 
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram, Metrics, TrainingProgram
+
+    Values = dict[str, np.ndarray]
 
 
 def main(argv: list[str]) -> int:
@@ -99,21 +102,33 @@ def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
     """One run in its folder, from the beginning or from its newest checkpoint."""
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
-    with locks.held(folder), Signals() as signals:
+    with locks.held(folder), Signals() as signals, Writer() as writer:
+        saving.sweep(folder)
         log = _open_log(run, folder, newest)
         try:
-            session = _start(run, folder, log, newest, signals)
+            session = _start(run, folder, log, newest, signals, writer)
             for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
                 session.advance(first, end)
             session.finish(stop)
-        except (StopRequest, FloatingPointError) as error:
+        except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             log.note(f"Stopped: {error}")
-            if checkpoints.numbered(folder) and run.options.logging.logs:
-                log.note(f"Go on:           {entry.command('restore', '--restore-path', str(folder))}")
+            _leave(run, folder, log, writer)
             raise
         finally:
             log.close()
     return 0
+
+
+def _leave(run: Run, folder: Path, log: RunLog, writer: Writer) -> None:
+    """What is left to do and to say when a run ends early."""
+    try:
+        writer.settle()
+    except SaveError as error:
+        log.note(f"warning: {error}")
+    saved = checkpoints.numbered(folder)
+    if saved and run.options.logging.logs:
+        log.note(f"The newest checkpoint is {saved[-1].name}.")
+        log.note(f"Go on:           {entry.command('restore', '--restore-path', str(folder))}")
 
 
 def _apart(pieces: Iterable[tuple[int, int]], update: int) -> Iterator[tuple[int, int]]:
@@ -182,7 +197,7 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     }
 
 
-def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signals: Signals) -> _Session:
+def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signals: Signals, writer: Writer) -> _Session:
     """Builds the program, restores or saves the initial weights."""
     quiet.import_tensorflow()
     begin = newest.iteration if newest else 0
@@ -191,12 +206,13 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signa
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
-        session = _Session(run, folder, log, program, meter, signals, wanted)
+        session = _Session(run, folder, log, program, meter, signals, writer, wanted)
         if run.options.training.init_path:
             _begin_with(run, program, log)
         if session.saves:
             with signals.asking():
                 session.save(0, initial=True)
+                writer.settle()
     else:
         log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
         _report_overrides(run, log)
@@ -208,7 +224,7 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signa
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         log.forget_after(newest.iteration)
         meter = _restored_meter(run, increment, newest)
-        session = _Session(run, folder, log, program, meter, signals, wanted, validated=_validated(log))
+        session = _Session(run, folder, log, program, meter, signals, writer, wanted, validated=_validated(log))
     if wanted:
         # the first update of a call warms caches up
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
@@ -216,7 +232,7 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signa
     if newest is not None:
         session.saved = newest.iteration
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
-        session.validate(newest)  # if the run ended between saving and validating it
+        session.validate(newest, values)  # if the run ended between saving and validating it
     return session
 
 
@@ -286,6 +302,7 @@ class _Session:
     program: TrainingProgram
     meter: Meter
     signals: Signals
+    writer: Writer
     profile: profile.Request | None = None
     profiled: int = -1  # the update that is
     inference: InferenceProgram | None = None
@@ -296,6 +313,7 @@ class _Session:
     def __post_init__(self) -> None:
         self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
         self.saved = -1  # updates that the newest checkpoint of this call has
+        self.saved_at = time.monotonic()
 
     @property
     def saves(self) -> bool:
@@ -304,17 +322,31 @@ class _Session:
 
     def advance(self, first: int, end: int) -> None:
         """One host step, or a piece of one, and what is due after it."""
+        while first < end:
+            first = self._piece(first, end)
+
+    def _piece(self, first: int, end: int) -> int:
+        """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint. How many the run has done then."""
         saved = None
+        self._settle(wait=False)
         with self.signals.asking(partial(self.program.stop, drop_update=True)):
             done = self._updates(first, end)
             if self.run.horizon.logs(first, done):
                 self._row(done)
             if self.run.horizon.checkpoints(first, done):
                 saved = self.save(done)
-            elif self.signals.received is not None and done > self.saved:
-                self.save(done)
+            elif done > self.saved and (self.signals.received is not None or self._overdue):
+                self.save(done, rolling=True)
+            self.program.resume()
         if saved:
-            self.validate(saved)
+            self.validate(*saved)
+        return done
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether it is time for a safety checkpoint."""
+        minutes = self.run.options.checkpoint.safety_ckpt_minutes
+        return bool(minutes) and self.saves and time.monotonic() - self.saved_at > 60 * minutes
 
     def _updates(self, first: int, end: int) -> int:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
@@ -325,16 +357,23 @@ class _Session:
         else:
             metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
         done = first + len(metrics.loss)
-        if not np.isfinite(metrics.loss).all() and not self.diverged:
-            self.diverged = True
-            self.log.note(
-                f"The loss is not finite any more (host step of updates {first} to {done}): a lower learning rate may help"
-            )
+        self._judge(first, metrics.loss)
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         self.lost.add(first, metrics.lost)
         if done == run.horizon.grid_end(first):
             self.meter.end_host_step()
         return done
+
+    def _judge(self, first: int, loss: np.ndarray) -> None:
+        """A loss that is not finite ends the run, or is told of once."""
+        bad = np.flatnonzero(~np.isfinite(loss))
+        if not bad.size or self.diverged:
+            return
+        self.diverged = True
+        told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: a lower learning rate may help"
+        if not self.run.options.training.keep_going:
+            raise FloatingPointError(f"{told}; --keep-going goes on all the same")
+        self.log.note(f"warning: {told}")
 
     def _row(self, done: int) -> None:
         """A line and a row of the log, and what there is to say of gradients."""
@@ -351,25 +390,60 @@ class _Session:
         return found.metrics
 
     def _progress(self, first: int) -> Callable[[float, float], None]:
-        """Moves the bar while the host step runs."""
+        """Moves the bar while the host step runs, and ends it early where there is a reason to."""
         counter = itertools.count(first + 1)
-        return lambda loss, accuracy: self.log.progress(next(counter), self.run.horizon.iterations, f"loss {loss:.3f}")
 
-    def save(self, iteration: int, initial: bool = False) -> Checkpoint:
-        """Writes a checkpoint."""
+        def report(loss: float, accuracy: float) -> None:
+            self.log.progress(next(counter), self.run.horizon.iterations, f"loss {loss:.3f}")
+            hopeless = not np.isfinite(loss) and not self.run.options.training.keep_going
+            if hopeless or self._overdue:
+                self.program.stop(drop_update=False)
+
+        return report
+
+    def save(self, iteration: int, initial: bool = False, rolling: bool = False) -> tuple[Checkpoint, Values]:
+        """Has a checkpoint written while training goes on; `rolling`: until the next one. It, and what is in it."""
         started = time.perf_counter()
-        saved = checkpoints.save(self.program, self.folder, iteration, self.meter.state())
-        self.saved = iteration
-        if initial:
-            self.log.note(f"Saved initial checkpoint to {saved.prefix}")
-        else:
-            self.log.note(f"Saved checkpoint to {saved.prefix} in {time.perf_counter() - started:.2f}s")
-        self.log.note(f"  fingerprint of the weights: {checkpoints.fingerprint(self.program.weights_of_model())}")
-        if self.run.options.checkpoint.max_ckpts_to_keep:
-            checkpoints.keep_newest(self.folder, self.run.options.checkpoint.max_ckpts_to_keep)
-        return saved
+        saved, values = checkpoints.at(self.folder, iteration), self.program.values()
+        self._refuse_faulty(values, iteration)
+        state = {**self.meter.state(), checkpoints.ROLLING: rolling}
+        what = "initial " if initial else "safety " if rolling else ""
+        model = {name: values[name] for name in self.program.weights.model}
 
-    def validate(self, saved: Checkpoint) -> None:
+        def write() -> None:
+            checkpoints.save(saved, values, state)
+            seconds = "" if initial else f" in {time.perf_counter() - started:.2f}s"
+            print_of_weights = checkpoints.fingerprint(model)
+            self.log.note(
+                f"Saved {what}checkpoint to {saved.prefix}{seconds}\n  fingerprint of the weights: {print_of_weights}"
+            )
+            most = self.run.options.checkpoint.max_ckpts_to_keep
+            checkpoints.tidy(self.folder, saved, most, self.run.horizon.is_checkpoint)
+
+        self._settle()
+        self.writer.begin(write)
+        self.saved, self.saved_at = iteration, time.monotonic()
+        return saved, values
+
+    def _refuse_faulty(self, values: Values, iteration: int) -> None:
+        """Weights that are not finite are no use to anyone, unless the run is to go on all the same."""
+        bad = [name for name in self.program.weights.model if not np.isfinite(values[name]).all()]
+        if bad and not self.run.options.training.keep_going:
+            raise FloatingPointError(
+                f"{bad[0]} is not finite after update {iteration}: a lower learning rate may help; --keep-going goes on all "
+                "the same"
+            )
+
+    def _settle(self, wait: bool = True) -> None:
+        """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""
+        try:
+            self.writer.settle(wait)
+        except SaveError as error:
+            if not self.run.options.training.keep_going:
+                raise
+            self.log.note(f"warning: {error}")
+
+    def validate(self, saved: Checkpoint, values: Values) -> None:
         """One checkpoint's accuracy on the validation set, unless it is known or not wanted."""
         run = self.run
         if not run.options.checkpoint.validation or saved.name in self.validated:
@@ -381,7 +455,6 @@ class _Session:
             return
         if self.inference is None:
             self.inference = validation.build(run, self.log)
-        values = checkpoints.read(saved) if self.saves else self.program.values()
         row = validation.validate(run, self.inference, saved, values, run.plan.global_batch, self.log)
         self.validated[saved.name] = row
         self.log.validation_row(row)
@@ -390,11 +463,13 @@ class _Session:
         """What is left after the last update of this call."""
         if done < self.run.horizon.iterations:
             self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
+            self._settle()
             if done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
                 self.save(done)
         elif not self.saves:  # those that were saved have been validated
-            self.validate(Checkpoint("final", done))
-        else:
+            self.validate(Checkpoint("final", done), self.program.values())
+        self._settle()
+        if done == self.run.horizon.iterations and self.saves:
             self._average()
         self._report(done)
 
@@ -403,7 +478,7 @@ class _Session:
         for name, amount in averages.wanted(self.run.options.training):
             averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
             self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
-            self.validate(averaged)
+            self.validate(averaged, checkpoints.read(averaged))
 
     def _report(self, done: int) -> None:
         """The last lines: accuracy, where the run lies, how to go on."""

@@ -242,11 +242,11 @@ class TrainingProgram:
             at_call = stop.assign(STOP_AT_CALL, read_value=False)
             with tf.control_dependencies([at_call]):
                 release = self._order.release()
+            self._resume = stop.assign(RUN, read_value=False)
             self._stops = {STOP_AT_UPDATE: stop.assign(STOP_AT_UPDATE, read_value=False), STOP_AT_CALL: [at_call, *release]}
             initialise = [tf.global_variables_initializer()]
             if training.stream.iterator is not None:
                 initialise.append(training.stream.iterator.initializer)
-            self.saver = tf.train.Saver(self.weights.saved, max_to_keep=None, save_relative_paths=True)
         self.session = tf.Session(graph=self.graph, config=session_config(training.plan.homes))
         self.session.run(initialise)
 
@@ -300,8 +300,12 @@ class TrainingProgram:
         )  # fmt: skip
 
     def stop(self, drop_update: bool) -> None:
-        """From any thread: end the host step after the present update, or at once, dropping it. For good."""
+        """From any thread: end the host step after the present update, or at once, dropping it. Until `resume`."""
         self.session.run(self._stops[STOP_AT_CALL if drop_update else STOP_AT_UPDATE])
+
+    def resume(self) -> None:
+        """Takes a stop after an update back; one that dropped its update is for good."""
+        self.session.run(self._resume)
 
     def _drain(self, updates: int, found: list[Row], report: Report | None) -> None:
         """Takes metrics out of the queue until the step has ended and the queue is empty."""
@@ -326,10 +330,6 @@ class TrainingProgram:
     def values(self) -> dict[str, np.ndarray]:
         """Every saved variable."""
         return self.session.run(self.weights.saved)
-
-    def weights_of_model(self) -> dict[str, np.ndarray]:
-        """The model's variables, moving statistics too, without the optimiser's slots."""
-        return self.session.run(self.weights.model)
 
     def close(self) -> None:
         """Frees the session's memory."""

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import archives, manifests
+from harness import archives, manifests, saving
 from harness.archives import ArchiveError
 from log import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.executor import TrainingProgram
-
+ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 _NUMBERED = re.compile(r"^ckpt-(\d+)$")
 
 
@@ -45,27 +44,27 @@ class Checkpoint:
         return Path(self.prefix + ".state.json")
 
 
-def save(program: TrainingProgram, folder: Path, iteration: int, state: Mapping[str, Any]) -> Checkpoint:
-    """Writes ckpt-<iteration>.* into the folder; the state first, so that a checkpoint never lacks it."""
-    checkpoint = Checkpoint(str(folder / f"ckpt-{iteration}"), iteration)
-    manifests.remove(Path(checkpoint.prefix))
-    write_atomically(checkpoint.state_path, json.dumps(state))
-    with program.graph.as_default():
-        program.saver.save(program.session, str(folder / "ckpt"), global_step=iteration)
-    manifests.write(Path(checkpoint.prefix))
-    return checkpoint
+def at(folder: Path, iteration: int) -> Checkpoint:
+    """The checkpoint of a run after so many updates, there or not yet."""
+    return Checkpoint(str(folder / f"ckpt-{iteration}"), iteration)
+
+
+def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+    """Writes a numbered checkpoint, and the file that says which is the newest, where TensorFlow's own programs look."""
+    prefix = Path(checkpoint.prefix)
+    saving.place(prefix, values, state)
+    named = f'"{prefix.name}"'
+    try:
+        write_atomically(
+            prefix.parent / "checkpoint", f"model_checkpoint_path: {named}\nall_model_checkpoint_paths: {named}\n"
+        )
+    except OSError as error:
+        raise saving.SaveError(f"{prefix.parent / 'checkpoint'} cannot be written: {error.strerror}") from None
 
 
 def write(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
-    """A checkpoint of these values; another one of that name is replaced."""
-    import tensorflow.compat.v1 as tf
-
-    with tf.Graph().as_default(), tf.Session() as session:
-        fed = {name: tf.placeholder(value.dtype, value.shape) for name, value in values.items()}
-        save = tf.raw_ops.SaveV2(
-            prefix=str(prefix), tensor_names=[*fed], shape_and_slices=[""] * len(fed), tensors=[*fed.values()]
-        )
-        session.run(save, {fed[name]: value for name, value in values.items()})
+    """A checkpoint of these values alone; another one of that name is replaced."""
+    saving.place(prefix, values)
     return Checkpoint(str(prefix), -1)
 
 
@@ -77,11 +76,21 @@ def fingerprint(values: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def keep_newest(folder: Path, count: int) -> None:
-    """Deletes all but the `count` newest numbered checkpoints."""
-    for old in numbered(folder)[:-count]:
-        for file in folder.glob(f"{old.name}.*"):
-            file.unlink(missing_ok=True)
+def tidy(folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool]) -> None:
+    """After `newest` is written: deletes the safety checkpoints before it, and all but the `count` newest others."""
+    before = [checkpoint for checkpoint in numbered(folder) if checkpoint.iteration < newest.iteration]
+    rolling = [old for old in before if old.iteration and not on_grid(old.iteration) and _rolls(old)]
+    others = [old for old in before if old not in rolling]
+    surplus = max(0, len(others) + 1 - count) if count else 0
+    for old in rolling + others[:surplus]:
+        saving.delete(Path(old.prefix))
+
+
+def _rolls(checkpoint: Checkpoint) -> bool:
+    try:
+        return bool(state(checkpoint).get(ROLLING))
+    except CheckpointError:  # damaged: it is passed over when it is looked for, and left as it is here
+        return False
 
 
 def numbered(folder: Path) -> list[Checkpoint]:

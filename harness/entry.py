@@ -13,11 +13,12 @@ from typing import Any
 from Datasets._spec import DataError
 from emulator import schedules
 from emulator.plan import ExecutionPlan, PlanError
-from harness import checkpoints, cli, layers, plot, plugins
+from harness import checkpoints, cli, layers, plot, plugins, quiet
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
 from harness.run import Run, prepare
+from harness.saving import SaveError
 from harness.signals import StopRequest
 from harness.summary import layer_table
 from log import LogError
@@ -54,7 +55,7 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
             raise
         print(f"{prog}: error: Python package {error.name} is not installed; `make setup` installs it", file=sys.stderr)
         return 1
-    except FloatingPointError as error:
+    except (FloatingPointError, SaveError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
@@ -67,19 +68,8 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise
-        print(f"{prog}: error: {device_error(error)}", file=sys.stderr)
+        print(f"{prog}: error: {quiet.device_error(error)}", file=sys.stderr)
         return 1
-
-
-def device_error(error: Exception) -> str:
-    """TensorFlow's error in one line: what our own readers raised inside it, or its first line that says why."""
-    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
-    for marker in ("DataError: ", "OOM when allocating"):
-        for line in lines:
-            if marker in line:
-                return line[line.index(marker) :].removeprefix("DataError: ")
-    telling = [line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node"))]
-    return f"{type(error).__name__}: {telling[0] if telling else 'no reason given'}"
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:

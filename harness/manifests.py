@@ -13,11 +13,6 @@ from log import write_atomically
 _SUFFIX = ".manifest.json"
 
 
-def remove(prefix: Path) -> None:
-    """Before the files of a checkpoint are written anew."""
-    _path(prefix).unlink(missing_ok=True)
-
-
 def write(prefix: Path) -> None:
     """After all files of the checkpoint are written: they are on the disk then, and the manifest says so."""
     files = {file.name: _described(file, sync=True) for file in _files(prefix)}
@@ -25,8 +20,8 @@ def write(prefix: Path) -> None:
 
 
 def damage(prefix: Path) -> str | None:
-    """What is wrong with the files of a checkpoint by its manifest; None if all is well, or if there is no manifest: a kill
-    may have come before it was written."""
+    """What is wrong with the files of a checkpoint by its manifest; None if all is well, or if there is no manifest, as
+    with checkpoints that other programs wrote."""
     try:
         wanted = json.loads(_path(prefix).read_text(encoding="utf-8"))["files"].items()
     except FileNotFoundError:

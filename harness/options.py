@@ -107,6 +107,7 @@ class TrainingOptions:
         None, "length of training in passes over the data (default by model)", aliases=("epoch",), check=above(0)
     )
     iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
+    keep_going: bool = opt(False, "go on when the loss is not finite, or when a checkpoint cannot be written")
     stop_after: int | None = opt(
         None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1)
     )
@@ -164,6 +165,10 @@ class CheckpointOptions:
     ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0))
     ckpt_all_instances: bool = opt(False, "every instance writes checkpoints", kind=LATER, bare="true")
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
+    safety_ckpt_minutes: float = opt(
+        10.0, "also save whenever so many minutes have passed since the last checkpoint; the next one replaces it; 0 is off",
+        check=at_least(0),
+    )  # fmt: skip
     validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")
     valid_batch_size: int | None = opt(
         None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1)

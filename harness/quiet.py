@@ -1,4 +1,5 @@
-"""Starts TensorFlow without the lines that its libraries write to standard error before they can be told not to.
+"""Starts TensorFlow without the lines that its libraries write to standard error before they can be told not to, and
+puts its errors into one line.
 
 Whoever sets TF_CPP_MIN_LOG_LEVEL gets exactly what TensorFlow writes.
 """
@@ -34,3 +35,15 @@ def import_tensorflow() -> None:
             os.close(kept)
             caught.seek(0)
             os.write(2, b"".join(line for line in caught if not _NOISE.match(line)))
+
+
+def device_error(error: Exception) -> str:
+    """TensorFlow's error in one line: what our own readers raised inside it, or its first line that says why."""
+    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
+    for marker in ("DataError: ", "OOM when allocating"):
+        for line in lines:
+            if marker in line:
+                return line[line.index(marker) :].removeprefix("DataError: ")
+    headings = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")
+    telling = [line for line in lines if line and not line.startswith(headings)]
+    return f"{type(error).__name__}: {telling[0] if telling else 'no reason given'}"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness import checkpoints, manifests
+from harness import checkpoints, saving
 
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--iterations", 6, "--seed", 3, "--precision", "32.32",
     "--optimiser", "momentum", "--log-freq", 2, "--batches-per-step", 2, "--ckpts-per-epoch", 100, "--valid-batch-size", 500,
 )  # fmt: skip
-NAMES = ("index", "data-00000-of-00001", "state.json", "meta")
+NAMES = ("index", "data-00000-of-00001", "state.json")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_damaged_manifest_is_damage(text, folder):
 
 
 def test_without_a_manifest_a_checkpoint_is_read_as_it_is(folder):
-    """A kill may come between the files and their manifest."""
+    """Other programs write none."""
     for file in folder.glob("*.manifest.json"):
         file.unlink()
     assert checkpoints.latest(folder) == (checkpoints.numbered(folder)[-1], [])
@@ -101,12 +101,36 @@ def test_without_a_manifest_a_checkpoint_is_read_as_it_is(folder):
     assert result.code == 2 and "cannot be read" in result.err and result.err.count("\n") == 1
 
 
-def test_a_checkpoint_that_is_written_again_has_no_old_manifest_meanwhile(folder):
-    prefix = folder / "ckpt-6"
-    manifests.remove(prefix)
-    assert manifests.damage(prefix) is None
-    manifests.write(prefix)
-    assert manifests.damage(prefix) is None and (folder / "ckpt-6.manifest.json").exists()
+@pytest.mark.parametrize("stops_after", range(5))
+def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, folder, monkeypatch):
+    """The files of ckpt-6 are put in place anew; the process ends after some of them."""
+    values, moved = variables(folder, 6), []
+    rename = saving.os.replace
+
+    def counted(source, target):
+        if target.parent == folder:
+            if len(moved) == stops_after:
+                raise KeyboardInterrupt
+            moved.append(target)
+        rename(source, target)
+
+    monkeypatch.setattr(saving.os, "replace", counted)
+    try:
+        saving.place(folder / "ckpt-6", values, {"host_steps": 3})
+    except KeyboardInterrupt:
+        assert len(moved) == stops_after < 4
+    monkeypatch.undo()
+    found, warnings = checkpoints.latest(folder)
+    assert found.iteration == (6 if stops_after >= 4 else 4) and not warnings
+    assert not [left for left in folder.iterdir() if left.name.startswith(".saving")]
+
+
+def test_what_a_killed_process_left_is_swept_away(folder):
+    left = folder / ".saving-abc"
+    left.mkdir()
+    (left / "ckpt-8.index").write_text("half")
+    succeed("restore", "--restore-path", folder, "--iterations", 8)
+    assert not left.exists() and checkpoints.latest(folder)[0].iteration == 8
 
 
 def test_validation_leaves_out_what_it_cannot_read(folder, tmp_path):

@@ -112,10 +112,20 @@ def test_checkpoints_of_a_folder(tmp_path):
 
 def test_keeping_the_newest(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
-    checkpoints.keep_newest(tmp_path, 2)
+    checkpoints.tidy(tmp_path, checkpoints.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
     )
+
+
+def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
+    touch(tmp_path, *(f"ckpt-{n}.index" for n in (0, 3, 10, 13, 17, 20)))
+    for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
+        (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
+    (tmp_path / "ckpt-17.state.json").write_text("{")
+    checkpoints.tidy(tmp_path, checkpoints.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
+    assert [checkpoint.iteration for checkpoint in checkpoints.numbered(tmp_path)] == [0, 10, 13, 17, 20]
+    assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
 @pytest.mark.parametrize("name", ["", "ckpt-7", "nowhere/ckpt"])

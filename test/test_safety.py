@@ -1,0 +1,223 @@
+"""A run that cannot go on loses nothing: losses that are not finite, full disks, time between checkpoints, kill -9."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, rows, run, succeed, timeless, variables
+
+from harness import checkpoints
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = (
+    "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3, "--precision", "32.32",
+    "--optimiser", "momentum", "--no-validation",
+)  # fmt: skip
+PERIODS = ("--iterations", 9, "--log-freq", 3, "--batches-per-step", 3, "--ckpts-per-epoch", 60)  # saved at 0, 3, 6, 9
+HOPELESS = ("--abs-learning-rate", 1e25, "--warmup-epochs", 0)
+
+
+def numbers(folder: Path) -> list[int]:
+    return [checkpoint.iteration for checkpoint in checkpoints.numbered(folder)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    succeed("train", *WORDS, *PERIODS, "--logs-path", folder)
+    assert numbers(folder) == [0, 3, 6, 9]
+    return folder
+
+
+LONG = ("--iterations", 90, "--log-freq", 45, "--batches-per-step", 45, "--ckpts-per-epoch", 5)  # saved at 0, 45, 90
+
+
+# --- Losses that are not finite --------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_once(tmp_path):
+    result = run("train", *WORDS, *HOPELESS, "--iterations", 2000, "--log-freq", 1000, "--logs-path", tmp_path / "run")
+    assert result.code == 1 and result.err.count("\n") == 1
+    (update,) = re.findall(r"the loss of update (\d+) is (?:nan|inf)", result.err)
+    assert 1 < int(update) < 5
+    assert "The newest checkpoint is ckpt-0." in result.out and "Go on: " in result.out
+    assert numbers(tmp_path / "run") == [0]
+
+
+def test_keep_going_goes_on_and_says_so_once(tmp_path):
+    result = succeed("train", *WORDS, *HOPELESS, *PERIODS, "--keep-going", "--logs-path", tmp_path / "run")
+    assert len(re.findall("warning: the loss of update", result.out)) == 1
+    assert numbers(tmp_path / "run") == [0, 3, 6, 9]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """The update after which the loss was last looked at has spoilt them."""
+    words = (*WORDS, *HOPELESS, "--iterations", 9, "--log-freq", 1, "--batches-per-step", 1, "--ckpts-per-epoch", 1000)
+    result = run("train", *words, "--logs-path", tmp_path / "run")
+    assert (result.code == 1 and "not finite" in result.err) or "the loss of update" in result.err
+    for iteration in numbers(tmp_path / "run"):
+        values = variables(tmp_path / "run", iteration)
+        assert all((abs(value.astype("float64")) < float("inf")).all() for value in values.values())
+
+
+# --- Safety checkpoints ----------------------------------------------------------------------------------------
+
+
+def test_safety_checkpoints_change_nothing(tmp_path):
+    """As often as can be, inside host steps: the next one replaces it."""
+    result = succeed("train", *WORDS, *LONG, "--safety-ckpt-minutes", 1e-9, "--logs-path", tmp_path / "often")
+    assert len(re.findall("Saved safety checkpoint to", result.out)) >= 3
+    without = succeed("train", *WORDS, *LONG, "--safety-ckpt-minutes", 0, "--logs-path", tmp_path / "never")
+    assert "Saved safety" not in without.out
+    assert numbers(tmp_path / "often") == numbers(tmp_path / "never") == [0, 45, 90]
+    for iteration in (45, 90):
+        assert_same_bits(variables(tmp_path / "often", iteration), variables(tmp_path / "never", iteration))
+    assert timeless(tmp_path / "often" / "training.csv") == timeless(tmp_path / "never" / "training.csv")
+
+
+# --- Full disks and folders that cannot be written -------------------------------------------------------------
+
+
+def limited(most: int, *words: object) -> subprocess.CompletedProcess[str]:
+    """A process whose files may have so many bytes."""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    return subprocess.run(
+        [sys.executable, "-u", *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+        env=environment, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )  # fmt: skip
+
+
+def test_a_full_disk_costs_the_newest_checkpoint_only(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
+    size = (folder / "ckpt-3.data-00000-of-00001").stat().st_size
+    result = limited(size - 1000, "restore.py", "--restore-path", folder)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
+    assert f"restore.py: error: checkpoint {folder}/ckpt-6 cannot be written: " in result.stderr
+    assert "File too large" in result.stderr and "MB)" in result.stderr
+    assert "The newest checkpoint is ckpt-3." in result.stdout and "Go on: " in result.stdout
+    assert numbers(folder) == [0, 3] and not list(folder.glob(".saving*"))
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 9), variables(folder, 9))
+    assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
+
+
+@pytest.mark.slow
+def test_with_keep_going_a_full_disk_is_a_warning(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    succeed("train", *WORDS, *PERIODS, "--stop-after", 3, "--logs-path", folder)
+    size = (folder / "ckpt-3.data-00000-of-00001").stat().st_size
+    result = limited(size - 1000, "restore.py", "--restore-path", folder, "--keep-going")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("cannot be written") == 2 and numbers(folder) == [0, 3]
+    assert [row["iteration"] for row in rows(folder / "training.csv")] == ["3", "6", "9"]
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+    result = limited(1500, "train.py", *WORDS, *PERIODS, "--logs-path", tmp_path / "run")
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
+    assert "File too large" in result.stderr and "Traceback" not in result.stdout
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_a_log_folder_that_cannot_be_made(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("train", *WORDS, "--iterations", 1, "--logs-path", tmp_path / place)
+    assert result.code == 2 and result.err.count("\n") == 1 and "cannot make a run folder in" in result.err
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------------
+
+KILLED = (
+    "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3, "--precision", "16.16", "--mixup-alpha",
+    0.2, "--optimiser", "RMSprop", "--iterations", 12, "--log-freq", 2, "--batches-per-step", 4, "--ckpts-per-epoch", 50,
+    "--base-learning-rate-exponent", -12, "--valid-batch-size", 100, "--weight-avg-N", 1, "--weight-avg-exp", 0.9,
+)  # fmt: skip
+MOMENTS = {  # the line after which the process is killed, and for how many seconds at most it lives on
+    "before the first checkpoint": ("Total Parameters", 3.0),
+    "inside an update": ("  fingerprint", 1.5),
+    "while saving": ("step: ", 0.15),
+    "while validating": ("Validation program ready", 1.0),
+    "while averaging": ("Validation top-1 accuracy [ckpt-12]", 0.8),
+}
+
+
+def killed(words: tuple[object, ...], line: str, seconds: float) -> bool:
+    """Whether the process was still alive when it was killed, `seconds` after the line."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    for told in process.stdout:
+        if told.startswith(line):
+            break
+    time.sleep(seconds)
+    alive = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return alive
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    succeed("train", *KILLED, "--logs-path", folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_kill_9_at_forty_moments_loses_nothing(whole, tmp_path, capsys):
+    """However often a run is killed, and where: it goes on, and ends with the unbroken run's bits."""
+    chance, counts = random.Random(7), Counter()
+    kills = [moment for moment in MOMENTS for _ in range(8)]
+    chance.shuffle(kills)
+    folder = tmp_path / "run0"
+    for k, moment in enumerate(kills):
+        line, most = MOMENTS[moment]
+        begun = bool(numbers(folder)) if folder.exists() else False
+        words = ("restore.py", "--restore-path", folder) if begun else ("train.py", *KILLED, "--logs-path", folder)
+        if not begun and folder.exists():  # nothing was saved
+            folder = tmp_path / f"run{k}"
+            words = ("train.py", *KILLED, "--logs-path", folder)
+        if moment == "before the first checkpoint" or (numbers_done(folder) == 12 and moment != "while averaging"):
+            folder = tmp_path / f"run{k}"
+            words = ("train.py", *KILLED, "--logs-path", folder)
+        counts[moment] += killed(words, line, chance.uniform(0, most))
+        if not numbers_done(folder):
+            continue
+        if k % 4 == 3:
+            ended(whole, folder)
+            folder = tmp_path / f"run{k}b"
+    with capsys.disabled():
+        print(f"\nkilled: {dict(counts)}")
+    assert sum(counts.values()) >= 35 and all(counts[moment] >= 5 for moment in MOMENTS)
+
+
+def numbers_done(folder: Path) -> int:
+    """Updates that the newest checkpoint has."""
+    return max(numbers(folder), default=0) if folder.exists() else 0
+
+
+def ended(whole: Path, folder: Path) -> None:
+    """Goes on to the end, and compares all that is left with the unbroken run's."""
+    succeed("restore", "--restore-path", folder)
+    assert numbers(folder) == numbers(whole)
+    for iteration in numbers(whole):
+        assert_same_bits(variables(whole, iteration), variables(folder, iteration))
+    for name in ("training.csv", "validation.csv"):
+        assert timeless(whole / name) == timeless(folder / name)
+    for average in (whole / "ckpt").glob("*.index"):
+        one, other = (tf.train.NewCheckpointReader(str(f / "ckpt" / average.stem)) for f in (whole, folder))
+        for name in one.get_variable_to_shape_map():
+            assert one.get_tensor(name).tobytes() == other.get_tensor(name).tobytes()
