@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	&& echo $$p && break; done)
 RUN = $(VENV)/bin/python
+WORKERS = -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: train test test-slow lint setup clean
 
@@ -16,10 +17,10 @@ train: $(VENV)/.runtime
 	$(RUN) train.py --config quickstart
 
 test: $(VENV)/.test
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q $(WORKERS)
 
 test-slow: $(VENV)/.test
-	$(RUN) -m pytest -q --slow
+	$(RUN) -m pytest -q --slow $(WORKERS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
