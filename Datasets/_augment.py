@@ -107,8 +107,12 @@ def resize(image: tf.Tensor, height: int | tf.Tensor, width: int | tf.Tensor) ->
 
 def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     """Photographs 0 to 255: channel means subtracted, or as the request has it, to mean 0 and deviation 1 over ImageNet
-    or to about -1 to 1."""
-    image = tf.cast(image, tf.float32)
+    or to about -1 to 1; and padded, if asked for."""
+    normal = _normalised(tf.cast(image, tf.float32), request)
+    return tf.pad(normal, [[0, 0]] * (len(normal.shape) - 1) + [[0, 1]]) if request.fused else normal
+
+
+def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     if request.symmetric_normalise:
         return (image - _SYMMETRIC_MIDDLE) * (1 / _SYMMETRIC_SCALE)
     if request.unit_normalise:

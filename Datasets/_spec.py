@@ -36,13 +36,14 @@ class OpenRequest:
     """Where to look for data, and how much of it to use.
 
     `percentage`: the first so many of a hundred shards. `num_classes`: how many classes the labels have, where the files do
-    not say so.
+    not say so. `skip_bad`: so many damaged places in the shards are passed over.
     """
 
     data_dir: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     percentage: int = 100
     num_classes: int | None = None
+    skip_bad: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,11 @@ class ReadRequest:
     counted from `start`; 0 is every position.
     `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
     `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
+    `shuffle_block`: so many neighbouring records stay together in the order of an epoch.
+    `skip_bad`: so many records that cannot be used are replaced by the next good one, and told of on standard error.
     `augment` False: evaluation preprocessing on the training stream.
     `unit_normalise`, `symmetric_normalise`: which normalisation of photographs; neither subtracts the channel means alone.
+    `fused`: `on_device` pads photographs to four channels, the last one zero.
     `host_normalise`: the plug-in normalises in its stream; otherwise `on_device` does.
     """
 
@@ -71,6 +75,9 @@ class ReadRequest:
     unit_normalise: bool = False
     symmetric_normalise: bool = False
     eight_bit: bool = False
+    fused: bool = False
+    shuffle_block: int = 1
+    skip_bad: int = 0
     parallel_calls: int = 48
     cache: bool = True
 

@@ -31,7 +31,8 @@ def open_imagenet(request: OpenRequest) -> ImageNetSource:
     for folder in _candidates(top):
         train = _shards_in(folder, "train")
         if train:
-            return ImageNetSource(train, _shards_in(folder, "validation"), folder)
+            kept = [_part(split, request.percentage) for split in (train, _shards_in(folder, "validation"))]
+            return ImageNetSource(*kept, folder)
     raise DataError(
         f"data set imagenet: no {_TRAIN} in {top} or {top / 'train'}, nor in a folder named {_FOLDER} below it; give "
         f"--data-dir the folder that holds {_TRAIN} and {_VALIDATION} (TFRecord shards)"
@@ -73,6 +74,17 @@ class ImageNetSource:
 
         done = request.host_normalise and not request.eight_bit
         return image if done else _augment.normalise(image, request)
+
+
+def _part(files: list[Path], percentage: int) -> list[Path]:
+    """The first so many of a hundred shards."""
+    count = len(files) * percentage // 100
+    if files and not count:
+        raise DataError(
+            f"data set imagenet: --dataset-percentage-to-use {percentage} of {len(files)} shards "
+            f"({files[0].name} ...) leaves none; give at least {-(-100 // len(files))}"
+        )
+    return files[:count]
 
 
 def _candidates(top: Path) -> Iterator[Path]:

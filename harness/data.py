@@ -56,12 +56,24 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
     """Finds and counts the data; generated and synthetic data need no files."""
     if options.generated_data or options.synthetic_data:
         return described(options)
-    return openers()[options.dataset](OpenRequest(options.data_dir, environ))
+    request = OpenRequest(options.data_dir, environ, options.dataset_percentage_to_use, skip_bad=options.skip_bad_records)
+    _refuse_percentage(options)
+    return openers()[options.dataset](request)
+
+
+def _refuse_percentage(options: DatasetOptions) -> None:
+    if options.dataset_percentage_to_use < 100 and family(options.dataset) != "imagenet":
+        raise OptionError(
+            f"--dataset-percentage-to-use {options.dataset_percentage_to_use} takes a part of ImageNet's shards, and "
+            f"{options.dataset} has none; leave it out"
+        )
 
 
 def described(options: DatasetOptions) -> DataSource:
     """Generated data that looks like the set asked for."""
+    _refuse_percentage(options)
     spec = spec_without_data(options.dataset)
+    spec = replace(spec, train_images=max(1, spec.train_images * options.dataset_percentage_to_use // 100))
     if family(options.dataset) == "imagenet":
         spec = replace(spec, validation_images=GENERATED_VALIDATION)
     return generated(spec)

@@ -82,10 +82,16 @@ class DatasetOptions:
     cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", check=between(0, 1))
     cutmix_version: int = opt(1, "1: the part varies around cutmix-lambda, 2: it is fixed", choices=("1", "2"))
     hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
-    eight_bit_io: bool = opt(False, "send pictures to the device as bytes", kind=LATER)
-    dataset_percentage_to_use: int = opt(100, "part of ImageNet's files to use", kind=LATER, check=_percentages)
-    fused_preprocessing: bool = opt(False, "normalisation fused into the device, picture padded to 4 channels", kind=LATER)
-    dataset_benchmark: bool = opt(False, "only measure the input pipeline", kind=LATER)
+    eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
+    dataset_percentage_to_use: int = opt(100, "ImageNet: the first so many of a hundred shards", check=_percentages)
+    fused_preprocessing: bool = opt(False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros")
+    shuffle_block: int = opt(
+        1, "ImageNet: records that stay together in the shuffled order, for disks that are slow to seek", check=at_least(1)
+    )
+    skip_bad_records: int = opt(
+        0, "ImageNet: go on past so many records that cannot be used; the next good one stands in", check=at_least(0)
+    )
+    dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage", scripts=("train",))
 
 
 @dataclass(frozen=True, kw_only=True)

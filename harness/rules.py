@@ -55,6 +55,28 @@ def mixes(options: DatasetOptions) -> bool:
     return (options.mixup_alpha > 0 or options.cutmix_lambda < 1) and not made
 
 
+def input_notes(options: DatasetOptions, family: str) -> list[str]:
+    """What the log says of the way pictures take to the device; OptionError for what does not go together."""
+    if options.eight_bit_io and options.hostside_image_mixing and mixes(options):
+        raise OptionError(
+            "--eight-bit-io sends whole numbers, and --hostside-image-mixing makes others of them; mix on the device"
+        )
+    found = []
+    photographs_only = {
+        "--fused-preprocessing": options.fused_preprocessing,
+        f"--shuffle-block {options.shuffle_block}": options.shuffle_block > 1,
+        f"--skip-bad-records {options.skip_bad_records}": options.skip_bad_records > 0,
+    }
+    if family != "imagenet":
+        found += [
+            f"{asked} is ignored: {options.dataset} has no photographs" for asked, on in photographs_only.items() if on
+        ]
+    moved = [name for name in ("eight_bit_io", "fused_preprocessing") if getattr(options, name)]
+    if family == "imagenet" and options.hostside_norm and moved:
+        found.append(f"--hostside-norm is ignored: --{moved[0].replace('_', '-')} normalises on the device")
+    return found
+
+
 def mixing_notes(options: DatasetOptions, micro_batch: int) -> list[str]:
     """What the log says of mixup and cutmix; OptionError where there is nothing to mix with."""
     asked = [f"--mixup-alpha {options.mixup_alpha:g}"] * (options.mixup_alpha > 0)

@@ -24,7 +24,7 @@ from emulator.system import DeviceError
 from harness import data, plugins, rules
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
-from harness.options import OptionError, RunOptions
+from harness.options import DatasetOptions, OptionError, RunOptions
 from LR_Schedules._warmup import RateHorizon
 from Models._segments import Segment
 
@@ -59,12 +59,21 @@ class Run:
             seed=self.seed,
             start=start,
             augment=not options.train_with_valid_preprocessing,
-            host_normalise=options.hostside_norm,
+            host_normalise=options.hostside_norm and not options.fused_preprocessing,
+            eight_bit=options.eight_bit_io,
+            fused=self.channels == 4,
+            shuffle_block=options.shuffle_block,
+            skip_bad=options.skip_bad_records,
             unit_normalise=options.normalise_input,
             symmetric_normalise=options.symmetric_input,
             parallel_calls=options.pipeline_num_parallel,
             cache=options.dataset_cache,
         )
+
+    @property
+    def channels(self) -> int:
+        """Of a picture as the device gets it: 3, or 4 with fused preprocessing of photographs."""
+        return _channels(self.options.dataset, data.family(self.options.dataset.dataset))
 
     @property
     def validation_batch(self) -> int:
@@ -109,7 +118,7 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     image_size = options.dataset.image_size or model.image_size(options.model, family)
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
-    traced = _trace(segments, image_size)
+    traced = _trace(segments, image_size, _channels(options.dataset, family))
     forced = options.device.force_weight_to_fp16, options.device.force_weight_to_fp32
     _refuse_filters_that_match_nothing("--variable-filter", options.training.variable_filter, traced)
     for kind, names in zip(("fp16", "fp32"), forced):
@@ -133,15 +142,21 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
         not_decayed=model.NOT_DECAYED[family],
         notes=(
             *notes,
+            *rules.input_notes(options.dataset, family),
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_training_notes(options, plan, training),
         ),
     )
 
 
-def _trace(segments: list[Segment], image_size: int) -> Trace:
+def _channels(options: DatasetOptions, family: str) -> int:
+    """Of a picture as the device gets it."""
+    return 4 if options.fused_preprocessing and family == "imagenet" else 3
+
+
+def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
     try:
-        return trace(segments, image_size)
+        return trace(segments, image_size, channels)
     except TraceError as error:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
 
