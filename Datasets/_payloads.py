@@ -10,15 +10,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets import _pipeline
-from Datasets._spec import DataError
-from Datasets._tfrecords import RecordIndex
+from Datasets._spec import DataError, Records
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the machine's memory
 
 Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
-def loader(index: RecordIndex, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """A function from record numbers [n] to their payloads [n], which it keeps if asked, while memory allows."""
     kept: dict[int, bytes] = {}
     room = _cache_bytes() if cache else 0
@@ -47,14 +46,14 @@ def loader(index: RecordIndex, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     return load
 
 
-def check(index: RecordIndex, record: int, prepare: Prepare) -> None:
+def check(index: Records, record: int, prepare: Prepare) -> None:
     """Raise if one record cannot be used: a set of which none can would otherwise be searched for ever."""
     reason = _reason(index.payload(record), prepare)
     if reason:
         raise DataError(f"{index.name(record)} cannot be used: {index.damage(record) or reason}")
 
 
-def fail(index: RecordIndex, record: int, prepare: Prepare) -> NoReturn:
+def fail(index: Records, record: int, prepare: Prepare) -> NoReturn:
     """Raise the error of a record that left a gap."""
     check(index, record, prepare)
     raise DataError(f"{index.name(record)} could not be used, but can be now; is its file being written?")

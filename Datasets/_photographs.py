@@ -7,6 +7,7 @@ positions, seen when a micro-batch is complete, says which record it was.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from functools import partial
 
@@ -14,8 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets import _augment, _payloads, _pipeline
-from Datasets._spec import ReadRequest
-from Datasets._tfrecords import RecordIndex
+from Datasets._spec import ReadRequest, Records
 from emulator import draws
 
 _CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
@@ -29,7 +29,7 @@ _FEATURES = {
 Element = dict[str, tf.Tensor]
 
 
-def train_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.data.Dataset:
+def train_stream(index: Records, request: ReadRequest, classes: int) -> tf.data.Dataset:
     """Endless micro-batches of distorted crops (or of central ones, when the request says so)."""
     size = len(index)
     plain = partial(_prepared, request=request, classes=classes, distort=False)
@@ -51,7 +51,7 @@ def train_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.d
     return _micro_batches(decoded, index, request, plain, partial(_pipeline.place, request), record_of)
 
 
-def validation_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.data.Dataset:
+def validation_stream(index: Records, request: ReadRequest, classes: int) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
     count = -(-size // request.batch_size)
@@ -74,7 +74,7 @@ def validation_stream(index: RecordIndex, request: ReadRequest, classes: int) ->
 
 def _micro_batches(
     single: tf.data.Dataset,
-    index: RecordIndex,
+    index: Records,
     request: ReadRequest,
     describe: _payloads.Prepare,
     position_of: Callable[[np.ndarray], np.ndarray],
@@ -141,7 +141,7 @@ def _distorted(parsed: Element, element: Element, request: ReadRequest) -> tf.Te
         return tf.image.decode_and_crop_jpeg(encoded, cut, channels=3, dct_method="INTEGER_FAST")
 
     def from_other() -> tf.Tensor:
-        whole = tf.image.decode_image(encoded, channels=3, expand_animations=False)
+        whole = _decoded_whole(encoded)
         top, left, height, width = tf.unstack(window(tf.shape(whole)))
         return whole[top : top + height, left : left + width]
 
@@ -158,12 +158,29 @@ def _central(parsed: Element, element: Element, request: ReadRequest) -> tf.Tens
 
 
 def decoded(encoded: tf.Tensor) -> tf.Tensor:
-    """A file's picture, uint8 [height, width, 3]."""
+    """A file's picture, uint8 [height, width, 3]: the first frame, without transparency, not turned as EXIF may ask."""
     return tf.cond(
         tf.image.is_jpeg(encoded),
         lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
+        lambda: _decoded_whole(encoded),
+    )
+
+
+def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
+    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, so Pillow decodes BMP."""
+    picture = tf.cond(
+        tf.equal(tf.strings.substr(encoded, 0, 2), b"BM"),
+        lambda: tf.numpy_function(_bitmap, [encoded], tf.uint8),
         lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
     )
+    return tf.ensure_shape(picture, [None, None, 3])
+
+
+def _bitmap(encoded: bytes) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(encoded), formats=["BMP"]) as picture:
+        return np.asarray(picture.convert("RGB"))
 
 
 def central(image: tf.Tensor, side: int) -> tf.Tensor:
