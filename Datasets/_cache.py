@@ -36,6 +36,11 @@ def expanded(name: str, build: Callable[[Path], None], environ: Mapping[str, str
     )
 
 
+def folder(environ: Mapping[str, str]) -> Path:
+    """The user's cache of this project, there or not."""
+    return next(_bases(environ))
+
+
 def digest(file: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     total = hashlib.sha256()

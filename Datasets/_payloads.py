@@ -10,15 +10,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets import _pipeline
-from Datasets._spec import DataError
-from Datasets._tfrecords import RecordIndex
+from Datasets._spec import DataError, ReadRequest, Records
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the machine's memory
 
 Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
-def loader(index: RecordIndex, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """A function from record numbers [n] to their payloads [n], which it keeps if asked, while memory allows."""
     kept: dict[int, bytes] = {}
     room = _cache_bytes() if cache else 0
@@ -47,24 +46,29 @@ def loader(index: RecordIndex, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     return load
 
 
-def check(index: RecordIndex, record: int, prepare: Prepare) -> None:
+def check(index: Records, record: int, prepare: Prepare) -> None:
     """Raise if one record cannot be used: a set of which none can would otherwise be searched for ever."""
-    reason = _reason(index.payload(record), prepare)
+    reason = fault(index, record, prepare)
     if reason:
-        raise DataError(f"{index.name(record)} cannot be used: {index.damage(record) or reason}")
+        raise DataError(f"{index.name(record)} cannot be used: {reason}")
 
 
-def fail(index: RecordIndex, record: int, prepare: Prepare) -> NoReturn:
+def fault(index: Records, record: int, prepare: Prepare) -> str | None:
+    """Why a record cannot be used."""
+    return index.damage(record) or _reason(index.payload(record), prepare)
+
+
+def fail(index: Records, record: int, prepare: Prepare) -> NoReturn:
     """Raise the error of a record that left a gap."""
     check(index, record, prepare)
     raise DataError(f"{index.name(record)} could not be used, but can be now; is its file being written?")
 
 
-def record_at(position: int, size: int, seed: int) -> int:
+def record_at(position: int, size: int, request: ReadRequest) -> int:
     """The record number at a position, outside any stream."""
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
-        return int(session.run(_pipeline.record_and_epoch(where, size, seed)[0])[0])
+        return int(session.run(_pipeline.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:

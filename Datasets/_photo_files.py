@@ -31,7 +31,7 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
             content = _bytes(path)
             try:
                 decoded = session.run(image, {encoded: content})
-            except tf.errors.InvalidArgumentError:
+            except tf.errors.OpError:  # a bitmap fails in Pillow
                 raise DataError(f"photograph {path} cannot be read: it is damaged, or neither JPEG nor PNG") from None
             _check_shape(path, *decoded.shape[:2])
             found.append(session.run(ready, {pixels: decoded}))

@@ -2,24 +2,28 @@
 
 A record that cannot be read or decoded stops the stream with a DataError (inside TensorFlow's error) that names
 file and record. TensorFlow's decoders know neither, so: elements that fail are left out, and the first gap in the
-positions, seen when a micro-batch is complete, says which record it was.
+positions, seen when a micro-batch is complete, says which record it was. Where bad records are tolerated, the next good
+one stands in for training, and a picture that is not counted for validation: no other picture's place changes.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets import _augment, _payloads, _pipeline
-from Datasets._spec import ReadRequest
-from Datasets._tfrecords import RecordIndex
+from Datasets._spec import ReadRequest, Records
+from Datasets._tolerance import Tolerance
 from emulator import draws
 
 _CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
 _READ_TOGETHER = 32  # payloads per call into Python
+_STAND_INS = 8  # records tried after a bad one
 _FEATURES = {
     "image/encoded": tf.FixedLenFeature([], tf.string),
     "image/class/label": tf.FixedLenFeature([], tf.int64, default_value=-1),
@@ -29,29 +33,39 @@ _FEATURES = {
 Element = dict[str, tf.Tensor]
 
 
-def train_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.data.Dataset:
+def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
     """Endless micro-batches of distorted crops (or of central ones, when the request says so)."""
     size = len(index)
     plain = partial(_prepared, request=request, classes=classes, distort=False)
-    _payloads.check(index, 0, plain)
+    if not tolerance.most:
+        _payloads.check(index, 0, plain)
     load = _payloads.loader(index, request.cache)
 
     def read(position: tf.Tensor) -> Element:
-        record, epoch = _pipeline.record_and_epoch(position, size, request.seed)
+        record, epoch = _pipeline.record_and_epoch(position, size, request.seed, request.shuffle_block)
         return {"payload": load(record), "record": record, "epoch": epoch, "position": position}
 
     positions = _pipeline.training_positions(request, _READ_TOGETHER)
     single = positions.map(read).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=request.augment)
-    decoded = single.map(prepare, _pipeline.threads(request)).ignore_errors()
+
+    def another(element: Element, k: tf.Tensor) -> Element:
+        record = (element["record"] + k) % size
+        return {**element, "payload": load(record[None])[0], "record": record}
+
+    def stand_in(element: Element) -> tf.data.Dataset:
+        following = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
+        return following.map(prepare).ignore_errors()
+
+    decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
 
     def record_of(sample: int) -> int:
-        return _payloads.record_at(_pipeline.place(request, sample), size, request.seed)
+        return _payloads.record_at(_pipeline.place(request, sample), size, request)
 
-    return _micro_batches(decoded, index, request, plain, partial(_pipeline.place, request), record_of)
+    return _micro_batches(decoded, _Check(index, plain, partial(_pipeline.place, request), record_of, tolerance), request)
 
 
-def validation_stream(index: RecordIndex, request: ReadRequest, classes: int) -> tf.data.Dataset:
+def validation_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
     count = -(-size // request.batch_size)
@@ -63,34 +77,68 @@ def validation_stream(index: RecordIndex, request: ReadRequest, classes: int) ->
     together = tf.data.Dataset.range(size).batch(_READ_TOGETHER)
     single = together.map(read).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=False)
-    decoded = single.map(prepare, _pipeline.threads(request)).ignore_errors()
+
+    def stand_in(element: Element) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(_nothing(element["position"], request))
+
+    decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
     # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
     filling = tf.data.Dataset.range(size, (count + 1) * request.batch_size).map(partial(_nothing, request=request))
-    stream = _micro_batches(
-        decoded.concatenate(filling), index, request, prepare, lambda sample: sample, lambda sample: sample
-    )
-    return stream.take(count)
+    check = _Check(index, prepare, lambda sample: sample, lambda sample: sample, tolerance)
+    return _micro_batches(decoded.concatenate(filling), check, request).take(count)
 
 
-def _micro_batches(
+def _decoded_or(
     single: tf.data.Dataset,
-    index: RecordIndex,
+    prepare: _payloads.Prepare,
     request: ReadRequest,
-    describe: _payloads.Prepare,
-    position_of: Callable[[np.ndarray], np.ndarray],
-    record_of: Callable[[int], int],
+    stand_in: Callable[[Element], tf.data.Dataset] | None,
 ) -> tf.data.Dataset:
-    """Batches whose positions have no gap; a gap is turned into the error of the record that is missing."""
+    """Records prepared in parallel, in order; what fails is left out, or replaced by the first of its stand-ins."""
 
-    def check(number: np.ndarray, position: np.ndarray) -> np.ndarray:
-        samples = number * request.batch_size + np.arange(request.batch_size)
-        gaps = np.flatnonzero(position_of(samples)[: len(position)] != position)
+    def first(element: Element) -> Element:
+        itself = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
+        return tf.data.experimental.get_single_element(itself.concatenate(stand_in(element)).take(1))
+
+    return single.map(first if stand_in else prepare, _pipeline.threads(request)).ignore_errors()
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Whether a micro-batch is what it should be: a gap in its positions is the error of the record that is missing."""
+
+    index: Records
+    describe: _payloads.Prepare
+    position_of: Callable[[np.ndarray], np.ndarray]
+    record_of: Callable[[int], int]
+    tolerance: Tolerance
+
+    def __call__(self, number: np.ndarray, position: np.ndarray, used: np.ndarray) -> np.ndarray:
+        """The positions; `used`: the records, -1 for none."""
+        samples = number * len(position) + np.arange(len(position))
+        gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
-            _payloads.fail(index, record_of(int(samples[gaps[0]])), describe)
+            _payloads.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
+        if self.tolerance.most:
+            self._count(samples, used)
         return position
 
+    def _count(self, samples: np.ndarray, used: np.ndarray) -> None:
+        for sample, record in zip(samples, used):
+            wanted = self.record_of(int(sample))
+            if wanted == record or wanted >= len(self.index):
+                continue
+            place = self.index.name(wanted)
+            if not self.tolerance.known(place):
+                reason = _payloads.fault(self.index, wanted, self.describe)
+                self.tolerance.add(place, reason or "it could not be read at first")
+
+
+def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest) -> tf.data.Dataset:
+    """Batches whose positions have no gap."""
+
     def checked(number: tf.Tensor, element: Element) -> Element:
-        position = tf.numpy_function(check, [number, element["position"]], tf.int64)
+        position = tf.numpy_function(check, [number, element["position"], element["record"]], tf.int64)
         shaped = {
             "image": element["image"],
             "label": element["label"],
@@ -119,7 +167,7 @@ def _prepared(element: Element, request: ReadRequest, classes: int, distort: boo
     crop = _distorted if distort else _central
     image = crop(parsed, element, request)
     image.set_shape([request.image_size, request.image_size, 3])
-    return {"image": image, "label": label, "position": element["position"]}
+    return {"image": image, "label": label, "position": element["position"], "record": element["record"]}
 
 
 def _distorted(parsed: Element, element: Element, request: ReadRequest) -> tf.Tensor:
@@ -141,7 +189,7 @@ def _distorted(parsed: Element, element: Element, request: ReadRequest) -> tf.Te
         return tf.image.decode_and_crop_jpeg(encoded, cut, channels=3, dct_method="INTEGER_FAST")
 
     def from_other() -> tf.Tensor:
-        whole = tf.image.decode_image(encoded, channels=3, expand_animations=False)
+        whole = _decoded_whole(encoded)
         top, left, height, width = tf.unstack(window(tf.shape(whole)))
         return whole[top : top + height, left : left + width]
 
@@ -158,12 +206,29 @@ def _central(parsed: Element, element: Element, request: ReadRequest) -> tf.Tens
 
 
 def decoded(encoded: tf.Tensor) -> tf.Tensor:
-    """A file's picture, uint8 [height, width, 3]."""
+    """A file's picture, uint8 [height, width, 3]: the first frame, without transparency, not turned as EXIF may ask."""
     return tf.cond(
         tf.image.is_jpeg(encoded),
         lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
+        lambda: _decoded_whole(encoded),
+    )
+
+
+def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
+    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, so Pillow decodes BMP."""
+    picture = tf.cond(
+        tf.equal(tf.strings.substr(encoded, 0, 2), b"BM"),
+        lambda: tf.numpy_function(_bitmap, [encoded], tf.uint8),
         lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
     )
+    return tf.ensure_shape(picture, [None, None, 3])
+
+
+def _bitmap(encoded: bytes) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(encoded), formats=["BMP"]) as picture:
+        return np.asarray(picture.convert("RGB"))
 
 
 def central(image: tf.Tensor, side: int) -> tf.Tensor:
@@ -178,4 +243,5 @@ def central(image: tf.Tensor, side: int) -> tf.Tensor:
 
 def _nothing(position: tf.Tensor, request: ReadRequest) -> Element:
     image = tf.zeros([request.image_size, request.image_size, 3])
-    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position}
+    nobody = tf.constant(-1, tf.int64)
+    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "record": nobody}

@@ -34,10 +34,22 @@ def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
     return samples.map(lambda first: place(request, first + tf.range(chunk, dtype=tf.int64)))
 
 
-def record_and_epoch(position: tf.Tensor, size: int, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which record of `size` stands at each position, and in which epoch; both int64."""
-    epoch = position // size
-    return draws.permuted(position % size, epoch, size, draws.key(seed, "data/order")), epoch
+def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which record of `size` stands at each position [n], and in which epoch; both int64.
+
+    `block` neighbouring records stay together: whole blocks are permuted, and the records that fill no block are put in
+    after a random one of them.
+    """
+    epoch, index = position // size, position % size
+    key, block = draws.key(seed, "data/order"), min(block, size)
+    if block == 1:
+        return draws.permuted(index, epoch, size, key), epoch
+    blocks, rest = divmod(size, block)
+    before = block * tf.cast(draws.below(blocks + 1, draws.key(seed, "data/order-rest"), epoch), tf.int64)
+    among = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without those that fill no block
+    record = draws.permuted(among // block, epoch, blocks, key) * block + among % block
+    in_rest = tf.logical_and(index >= before, index < before + rest)
+    return tf.where_v2(in_rest, blocks * block + index - before, record), epoch
 
 
 def micro_batches_per_chunk(request: ReadRequest) -> int:

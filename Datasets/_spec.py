@@ -96,3 +96,18 @@ class DataSource(Protocol):
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """What is left to do to a micro-batch of images inside the device's graph; float32 [b, side, side, 3]."""
+
+
+class Records(Protocol):
+    """Numbered records that a stream of photographs reads."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, record: int) -> str:
+        """Where the record lies, for messages."""
+
+    def payload(self, record: int) -> bytes:
+        """A serialised tf.train.Example; a DataError if it cannot be read."""
+
+    def damage(self, record: int) -> str | None:
+        """What is wrong with what is stored, if that can be told without decoding."""

@@ -1,28 +1,34 @@
 """TFRecord shards: which there must be, where each record lies, and its bytes.
 
 A record is its length (8 bytes, little-endian), the length's checksum (4), the payload, the payload's checksum
-(4). Walking reads the twelve bytes before every payload only. Payloads' checksums are not verified as they are
-read (the decoder judges them), but `damage` does so for one record that failed.
+(4). Walking reads the twelve bytes before every payload only, and its result is kept in the user's cache for large
+sets; a payload's checksum is verified when it is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from Datasets import _cache, _checksums, _salvage
 from Datasets._spec import DataError
+from Datasets._tolerance import Tolerance
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})")
 _HEADER_BYTES = 12
 _FOOTER_BYTES = 4
-_CASTAGNOLI = 0x82F63B78  # the reflected polynomial of CRC-32C
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc
 _NAMED = 5
+_WORTH_KEEPING = 1 << 30  # bytes of shards
+_DAMAGED = "the file is damaged there (its checksum does not match)"
 
 
 def shards(folder: Path, split: str) -> list[Path]:
@@ -45,16 +51,38 @@ def shards(folder: Path, split: str) -> list[Path]:
     return [folder / name for name in wanted]
 
 
-class RecordIndex:
-    """Where every record of a list of shards lies; records are numbered through all shards, in order."""
+def part(files: list[Path], percentage: int) -> list[Path]:
+    """The first so many of a hundred shards."""
+    count = len(files) * percentage // 100
+    if files and not count:
+        raise DataError(
+            f"--dataset-percentage-to-use {percentage} of {len(files)} shards "
+            f"({files[0].name} ...) leaves none; give at least {-(-100 // len(files))}"
+        )
+    return files[:count]
 
-    def __init__(self, files: Sequence[Path]) -> None:
+
+class RecordIndex:
+    """Where every record of a list of shards lies; records are numbered through all shards, in order.
+
+    `tolerance`: damage that leads astray in a file is passed over while it lasts. `environ`: where the user's cache is; None
+    keeps nothing.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], tolerance: Tolerance | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._files = list(files)
-        with ThreadPoolExecutor(_WALKERS) as pool:
-            walked = list(pool.map(_walk, self._files))
-        self._ends = np.cumsum([len(offsets) for offsets, _ in walked], dtype=np.int64)
-        self._offsets = np.concatenate([offsets for offsets, _ in walked])
-        self._lengths = np.concatenate([lengths for _, lengths in walked])
+        kept = _kept_at(self._files, environ) if environ is not None else None
+        walked = _read(kept, len(self._files)) if kept else None
+        if walked is None:
+            with ThreadPoolExecutor(_WALKERS) as pool:
+                each = list(pool.map(partial(_walk, tolerance=tolerance or Tolerance(0)), self._files))
+            walked = tuple(np.concatenate([part[k] for part in each]) for k in range(2))
+            walked = (np.array([len(part[0]) for part in each], np.int64), *walked)
+            if kept and not any(part[2] for part in each):
+                _keep(kept, walked)
+        self._ends, self._offsets, self._lengths = np.cumsum(walked[0]), walked[1], walked[2]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -66,14 +94,20 @@ class RecordIndex:
 
     def payload(self, record: int) -> bytes:
         """One record's bytes. The file is opened anew: a thousand shards would use up the descriptors."""
-        return self._read(record, int(self._lengths[record]))
+        payload, whole = self._stored(record)
+        if not whole:
+            raise DataError(f"{self.name(record)} cannot be used: {_DAMAGED}")
+        return payload
 
     def damage(self, record: int) -> str | None:
         """What the stored checksum says of one payload."""
-        whole = self._read(record, int(self._lengths[record]) + _FOOTER_BYTES)
-        payload, stored = whole[:-_FOOTER_BYTES], int.from_bytes(whole[-_FOOTER_BYTES:], "little")
-        wrong = int(_masked_crc(np.frombuffer(payload, np.uint8)[None])[0]) != stored
-        return "the file is damaged there (its checksum does not match)" if wrong else None
+        return None if self._stored(record)[1] else _DAMAGED
+
+    def _stored(self, record: int) -> tuple[bytes, bool]:
+        """A payload, and whether its checksum matches."""
+        both = self._read(record, int(self._lengths[record]) + _FOOTER_BYTES)
+        payload, stored = both[:-_FOOTER_BYTES], int.from_bytes(both[-_FOOTER_BYTES:], "little")
+        return payload, _checksums.masked(payload) == stored
 
     def _read(self, record: int, size: int) -> bytes:
         file, _ = self._place(record)
@@ -94,12 +128,61 @@ class RecordIndex:
         return self._files[k], record - (int(self._ends[k - 1]) if k else 0)
 
 
-def _walk(file: Path) -> tuple[np.ndarray, np.ndarray]:
+def _kept_at(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
+    """Where the index of these very files is kept; None for small sets, which are walked as fast."""
+    stats = [file.stat() for file in files]
+    if sum(stat.st_size for stat in stats) < _WORTH_KEEPING:
+        return None
+    told = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])
+    return _cache.folder(environ) / f"records-{hashlib.sha256(told.encode()).hexdigest()[:20]}.npz"
+
+
+def _keep(path: Path, walked: tuple[np.ndarray, ...]) -> None:
+    """Best effort: without it the files are walked again."""
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(beside, counts=walked[0], offsets=walked[1], lengths=walked[2])
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def _read(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
+    """What was kept; None if it is not there, or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            counts, offsets, lengths = (kept[name].astype(np.int64) for name in ("counts", "offsets", "lengths"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return (counts, offsets, lengths) if len(counts) == files and counts.sum() == len(offsets) == len(lengths) else None
+
+
+def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Offsets and lengths of the payloads of one shard, and whether something in it was passed over."""
+    try:
+        return (*_walk_whole(file), False)
+    except DataError:
+        if not tolerance.most:
+            raise
+    found = _salvage.walk(file)
+    for stretch in found:
+        if isinstance(stretch, _salvage.Damage):
+            tolerance.add(f"{file}: byte {stretch.offset}", stretch.reason)
+    if not found:
+        tolerance.add(str(file), "it is empty")
+    whole = _salvage.records(found)
+    return np.array([r.offset for r in whole], np.int64), np.array([r.length for r in whole], np.int64), True
+
+
+def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and lengths of the payloads of one shard, every length checked."""
     offsets: list[int] = []
     headers: list[bytes] = []
     with file.open("rb", buffering=0) as stream:
         size, at = os.fstat(stream.fileno()).st_size, 0
+        if not size:
+            raise DataError(f"{file} is empty; copy it again")
         while at < size:
             header = os.pread(stream.fileno(), _HEADER_BYTES, at)
             end = at + _HEADER_BYTES + int.from_bytes(header[:8], "little") + _FOOTER_BYTES
@@ -117,7 +200,7 @@ def _check_lengths(file: Path, headers: list[bytes], ended: bool, size: int) -> 
     whole = [header for header in headers if len(header) == _HEADER_BYTES]
     fields = np.frombuffer(b"".join(whole), np.uint8).reshape(-1, _HEADER_BYTES)
     stored = np.ascontiguousarray(fields[:, 8:]).view("<u4")[:, 0]
-    wrong = np.flatnonzero(_masked_crc(fields[:, :8]) != stored)
+    wrong = np.flatnonzero(_checksums.masked_rows(fields[:, :8]) != stored)
     if wrong.size:
         raise DataError(
             f"{file}: record {wrong[0]} has an impossible length (its checksum does not match); is the file damaged, "
@@ -125,15 +208,3 @@ def _check_lengths(file: Path, headers: list[bytes], ended: bool, size: int) -> 
         )
     if not ended:
         raise DataError(f"{file}: record {len(headers) - 1} is cut short, the file ends at byte {size}; copy it again")
-
-
-def _masked_crc(rows: np.ndarray) -> np.ndarray:
-    """TFRecord's masked CRC-32C of every row of bytes [n, length]."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(_CASTAGNOLI), table >> 1).astype(np.uint32)
-    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
-    for column in rows.T:
-        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
-    crc = ~crc
-    return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)

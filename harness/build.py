@@ -89,7 +89,7 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> ipu_utils.Stream:
 
     def prepare(features: Features) -> Features:
         """What is left to do on the device."""
-        found = {**features, "image": run.source.on_device(features["image"], request)}
+        found = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
         return mixing(found) if mixing and not run.options.dataset.hostside_image_mixing else found
 
     if run.options.dataset.synthetic_data:

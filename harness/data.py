@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from Datasets._locate import infer
-from Datasets._spec import DataSource, OpenRequest
+from Datasets._spec import DataError, DataSource, OpenRequest
 from Datasets.generated import generated, spec_without_data
 from harness import plugins
 from harness.options import DatasetOptions, OptionError
@@ -20,10 +21,7 @@ Opener = Callable[[OpenRequest], DataSource]
 
 def openers() -> dict[str, Opener]:
     """Every data set by name."""
-    found: dict[str, Opener] = {}
-    for plugin in plugins.names("Datasets"):
-        found |= getattr(plugins.load("Datasets", plugin), "DATASETS", {})
-    return found
+    return _tables("DATASETS")
 
 
 def name_of(
@@ -56,9 +54,13 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
     """Finds and counts the data; generated and synthetic data need no files."""
     if options.generated_data or options.synthetic_data:
         return described(options)
-    request = OpenRequest(options.data_dir, environ, options.dataset_percentage_to_use, skip_bad=options.skip_bad_records)
+    _refuse_other_classes(options)
     _refuse_percentage(options)
-    return openers()[options.dataset](request)
+    return openers()[options.dataset](
+        OpenRequest(
+            options.data_dir, environ, options.dataset_percentage_to_use, options.num_classes, options.skip_bad_records
+        )
+    )
 
 
 def _refuse_percentage(options: DatasetOptions) -> None:
@@ -72,8 +74,42 @@ def _refuse_percentage(options: DatasetOptions) -> None:
 def described(options: DatasetOptions) -> DataSource:
     """Generated data that looks like the set asked for."""
     _refuse_percentage(options)
+    _refuse_other_classes(options)
     spec = spec_without_data(options.dataset)
     spec = replace(spec, train_images=max(1, spec.train_images * options.dataset_percentage_to_use // 100))
     if family(options.dataset) == "imagenet":
-        spec = replace(spec, validation_images=GENERATED_VALIDATION)
+        classes = options.num_classes or spec.num_classes
+        spec = replace(spec, validation_images=GENERATED_VALIDATION, num_classes=classes)
     return generated(spec)
+
+
+def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
+    """As `described`, with the names of the classes where the set's folder tells them."""
+    request = OpenRequest(options.data_dir, environ, num_classes=options.num_classes)
+    source = described(options)
+    names = _tables("CLASS_NAMES").get(options.dataset)
+    try:
+        found = names(request) if names else ()
+    except DataError:  # without the folder predictions have numbers for names
+        return source
+    if not found or options.num_classes not in (None, len(found)):
+        return source
+    return generated(replace(source.spec, num_classes=len(found), class_names=found))
+
+
+def _tables(name: str) -> dict[str, Callable[[OpenRequest], Any]]:
+    """One table of the plug-ins that have it, by data set."""
+    found: dict[str, Callable[[OpenRequest], Any]] = {}
+    for plugin in plugins.names("Datasets"):
+        found |= getattr(plugins.load("Datasets", plugin), name, {})
+    return found
+
+
+def _refuse_other_classes(options: DatasetOptions) -> None:
+    """A set of small pictures knows its classes itself."""
+    known = spec_without_data(options.dataset).num_classes
+    if options.num_classes not in (None, known) and family(options.dataset) != "imagenet":
+        raise OptionError(
+            f"--num-classes {options.num_classes} contradicts --dataset {options.dataset}, which has {known} classes; "
+            "leave it out"
+        )

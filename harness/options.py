@@ -65,9 +65,13 @@ class DatasetOptions:
     """Data set"""
 
     dataset: str | None = opt(
-        None, "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100, imagenet (inferred from the path)"
+        None,
+        "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100, imagenet (inferred from the path), imagefolder",
     )
     data_dir: str | None = opt(None, "folder of the data (default: the environment's DATA_DIR)")
+    num_classes: int | None = opt(
+        None, "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)", check=at_least(2)
+    )
     image_size: int | None = opt(None, "side of the pictures in pixels (default by model or data set)", check=at_least(8))
     generated_data: bool = opt(False, "random data made once on the host")
     synthetic_data: bool = opt(False, "random data made on the device, no host input or output")

@@ -68,9 +68,8 @@ def input_notes(options: DatasetOptions, family: str) -> list[str]:
         f"--skip-bad-records {options.skip_bad_records}": options.skip_bad_records > 0,
     }
     if family != "imagenet":
-        found += [
-            f"{asked} is ignored: {options.dataset} has no photographs" for asked, on in photographs_only.items() if on
-        ]
+        ignored = [asked for asked, on in photographs_only.items() if on]
+        found += [f"{asked} is ignored: {options.dataset} has no photographs" for asked in ignored]
     moved = [name for name in ("eight_bit_io", "fused_preprocessing") if getattr(options, name)]
     if family == "imagenet" and options.hostside_norm and moved:
         found.append(f"--hostside-norm is ignored: --{moved[0].replace('_', '-')} normalises on the device")

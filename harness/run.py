@@ -114,7 +114,8 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     """
     model = plugins.load("Models", options.main.model)
     family = data.family(options.dataset.dataset)
-    source = data.described(options.dataset) if options.checkpoint.predict else data.open_source(options.dataset, environ)
+    opened = data.for_predictions if options.checkpoint.predict else data.open_source
+    source = opened(options.dataset, environ)
     image_size = options.dataset.image_size or model.image_size(options.model, family)
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
@@ -356,6 +357,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "iterations_per_epoch": run.horizon.iterations_per_epoch,
         "lr_scale": scale if linear else 1.0,
         "name": run.name,
+        "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
         "precision": run.plan.precision.name,
         "seed": run.seed,
         "seed_specified": run.options.device.seed is not None,

@@ -43,7 +43,7 @@ SHARED = {
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
         "synthetic_data": (bool, False), "generated_data": (bool, False), "dataset_cache": (bool, True),
-        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_size": (int, None), "train_with_valid_preprocessing": (bool, False),
+        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_size": (int, None), "num_classes": (int, None), "train_with_valid_preprocessing": (bool, False),
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
         "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
         "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
@@ -207,6 +207,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "lr_schedule": (BASE, "--lr-schedule cosine", {"rates"}),
     "dataset": ("--generated-data --seed 7 --dataset cifar-10", "--dataset cifar-100", {"data", "layers", "variables"}),
     "generated_data": ("--dataset fashion-mnist --seed 7", "--generated-data", {"data"}),
+    "num_classes": (IMAGENET, "--num-classes 10", {"data", "layers", "variables"}),
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
     "normalise_input": (BASE, "--normalise-input", {"request"}),

@@ -1,0 +1,51 @@
+"""labels.txt beside a set's files: one class name a line, and line i, counted from 1, is label i."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from Datasets._spec import DataError
+
+FILE = "labels.txt"
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """The classes in the order of their labels: whole numbers by their value, anything else by its characters."""
+    unique = set(names)
+    if all(name.isascii() and name.isdigit() for name in unique):
+        return tuple(sorted(unique, key=lambda name: (int(name), name)))
+    return tuple(sorted(unique))
+
+
+def read(folder: Path) -> tuple[str, ...]:
+    """The names in the folder's labels.txt; () if it has none."""
+    file = folder / FILE
+    try:
+        names = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        return ()
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is no UTF-8 text; it must hold one class name a line") from None
+    first_seen: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if not name.strip():
+            raise DataError(f"{file}, line {number} is empty: every line must hold a class name")
+        if name in first_seen:
+            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {name}; a class has one label")
+        first_seen[name] = number
+    return tuple(names)
+
+
+def text(names: Iterable[str]) -> str:
+    """What labels.txt holds for these classes."""
+    return "".join(f"{name}\n" for name in names)
+
+
+def agree(names: tuple[str, ...], asked: int | None, where: str) -> None:
+    """Raise if a number of classes was asked for and `where` names another number of them."""
+    if asked is not None and asked != len(names):
+        raise DataError(
+            f"{asked} classes were asked for (--num-classes, or recorded with the run) but {where} names {len(names)}; "
+            "leave --num-classes out, or give the folder that belongs to it"
+        )

@@ -1,0 +1,44 @@
+"""A data set of photographs, whatever its records are kept in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from Datasets._spec import DataError, DataSpec, ReadRequest, Records
+from Datasets._tolerance import Tolerance
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
+
+class PhotographSource:
+    """Records of photographs. `missing`: what to say when validation is asked for and there is none. `tolerance`: of what
+    is passed over in both splits."""
+
+    def __init__(
+        self, spec: DataSpec, train: Records, validation: Records | None, missing: str, tolerance: Tolerance
+    ) -> None:
+        self.spec = spec
+        self._train = train
+        self._validation = validation
+        self._missing = missing
+        self._tolerance = tolerance
+
+    def train(self, request: ReadRequest) -> tf.data.Dataset:
+        from Datasets import _photographs
+
+        return _photographs.train_stream(self._train, request, self.spec.num_classes, self._tolerance)
+
+    def validation(self, request: ReadRequest) -> tf.data.Dataset:
+        from Datasets import _photographs
+
+        if not self._validation:
+            raise DataError(f"data set {self.spec.name}: {self._missing}, or train with --no-validation")
+        return _photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
+
+    def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
+        """Normalisation, unless the stream has done it."""
+        from Datasets import _augment
+
+        done = request.host_normalise and not request.eight_bit
+        return image if done else _augment.normalise(image, request)

@@ -1,0 +1,117 @@
+"""Walks through a TFRecord file that may be damaged: every record that can still be found, and every damage between.
+
+A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
+After damage the walk goes on at the next place where a length and its checksum agree. Nothing here raises for what
+a file holds, and nothing imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from Datasets import _checksums
+
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+WRONG_LENGTH = "its length is damaged (the length's checksum does not match)"
+WRONG_PAYLOAD = "its content is damaged (its checksum does not match)"
+CUT = "it is cut short, the file ends at byte {size}"
+_SEARCHED = 1 << 20  # bytes searched for a header in one call
+
+
+class Record(NamedTuple):
+    """A whole record: where its payload lies."""
+
+    offset: int
+    length: int
+
+
+class Damage(NamedTuple):
+    """Where a record, or what should be one, begins that cannot be used, and why."""
+
+    offset: int
+    reason: str
+
+
+Stretch = Record | Damage
+
+
+def walk(file: Path, payloads: bool = False) -> list[Stretch]:
+    """Records and damage in the order of the file; [] for an empty one.
+
+    Without `payloads` only lengths are checked, and the payload before a place where no record begins: bytes lost from a
+    payload lead into a later record, so the search starts inside it. With it every payload's checksum is.
+    """
+    size = file.stat().st_size
+    if not size:
+        return []
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
+        return _walked(content, size, payloads)
+
+
+def records(stretches: list[Stretch]) -> list[Record]:
+    """The whole records of a walk."""
+    return [stretch for stretch in stretches if isinstance(stretch, Record)]
+
+
+def _walked(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
+    found: list[Stretch] = []
+    at = 0
+    while at < size:
+        length = _length_at(content, at)
+        end = at + HEADER_BYTES + (length or 0) + FOOTER_BYTES
+        if length is not None and end <= size:
+            record = Record(at + HEADER_BYTES, length)
+            if not payloads or _whole(content, record):
+                found.append(record)
+                at = end
+                continue
+            found.append(Damage(at, WRONG_PAYLOAD))
+        elif length is not None or size - at < HEADER_BYTES:
+            found.append(Damage(at, CUT.format(size=size)))
+        elif not payloads and found and isinstance(found[-1], Record) and not _whole(content, found[-1]):
+            at = found.pop().offset - HEADER_BYTES  # it ends elsewhere than its length says
+            found.append(Damage(at, WRONG_PAYLOAD))
+        else:
+            found.append(Damage(at, WRONG_LENGTH))
+        at = _next_header(content, at + 1, size)
+    return found
+
+
+def _length_at(content: mmap.mmap, at: int) -> int | None:
+    """The length of the record that begins there; None if none does."""
+    header = content[at : at + HEADER_BYTES]
+    if len(header) < HEADER_BYTES or _checksums.masked_header(header[:8]) != int.from_bytes(header[8:], "little"):
+        return None
+    return int.from_bytes(header[:8], "little")
+
+
+def _whole(content: mmap.mmap, record: Record) -> bool:
+    """Whether the payload's checksum matches."""
+    end = record.offset + record.length
+    stored = int.from_bytes(content[end : end + FOOTER_BYTES], "little")
+    return _checksums.masked(content[record.offset : end]) == stored
+
+
+def _next_header(content: mmap.mmap, start: int, size: int) -> int:
+    """The first place from `start` on with a possible length and its checksum; the file's size if there is none."""
+    for first in range(start, size, _SEARCHED):
+        block = np.frombuffer(content[first : first + _SEARCHED + HEADER_BYTES - 1], np.uint8)
+        if len(block) < HEADER_BYTES:
+            break
+        rows = np.lib.stride_tricks.sliding_window_view(block, HEADER_BYTES)
+        columns = rows.T
+        high = columns[5] | columns[6] | columns[7]
+        low = np.bitwise_or.reduce(columns[[0, 1, 2, 3, 4, 8, 9, 10, 11]])
+        small = np.flatnonzero((high == 0) & (low != 0))  # below a terabyte, and no stretch of zeros
+        rows = np.ascontiguousarray(rows[small])
+        possible = np.flatnonzero(rows[:, :8].copy().view("<u8")[:, 0] <= size)
+        small, rows = small[possible], rows[possible]
+        agree = np.flatnonzero(_checksums.masked_rows(rows[:, :8]) == rows[:, 8:].copy().view("<u4")[:, 0])
+        if agree.size:
+            return first + int(small[agree[0]])
+    return size

@@ -1,0 +1,77 @@
+"""Pictures of one's own: a tree with one folder for each class, or the shards that Datasets.convert makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from Datasets import _labels, _locate, _pictures
+from Datasets._photo_source import PhotographSource
+from Datasets._spec import DataError, DataSpec, OpenRequest
+from Datasets._tfrecords import RecordIndex, part, shards
+from Datasets._tolerance import Tolerance
+
+_WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {_labels.FILE}"
+
+SPECS = {
+    "imagefolder": DataSpec(
+        name="imagefolder", num_classes=1000, image_size=None, train_images=1_281_167, validation_images=50_000
+    )
+}
+
+
+def open_imagefolder(request: OpenRequest) -> PhotographSource:
+    """Shards in the folder itself if there are any, else the pictures of the tree."""
+    top = _locate.folder_given("imagefolder", _WANTED, request)
+    train = part(shards(top, "train"), request.percentage)
+    if not train:
+        return _of_tree(top, request)
+    classes = _labels.read(top)
+    if not classes:
+        raise DataError(f"data set imagefolder: no {_labels.FILE} in {top}, which must name the classes of its shards")
+    _labels.agree(classes, request.num_classes, str(top / _labels.FILE))
+    validation, tolerance = part(shards(top, "validation"), request.percentage), Tolerance(request.skip_bad)
+    index = RecordIndex(train, tolerance, request.environ)
+    if not len(index):
+        raise DataError(f"data set imagefolder: the {len(train)} training shards in {top} hold no records")
+    return _source(
+        classes, index, RecordIndex(validation, tolerance, request.environ) if validation else None,
+        f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,
+    )  # fmt: skip
+
+
+def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
+    """What the classes are called, without counting a picture."""
+    top = _locate.folder_given("imagefolder", _WANTED, request)
+    return _labels.read(top) or _pictures.class_names(top)
+
+
+DATASETS = {"imagefolder": open_imagefolder}
+CLASS_NAMES = {"imagefolder": names_of_classes}
+
+
+def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
+    try:
+        found = _pictures.tree(top)
+    except DataError as error:
+        raise DataError(f"data set imagefolder: {error}") from None
+    _labels.agree(found.classes, request.num_classes, f"the tree {top}")
+    return _source(
+        found.classes, _pictures.FileIndex(found.train, found.classes),
+        None if found.validation is None else _pictures.FileIndex(found.validation, found.classes),
+        f"no pictures for validation in {' or '.join(f'{name}/' for name in _pictures.VALIDATION_FOLDERS)} of {top}; "
+        "put them there beside train/", Tolerance(request.skip_bad),
+    )  # fmt: skip
+
+
+def _source(
+    classes: tuple[str, ...],
+    train: RecordIndex | _pictures.FileIndex,
+    validation: RecordIndex | _pictures.FileIndex | None,
+    missing: str,
+    tolerance: Tolerance,
+) -> PhotographSource:
+    spec = DataSpec(
+        name="imagefolder", num_classes=len(classes), image_size=None, train_images=len(train),
+        validation_images=len(validation or ()), class_names=classes,
+    )  # fmt: skip
+    return PhotographSource(spec, train, validation, missing, tolerance)
