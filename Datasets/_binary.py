@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from Datasets._spec import DataError, DataSpec, ReadRequest
+from Datasets._spec import DataError, DataSpec, ReadRequest, Stage
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -52,6 +53,10 @@ class BinarySource:
 
         gather = self._gatherer(self._validation, request.cache)
         return _images.validation_stream(gather, self.spec.validation_images, request)
+
+    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+        """It reads, augments and batches in one."""
+        return [("host", partial(self.train if training else self.validation, request), request.batch_size)]
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Standardises bytes. Otherwise that was done on the host, before the images were padded and cropped."""

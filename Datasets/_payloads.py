@@ -75,7 +75,8 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
     """What TensorFlow says when it prepares the payload alone; None if it can."""
     with tf.Graph().as_default(), tf.Session() as session:
         zero = tf.constant(0, tf.int64)
-        made = prepare({"payload": tf.constant(payload), "record": zero, "epoch": zero, "position": zero})
+        counters = dict.fromkeys(("asked", "record", "epoch", "position"), zero)
+        made = prepare({"payload": tf.constant(payload), **counters})
         try:
             session.run(made)
         except tf.errors.OpError as error:

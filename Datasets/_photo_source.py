@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Records
+from Datasets._spec import DataError, DataSpec, ReadRequest, Records, Stage
 from Datasets._tolerance import Tolerance
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class PhotographSource:
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self._missing}, or train with --no-validation")
         return _photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
+
+    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+        """Those of training; validation's stream is measured whole."""
+        from Datasets import _photographs
+
+        if not training:
+            return [("host", partial(self.validation, request), request.batch_size)]
+        return _photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets import _augment, _payloads, _pipeline
-from Datasets._spec import ReadRequest, Records
+from Datasets._spec import ReadRequest, Records, Stage
 from Datasets._tolerance import Tolerance
 from emulator import draws
 
@@ -40,13 +40,7 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
     if not tolerance.most:
         _payloads.check(index, 0, plain)
     load = _payloads.loader(index, request.cache)
-
-    def read(position: tf.Tensor) -> Element:
-        record, epoch = _pipeline.record_and_epoch(position, size, request.seed, request.shuffle_block)
-        return {"payload": load(record), "record": record, "epoch": epoch, "position": position}
-
-    positions = _pipeline.training_positions(request, _READ_TOGETHER)
-    single = positions.map(read).unbatch()
+    single = _training_records(size, request, load).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=request.augment)
 
     def another(element: Element, k: tf.Tensor) -> Element:
@@ -65,6 +59,34 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
     return _micro_batches(decoded, _Check(index, plain, partial(_pipeline.place, request), record_of, tolerance), request)
 
 
+def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
+    """Endless payloads in the order of the epochs, so many in one element as are read together."""
+
+    def read(position: tf.Tensor) -> Element:
+        record, epoch = _pipeline.record_and_epoch(position, size, request.seed, request.shuffle_block)
+        return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": position}
+
+    return _pipeline.training_positions(request, _READ_TOGETHER).map(read)
+
+
+def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> list[Stage]:
+    """The training stream up to reading, decoding, augmenting and batching."""
+
+    def read() -> tf.data.Dataset:
+        return _training_records(len(index), request, _payloads.loader(index, request.cache))
+
+    def prepared(whole: bool) -> tf.data.Dataset:
+        prepare = partial(_prepared, request=request, classes=classes, distort=request.augment, whole=whole)
+        return read().unbatch().map(prepare, _pipeline.threads(request)).ignore_errors()
+
+    return [
+        ("read", read, _READ_TOGETHER),
+        ("decode", partial(prepared, False), 1),
+        ("augment", partial(prepared, True), 1),
+        ("batch", partial(train_stream, index, request, classes, tolerance), request.batch_size),
+    ]
+
+
 def validation_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
@@ -72,14 +94,15 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
     load = _payloads.loader(index, request.cache)
 
     def read(record: tf.Tensor) -> Element:
-        return {"payload": load(record), "record": record, "epoch": tf.zeros_like(record), "position": record}
+        epoch = tf.zeros_like(record)
+        return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": record}
 
     together = tf.data.Dataset.range(size).batch(_READ_TOGETHER)
     single = together.map(read).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=False)
 
     def stand_in(element: Element) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(_nothing(element["position"], request))
+        return tf.data.Dataset.from_tensors({**_nothing(element["position"], request), "asked": element["asked"]})
 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
     # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
@@ -113,32 +136,28 @@ class _Check:
     record_of: Callable[[int], int]
     tolerance: Tolerance
 
-    def __call__(self, number: np.ndarray, position: np.ndarray, used: np.ndarray) -> np.ndarray:
-        """The positions; `used`: the records, -1 for none."""
+    def __call__(self, number: np.ndarray, position: np.ndarray, asked: np.ndarray, used: np.ndarray) -> np.ndarray:
+        """The positions; `asked`, `used`: the records that should be there and those that are, -1 for none."""
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
             _payloads.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
         if self.tolerance.most:
-            self._count(samples, used)
+            for record in asked[asked != used].tolist():
+                self._tell(record)
         return position
 
-    def _count(self, samples: np.ndarray, used: np.ndarray) -> None:
-        for sample, record in zip(samples, used):
-            wanted = self.record_of(int(sample))
-            if wanted == record or wanted >= len(self.index):
-                continue
-            place = self.index.name(wanted)
-            if not self.tolerance.known(place):
-                reason = _payloads.fault(self.index, wanted, self.describe)
-                self.tolerance.add(place, reason or "it could not be read at first")
+    def _tell(self, record: int) -> None:
+        place = self.index.name(record)
+        if not self.tolerance.known(place):
+            self.tolerance.add(place, _payloads.fault(self.index, record, self.describe) or "it could not be read at first")
 
 
 def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest) -> tf.data.Dataset:
     """Batches whose positions have no gap."""
 
     def checked(number: tf.Tensor, element: Element) -> Element:
-        position = tf.numpy_function(check, [number, element["position"], element["record"]], tf.int64)
+        position = tf.numpy_function(check, [number, *(element[name] for name in ("position", "asked", "record"))], tf.int64)
         shaped = {
             "image": element["image"],
             "label": element["label"],
@@ -156,22 +175,24 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
     return _pipeline.finish(numbered.map(checked))
 
 
-def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool) -> Element:
-    """One record to one image [side, side, 3], float32 from 0 to 255, and its label from 0."""
+def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
+    """One record to one image [side, side, 3], float32 from 0 to 255, and its label from 0; not `whole`: decoded only."""
     parsed = tf.parse_single_example(element["payload"], _FEATURES)
     label = tf.cast(parsed["image/class/label"], tf.int32) - 1
     good = tf.logical_and(label >= 0, label < classes)
     stop = tf.Assert(good, [f"image/class/label must be from 1 to {classes}, not", label + 1])
     with tf.control_dependencies([stop]):
         label = tf.identity(label)
-    crop = _distorted if distort else _central
-    image = crop(parsed, element, request)
-    image.set_shape([request.image_size, request.image_size, 3])
-    return {"image": image, "label": label, "position": element["position"], "record": element["record"]}
+    image = _distorted_window(parsed, element, request) if distort else decoded(parsed["image/encoded"])
+    if whole:
+        image = _flipped(image, element, request) if distort else central(image, request.image_size)
+        image.set_shape([request.image_size, request.image_size, 3])
+    kept = {name: element[name] for name in ("position", "asked", "record")}
+    return {"image": image, "label": label, **kept}
 
 
-def _distorted(parsed: Element, element: Element, request: ReadRequest) -> tf.Tensor:
-    """A crop of random place, area and aspect, decoded alone; mirrored or not."""
+def _distorted_window(parsed: Element, element: Element, request: ReadRequest) -> tf.Tensor:
+    """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3]."""
     seed = draws.seed_pairs(draws.key(request.seed, "data/box"), element["epoch"], element["record"])
     edges = [tf.sparse.to_dense(parsed[f"image/object/bbox/{edge}"]) for edge in ("ymin", "xmin", "ymax", "xmax")]
     boxes = tf.clip_by_value(tf.stack(edges, axis=-1)[None], 0.0, 1.0)
@@ -194,15 +215,14 @@ def _distorted(parsed: Element, element: Element, request: ReadRequest) -> tf.Te
         return whole[top : top + height, left : left + width]
 
     encoded = parsed["image/encoded"]
-    image = tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
+    return tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
+
+
+def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:
+    """Mirrored or not, and resized to the square."""
     flip = tf.equal(draws.below(2, draws.key(request.seed, "data/flip"), element["epoch"], element["record"]), 1)
     image = tf.cond(flip, lambda: tf.reverse(image, [1]), lambda: image)
     return _augment.resize(image[None], request.image_size, request.image_size)[0]
-
-
-def _central(parsed: Element, element: Element, request: ReadRequest) -> tf.Tensor:
-    del element  # nothing is random here
-    return central(decoded(parsed["image/encoded"]), request.image_size)
 
 
 def decoded(encoded: tf.Tensor) -> tf.Tensor:
@@ -244,4 +264,4 @@ def central(image: tf.Tensor, side: int) -> tf.Tensor:
 def _nothing(position: tf.Tensor, request: ReadRequest) -> Element:
     image = tf.zeros([request.image_size, request.image_size, 3])
     nobody = tf.constant(-1, tf.int64)
-    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "record": nobody}
+    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "asked": nobody, "record": nobody}

@@ -6,7 +6,7 @@ Nothing here imports TensorFlow: finding and counting data, and every error abou
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -82,6 +82,10 @@ class ReadRequest:
     cache: bool = True
 
 
+# of an input pipeline: its name, the stream that ends after it, and the pictures in one element of that
+Stage = tuple[str, Callable[[], "tf.data.Dataset"], int]
+
+
 class DataSource(Protocol):
     """Data that was found and counted."""
 
@@ -93,6 +97,9 @@ class DataSource(Protocol):
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         """Every image once, in order; the last micro-batch is filled up with zero images labelled -1."""
+
+    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+        """A stream that ends after each of its stages in turn; the last one is whole."""
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """What is left to do to a micro-batch of images inside the device's graph; float32 [b, side, side, 3]."""

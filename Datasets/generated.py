@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest
+from Datasets._spec import DataError, DataSpec, ReadRequest, Stage
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -68,6 +69,10 @@ class GeneratedSource:
         size, batch = self.spec.validation_images, request.batch_size
         positions = tf.data.Dataset.range(-(-size // batch) * batch).batch(batch, drop_remainder=True)
         return self._stream(positions, request, size)
+
+    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+        """It reads, augments and batches in one."""
+        return [("host", partial(self.train if training else self.validation, request), request.batch_size)]
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation as for the data set that is imitated; nothing for standardised images without moments."""

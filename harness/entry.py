@@ -13,7 +13,7 @@ from typing import Any
 from Datasets._spec import DataError
 from emulator import schedules
 from emulator.plan import ExecutionPlan, PlanError
-from harness import checkpoints, cli, layers, plot, plugins, quiet
+from harness import checkpoints, cli, input_benchmark, layers, plot, plugins, quiet
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
@@ -27,7 +27,7 @@ WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
-    "inference", "latency", "predict", "compile_only", "profile", "gc_profile",
+    "inference", "latency", "predict", "dataset_benchmark", "compile_only", "profile", "gc_profile",
 )  # fmt: skip
 
 
@@ -85,9 +85,12 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
 
 
 def prepare_or_describe(parsed: Parsed, training: bool = True) -> Run | None:
-    """The run, or None after --dry-run or --summary has printed it."""
+    """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input."""
     run = prepare(parsed.options, os.environ, parsed.notes, training=training)
     asked = parsed.options.main
+    if run.options.dataset.dataset_benchmark:
+        input_benchmark.report(run, training)
+        return None
     if not asked.dry_run and not asked.summary:
         return run
     if asked.dry_run:

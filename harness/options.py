@@ -95,7 +95,7 @@ class DatasetOptions:
     skip_bad_records: int = opt(
         0, "ImageNet: go on past so many records that cannot be used; the next good one stands in", check=at_least(0)
     )
-    dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage", scripts=("train",))
+    dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage")
 
 
 @dataclass(frozen=True, kw_only=True)

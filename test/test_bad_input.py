@@ -70,7 +70,7 @@ def finished(tmp_path_factory) -> Result:
         ("--optimiser adam", "optimiser is 'adam' but must be one of SGD, momentum"),
         ("--batch-size 4 --micro-batch-size 8", "--batch-size 4 and --micro-batch-size 8 are two spellings"),
         ("--iterations 3 --epochs 2", "--iterations 3 and --epochs 2.0 exclude each other"),
-        ("--eight-bit-io", "--eight-bit-io is not available yet"),
+        ("--mlperf-logging", "--mlperf-logging is not available yet"),
         ("", "no data set given: --dataset fashion-mnist needs no files"),
         ("stray", "command line: 'stray' is not an option; options begin with --"),
         ("--dataset cifar-10 stray", "command line: --dataset: takes one value, but was given cifar-10 stray"),
@@ -139,7 +139,7 @@ def imagenet(folder: Path) -> Path:
         (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11, outside 0 "
          "to 9"),
         (imagenet, lambda f: None, "train-00000-of-00001"),
-        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "hold no records"),
+        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001 is empty"),
         (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "train.tfrecord"), "data set imagenet: no "
          "train-?????-of-????? in "),
         (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "validation-00000-of-00001"), "data set imagenet: no "
@@ -241,7 +241,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
         (("--epochs", "many"), "epochs is 'many'"),
         (("--model-size", "21"), "no model size 21"),
         (("--stop-after", "1"), "--stop-after 1: the run has done 1 updates already"),
-        (("--eight-bit-io",), "--eight-bit-io is not available yet"),
+        (("--mlperf-logging",), "--mlperf-logging is not available yet"),
         (("stray",), "takes one value, but was given"),
         (("--nonsense",), "unknown option --nonsense"),
     ],

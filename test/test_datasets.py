@@ -433,9 +433,12 @@ def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
         (tmp_path / "train" / f"train-0000{k}-of-00003").symlink_to(imagenet_dir / f"train-0000{k}-of-00003")
     with pytest.raises(DataError, match="lacks 1 of 3 train shards: train-00001-of-00003"):
         opened("imagenet", tmp_path)
-    (tmp_path / "train" / "train-00001-of-00003").write_bytes(b"")  # an empty shard is no error
+    (tmp_path / "train" / "train-00001-of-00003").write_bytes(b"")
+    with pytest.raises(DataError, match="train-00001-of-00003 is empty"):
+        opened("imagenet", tmp_path)
+    (tmp_path / "train" / "train-00001-of-00003").write_bytes((imagenet_dir / "train-00001-of-00003").read_bytes())
     source = opened("imagenet", tmp_path)
-    assert (source.spec.train_images, source.spec.validation_images) == (8, 0)
+    assert (source.spec.train_images, source.spec.validation_images) == (12, 0)
     with pytest.raises(DataError, match="no validation-"):
         source.validation(small())
     (tmp_path / "train" / "train-00000-of-00004").write_bytes(b"")
@@ -452,7 +455,7 @@ def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
         (lambda data, start: data[: start + 40], "record 1 is cut short"),
         (lambda data, start: data[: start - 7], "record 1 is cut short"),
         (lambda data, start: data[: start - 12] + b"\xff" * 3 + data[start - 9 :], "record 1 has an impossible length"),
-        (lambda data, start: data[:0], "hold no records"),
+        (lambda data, start: data[:0], "is empty"),
     ],
     ids=["payload", "header", "length", "empty"],
 )

@@ -47,11 +47,11 @@ SHARED = {
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
         "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
         "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
-        "dataset_benchmark": (bool, False),
+        "shuffle_block": (int, 1), "skip_bad_records": (int, 0), "dataset_benchmark": (bool, False),
     },
     "training": {
         "micro_batch_size": (int, None), "gradient_accumulation_count": (int, 1), "global_batch_size": (int, None),
-        "epochs": (float, None), "iterations": (int, None), "stop_after": (int, None),
+        "epochs": (float, None), "iterations": (int, None), "keep_going": (bool, False), "stop_after": (int, None),
         "base_learning_rate_exponent": (float, None), "abs_learning_rate": (float, None), "weight_decay": (float, None),
         "loss_scaling": (float, 128.0), "label_smoothing": (float, None), "optimiser": (str, "SGD"),
         "momentum": (float, 0.9), "rmsprop_decay": (float, None), "rmsprop_base_decay_exp": (float, None),
@@ -208,6 +208,11 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "dataset": ("--generated-data --seed 7 --dataset cifar-10", "--dataset cifar-100", {"data", "layers", "variables"}),
     "generated_data": ("--dataset fashion-mnist --seed 7", "--generated-data", {"data"}),
     "num_classes": (IMAGENET, "--num-classes 10", {"data", "layers", "variables"}),
+    "eight_bit_io": (BASE, "--eight-bit-io", {"request"}),
+    "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "layers", "variables"}),
+    "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "horizon", "rates"}),
+    "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request"}),
+    "skip_bad_records": (IMAGENET, "--skip-bad-records 3", {"request"}),
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
     "normalise_input": (BASE, "--normalise-input", {"request"}),
@@ -344,6 +349,9 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
 ELSEWHERE = {
     "config": "test_configs.py::test_every_block_of_the_repository",
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
+    "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
+    "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",
+    "safety_ckpt_minutes": "test_safety.py::test_safety_checkpoints_change_nothing",
     "hostside_image_mixing": "test_mixing.py::test_host_device_and_layout_mix_alike",
     "weight_avg_N": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
     "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
@@ -390,7 +398,7 @@ HINTS = {
 }  # fmt: skip
 PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
 NOT_YET = {
-    "eight_bit_io": "", "dataset_percentage_to_use": "15", "fused_preprocessing": "", "dataset_benchmark": "", "distributed": "",
+    "distributed": "",
     "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "",
     "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
 }  # fmt: skip
