@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from runs import Result, arguments, run, succeed
-from test_datasets import joined, request, take
+from test_datasets import joined, records, request, take
 
 from Datasets import (
     _checksums,
@@ -34,12 +34,13 @@ from Datasets import (
     convert,
     imagefolder,
     imagenet,
+    verify,
 )
 from Datasets._salvage import Damage, Record
 from Datasets._spec import DataError, OpenRequest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = {"convert": convert.main}
+COMMANDS = {"convert": convert.main, "verify": verify.main}
 QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 
 
@@ -438,7 +439,8 @@ def test_what_cannot_be_converted_is_one_line_and_two(tmp_path, case):
 def test_errors_and_help_need_no_tensorflow(tmp_path):
     write_tree(tmp_path / "pets")
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
-    for call in (["Datasets.convert", "--help"],                  ["Datasets.convert", str(tmp_path / "pets"), str(tmp_path / "out")]):  # fmt: skip
+    for call in (["Datasets.convert", "--help"], ["Datasets.verify", "--help"], ["Datasets.verify", str(tmp_path / "no")],
+                 ["Datasets.convert", str(tmp_path / "pets"), str(tmp_path / "out")]):  # fmt: skip
         code = (
             "import runpy, sys; sys.modules['tensorflow'] = None; sys.argv = sys.argv[1:]; "
             "runpy.run_module(sys.argv[0], run_name='__main__')"
@@ -549,6 +551,89 @@ def test_a_bad_row_is_named(tmp_path, text, words):
 def test_labels_are_ordered_as_numbers_only_if_all_are():
     assert _labels.ordered(["10", "9", "09", "9"]) == ("09", "9", "10")
     assert _labels.ordered(["10", "9", "b"]) == ("10", "9", "b")
+
+
+# --- Verification ----------------------------------------------------------------------------------------------
+
+
+def verified(folder: Path, *words: object) -> tuple[int, list[str], str]:
+    """Exit code, findings relative to the folder, and the last line."""
+    result = command("verify", folder, *words)
+    *found, last = (result.out + result.err).splitlines()
+    return result.code, [line.removeprefix(f"{folder}/") for line in found], last
+
+
+def test_every_kind_of_damage_to_shards_is_named(tmp_path):
+    good = [_examples.example(ODD["PNG"][0], 1 + i % 2, "ab"[i % 2]) for i in range(6)]
+    spoilt = list(good)
+    spoilt[1] = b"\xff no example"
+    spoilt[2] = _examples.example(ODD["PNG"][0], 3, "c")
+    spoilt[3] = _examples.example(ODD["grey JPEG"][0][:700], 1, "a")
+    spoilt[4] = photos.example(ODD["PNG"][0], None)
+    (file,) = photos.write_shards(tmp_path, "train", good, 1)
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    assert verified(tmp_path) == (0, [], "TFRecord shards: 1 files, 6 records, nothing damaged or missing")
+    photos.write_shards(tmp_path, "train", spoilt, 1)
+    code, found, last = verified(tmp_path)
+    name = "train-00000-of-00001: record"
+    assert code == 1 and last == "TFRecord shards: 1 files, 6 records, 4 damaged or missing"
+    assert found[0] == f"{name} 1: it is no tf.train.Example"
+    assert found[1] == f"{name} 2: its label is 3, outside 1 to 2"
+    assert found[2].startswith(f"{name} 3: its picture cannot be decoded: ") and "JPEG" in found[2]
+    assert found[3] == f"{name} 4: it has 0 values of image/class/label instead of 1"
+    assert [line[:30] for line in verified(tmp_path, "--no-decode")[1]] == [found[k][:30] for k in (0, 1, 3)]
+    photos.write_shards(tmp_path, "train", good, 1)
+    whole = file.read_bytes()
+    each = len(whole) // 6
+    bits = bytearray(whole)
+    bits[each + 2] ^= 4
+    bits[3 * each + 200] ^= 1
+    file.write_bytes(bits[:-5])
+    assert verified(tmp_path)[:2] == (
+        1,
+        [
+            f"{name} 1: {_salvage.WRONG_LENGTH}; byte {each} of the file",
+            f"{name} 3: {_salvage.WRONG_PAYLOAD}; byte {3 * each} of the file",
+            f"{name} 5: it is cut short, the file ends at byte {len(whole) - 5}; byte {5 * each} of the file",
+        ],
+    )
+    file.rename(tmp_path / "train-00000-of-00002")
+    (tmp_path / "validation-00000-of-00001").write_bytes(b"")
+    code, found, last = verified(tmp_path)
+    assert found[0] == f"{tmp_path}: lacks 1 of 2 train shards: train-00001-of-00002"
+    assert found[-1] == "validation-00000-of-00001: is empty" and last.endswith("2 files, 6 records, 5 damaged or missing")
+
+
+def test_damage_to_trees_and_binary_files_is_named(tmp_path):
+    write_tree(tmp_path / "pets")
+    assert verified(tmp_path / "pets")[0] == 0
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(b"")
+    (tmp_path / "pets" / "bee" / "0.JPEG").write_bytes(ODD["BMP"][0][:300])
+    code, found, last = verified(tmp_path / "pets")
+    assert code == 1 and last == "tree of pictures: 9 files, 9 records, 2 damaged or missing"
+    assert found[0] == "ant/1.JPEG: is empty" and found[1].startswith("bee/0.JPEG: it cannot be decoded: ")
+    below = tmp_path / "small" / "cifar-10-batches-bin"
+    below.mkdir(parents=True)
+    for k in range(1, 5):
+        (below / f"data_batch_{k}.bin").write_bytes(records(4, k).tobytes())
+    (below / "test_batch.bin").write_bytes(b"")
+    rows = records(4, 1)
+    rows[2, 0] = 11
+    (below / "data_batch_2.bin").write_bytes(rows.tobytes()[:-9])
+    code, found, last = verified(tmp_path / "small")
+    assert (code, last) == (1, "cifar-10 binary files: 5 files, 16 records, 4 damaged or missing")
+    assert [line.removeprefix("cifar-10-batches-bin/") for line in found] == [
+        "data_batch_5.bin: is missing",
+        "data_batch_2.bin: record 2: its label is 11, outside 0 to 9",
+        f"data_batch_2.bin: record 3: it is cut short, the file ends at byte {4 * 3073 - 9}",
+        "test_batch.bin: is empty",
+    ]
+
+
+def test_what_is_no_data_set_cannot_be_verified(tmp_path):
+    for folder, said in ((tmp_path, "no data set in"), (tmp_path / "none", "none is not a folder")):
+        code, found, last = verified(folder)
+        assert code == 2 and not found and said in last
 
 
 # --- Training --------------------------------------------------------------------------------------------------
