@@ -58,7 +58,7 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
         found.classes, _pictures.FileIndex(found.train, found.classes),
         None if found.validation is None else _pictures.FileIndex(found.validation, found.classes),
         f"no pictures for validation in {' or '.join(f'{name}/' for name in _pictures.VALIDATION_FOLDERS)} of {top}; "
-        "put them there beside train/",
+        "put them there and the others in train/, let Datasets.convert take a part with --validation",
     )  # fmt: skip
 
 

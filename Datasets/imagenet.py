@@ -40,9 +40,10 @@ DATASETS = {"imagenet": open_imagenet}
 
 def _source(train: list[Path], validation: list[Path], folder: Path, asked: int | None) -> PhotographSource:
     """Sizes are counted from the records; classes are those of a labels.txt beside the shards, if there is one."""
-    classes = _labels.read(train[0].parent)
-    if classes:
-        _labels.agree(classes, asked, str(train[0].parent / _labels.FILE))
+    classes: tuple[str, ...] = ()
+    for place in (train[0].parent, folder):
+        if not classes and (classes := _labels.read(place)):
+            _labels.agree(classes, asked, str(place / _labels.FILE))
     index, spec = RecordIndex(train), SPECS["imagenet"]
     if not len(index):
         raise DataError(f"data set imagenet: the {len(train)} training shards in {folder} hold no records")

@@ -232,7 +232,10 @@ def test_a_tree_is_counted_labelled_and_streamed(tmp_path):
 def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path):
     source = opened(write_tree(tmp_path / "pets"))
     assert source.spec.validation_images == 0
-    with pytest.raises(DataError, match="no pictures for validation in val/ or validation/ or test/ of .*--no-validation"):
+    with pytest.raises(
+        DataError,
+        match="no pictures for validation in val/ or validation/ or test/ of .*--validation, or train with --no-validation",
+    ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
     with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used: it is empty"):
@@ -267,6 +270,9 @@ def test_a_folder_of_nothing_is_explained(tmp_path):
 
 
 def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
+    photos.write_shards(tmp_path / "below" / "train", "train", [_examples.example(ODD["PNG"][0], 2, "b")], 1)
+    (tmp_path / "below" / "labels.txt").write_text("a\nb\n")
+    assert opened(tmp_path / "below", "imagenet").spec.num_classes == 2
     photos.write_shards(tmp_path, "train", [_examples.example(ODD["PNG"][0], 2, "b")], 1)
     assert opened(tmp_path, "imagenet").spec.num_classes == 1000
     assert opened(tmp_path, "imagenet", num_classes=7).spec.num_classes == 7
@@ -387,8 +393,12 @@ def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
     assert "Left out 2 bad files:\n" in left.out and "train: 8 pictures" in left.out
     for file in (tmp_path / "pets" / "ant").iterdir():
         file.write_bytes(b"")
+    (tmp_path / "pets" / "cat" / "0.JPEG").unlink()
+    (tmp_path / "pets" / "cat" / "0.JPEG").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pets" / "cat" / "pipe")
     emptied = command("convert", tmp_path / "pets", tmp_path / "other", "--skip-bad-files")
     assert emptied.code == 2 and "class ant has no picture for training left" in emptied.err
+    assert "cat/0.JPEG does not exist" in emptied.out and "cat/pipe is no file" in emptied.out
 
 
 def _call(tmp_path: Path, *more: object) -> tuple[object, ...]:
