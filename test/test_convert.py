@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from Datasets import (
     _photographs,
     _salvage,
     convert,
+    generated,
     imagefolder,
     imagenet,
     verify,
@@ -289,6 +291,12 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         (tmp_path / "labels.txt").write_text(text)
         with pytest.raises(DataError, match=words):
             opened(tmp_path)
+
+
+def test_generated_photographs_may_have_one_class():
+    """--num-classes 1, which a run on a folder of one class records, drew from no labels at all."""
+    spec = replace(imagefolder.SPECS["imagefolder"], num_classes=1)
+    assert take(lambda: generated.generated(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
 
 
 def test_num_classes_on_the_command_line(tmp_path):
