@@ -72,14 +72,16 @@ def of_classes(folder: Path, classes: tuple[str, ...]) -> list[Picture]:
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether there are folders of files in it."""
+    """Whether there is a picture in one of the folders in it."""
     train, _ = _splits(folder)
-    return any(True for name in _folders(train) for _ in _files(train / name))
+    return any(not wrong(file) for name in _folders(train) for file in _files(train / name))
 
 
 def wrong(file: Path) -> str | None:
     """Why a file cannot be a picture, by its first bytes."""
     try:
+        if not file.is_file():  # a pipe would be waited for
+            return "is no file" if file.exists() else "does not exist"
         with file.open("rb", buffering=0) as stream:
             beginning = stream.read(_LONGEST_BEGINNING)
     except OSError as error:

@@ -11,7 +11,7 @@ from Datasets._spec import DataSpec, OpenRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
+class Files:
     """Which files a set is made of, and the folder its archive unpacks to."""
 
     folder: str
@@ -20,14 +20,14 @@ class _Files:
     layout: Layout
 
 
-_FILES = {
-    "cifar-10": _Files(
+FILES = {
+    "cifar-10": Files(
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         validation=("test_batch.bin",),
         layout=Layout(label_bytes=1, label_at=0),
     ),
-    "cifar-100": _Files(
+    "cifar-100": Files(
         folder="cifar-100-binary",
         train=("train.bin",),
         validation=("test.bin",),
@@ -48,7 +48,7 @@ SPECS = {"cifar-10": _spec("cifar-10", 10, _TEN_NAMES), "cifar-100": _spec("cifa
 
 
 def _open(name: str, request: OpenRequest) -> BinarySource:
-    files = _FILES[name]
+    files = FILES[name]
     wanted = (*files.train, *files.validation)
     top = _locate.folder_given(name, ", ".join(wanted), request)
     folder = _locate.holding_folder(name, top, files.folder, wanted)
@@ -57,4 +57,4 @@ def _open(name: str, request: OpenRequest) -> BinarySource:
     )
 
 
-DATASETS = {name: partial(_open, name) for name in _FILES}
+DATASETS = {name: partial(_open, name) for name in FILES}

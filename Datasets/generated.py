@@ -105,7 +105,7 @@ class GeneratedSource:
 def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     """The image [side, side, 3] as a stream delivers it, and the label: both functions of the seed alone.
 
-    The last class never occurs, as in the original.
+    The last class of several never occurs, as in the original.
     """
     import tensorflow.compat.v1 as tf
 
@@ -117,7 +117,8 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
         [1, side, side, 3], draws.stateless_seed(request.seed, "data/generated-image"), _MEAN, _DEVIATION
     )
     image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, so that eight bits hold them
-    made = {"label": draws.below(spec.num_classes - 1, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
+    drawn_from = max(1, spec.num_classes - 1)
+    made = {"label": draws.below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
     if request.eight_bit:
         made["image"] = tf.cast(image, tf.uint8)[0]
         if spec.standardised:

@@ -59,7 +59,8 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
         found.classes, _pictures.FileIndex(found.train, found.classes),
         None if found.validation is None else _pictures.FileIndex(found.validation, found.classes),
         f"no pictures for validation in {' or '.join(f'{name}/' for name in _pictures.VALIDATION_FOLDERS)} of {top}; "
-        "put them there beside train/", Tolerance(request.skip_bad),
+        "put them there and the others in train/, let Datasets.convert take a part with --validation",
+        Tolerance(request.skip_bad),
     )  # fmt: skip
 
 

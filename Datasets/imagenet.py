@@ -42,9 +42,10 @@ DATASETS = {"imagenet": open_imagenet}
 
 def _source(train: list[Path], validation: list[Path], folder: Path, request: OpenRequest) -> PhotographSource:
     """Sizes are counted from the records; classes are those of a labels.txt beside the shards, if there is one."""
-    classes = _labels.read(train[0].parent)
-    if classes:
-        _labels.agree(classes, request.num_classes, str(train[0].parent / _labels.FILE))
+    classes: tuple[str, ...] = ()
+    for place in (train[0].parent, folder):
+        if not classes and (classes := _labels.read(place)):
+            _labels.agree(classes, request.num_classes, str(place / _labels.FILE))
     tolerance, spec = Tolerance(request.skip_bad), SPECS["imagenet"]
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):

@@ -70,7 +70,7 @@ class DatasetOptions:
     )
     data_dir: str | None = opt(None, "folder of the data (default: the environment's DATA_DIR)")
     num_classes: int | None = opt(
-        None, "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)", check=at_least(2)
+        None, "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)", check=at_least(1)
     )
     image_size: int | None = opt(None, "side of the pictures in pixels (default by model or data set)", check=at_least(8))
     generated_data: bool = opt(False, "random data made once on the host")

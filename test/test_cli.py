@@ -653,6 +653,9 @@ def test_the_committed_readme_names_options_that_exist():
     known = set(re.findall(r"--[\w-]+", (root / "Makefile").read_text()))
     for tool in (root / "weight_avg.py", *(root / "tools").glob("*.py")):
         known |= set(re.findall(r'"(--[\w-]+)"', tool.read_text()))
+    for command in ("convert", "verify"):
+        flags = re.findall(r'"(--[\w-]+)"', (root / "Datasets" / f"{command}.py").read_text())
+        known |= {*flags, *(flag.replace("--", "--no-") for flag in flags)}
     for script in ("train", "validation", "restore"):
         for model in plugins.names("Models"):
             for schedule in plugins.names("LR_Schedules"):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +21,28 @@ import tensorflow.compat.v1 as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from runs import run, succeed
-from test_datasets import joined, request, take
+from runs import Result, arguments, run, succeed
+from test_datasets import joined, records, request, take
 
-from Datasets import _checksums, _examples, _photographs, _salvage, imagefolder, imagenet
+from Datasets import (
+    _checksums,
+    _command,
+    _examples,
+    _labels,
+    _listing,
+    _photographs,
+    _salvage,
+    convert,
+    generated,
+    imagefolder,
+    imagenet,
+    verify,
+)
 from Datasets._salvage import Damage, Record
 from Datasets._spec import DataError, OpenRequest
 
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = {"convert": convert.main, "verify": verify.main}
 QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 
 
@@ -210,7 +234,10 @@ def test_a_tree_is_counted_labelled_and_streamed(tmp_path):
 def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path):
     source = opened(write_tree(tmp_path / "pets"))
     assert source.spec.validation_images == 0
-    with pytest.raises(DataError, match="no pictures for validation in val/ or validation/ or test/ of .*--no-validation"):
+    with pytest.raises(
+        DataError,
+        match="no pictures for validation in val/ or validation/ or test/ of .*--validation, or train with --no-validation",
+    ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
     with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used: it is empty"):
@@ -245,6 +272,9 @@ def test_a_folder_of_nothing_is_explained(tmp_path):
 
 
 def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
+    photos.write_shards(tmp_path / "below" / "train", "train", [_examples.example(ODD["PNG"][0], 2, "b")], 1)
+    (tmp_path / "below" / "labels.txt").write_text("a\nb\n")
+    assert opened(tmp_path / "below", "imagenet").spec.num_classes == 2
     photos.write_shards(tmp_path, "train", [_examples.example(ODD["PNG"][0], 2, "b")], 1)
     assert opened(tmp_path, "imagenet").spec.num_classes == 1000
     assert opened(tmp_path, "imagenet", num_classes=7).spec.num_classes == 7
@@ -263,9 +293,388 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
             opened(tmp_path)
 
 
+def test_generated_photographs_may_have_one_class():
+    """--num-classes 1, which a run on a folder of one class records, drew from no labels at all."""
+    spec = replace(imagefolder.SPECS["imagefolder"], num_classes=1)
+    assert take(lambda: generated.generated(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
+
+
 def test_num_classes_on_the_command_line(tmp_path):
     wrong = run("train", "--dataset", "cifar-10", "--generated-data", "--num-classes", 7, "--dry-run")
     assert wrong.code == 2 and "--num-classes 7 contradicts --dataset cifar-10, which has 10 classes" in wrong.err
     for words in ((), ("--num-classes", 5)):
         made = succeed("train", "--dataset", "imagefolder", "--generated-data", *words, "--dry-run")
         assert f", {words[1] if words else 1000} classes" in made.out and "1281167 training" in made.out
+
+
+# --- Conversion ------------------------------------------------------------------------------------------------
+
+
+def command(name: str, *words: object) -> Result:
+    """One of this folder's commands as the shell would start it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = _command.run(name, COMMANDS[name], [str(word) for word in words])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def converted(*words: object) -> Result:
+    result = command("convert", *words)
+    assert result.code == 0, result.err + result.out
+    return result
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def stored(folder: Path, split: str) -> list[tuple[int, str, bytes]]:
+    """Label, class and file of every record of a split."""
+    found = []
+    for file in sorted(folder.glob(f"{split}-*")):
+        for payload in found_payloads(file, payloads=True):
+            feature = tf.train.Example.FromString(payload).features.feature
+            label, text = feature["image/class/label"].int64_list.value[0], feature["image/class/text"].bytes_list.value[0]
+            found.append((label, text.decode(), feature["image/encoded"].bytes_list.value[0]))
+    return found
+
+
+def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
+    write_tree(tmp_path / "pets" / "train", per_class=5, names=("bee", "ant"))
+    write_tree(tmp_path / "pets" / "test", per_class=2, names=("bee",))
+    done = converted(tmp_path / "pets", tmp_path / "out", "--shards", 4)
+    assert "train: 10 pictures in 4 shards\nvalidation: 2 pictures in 1 shard\n2 classes" in done.out and not done.err
+    assert (tmp_path / "out" / "labels.txt").read_text() == "ant\nbee\n"
+    for split, folder in (("train", "train"), ("validation", "test")):
+        expected = [
+            (1 + (file.parent.name == "bee"), file.parent.name, file.read_bytes())
+            for file in (tmp_path / "pets" / folder).rglob("*.JPEG")
+        ]
+        assert sorted(stored(tmp_path / "out", split)) == sorted(expected)
+    labels = [label for label, _, _ in stored(tmp_path / "out", "train")]
+    assert labels != sorted(labels)  # shuffled
+    for name in ("imagefolder", "imagenet"):
+        spec = opened(tmp_path / "out", name).spec
+        assert (spec.num_classes, spec.train_images, spec.validation_images) == (2, 10, 2)
+        assert spec.class_names == opened(tmp_path / "pets").spec.class_names
+
+
+def test_the_same_call_gives_the_same_bytes_wherever_the_source_lies(tmp_path):
+    write_tree(tmp_path / "a", per_class=9)
+    words = ("--shards", 5, "--validation", 0.3)
+    converted(tmp_path / "a", tmp_path / "one", *words, "--jobs", 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a").rename(tmp_path / "elsewhere" / "b")
+    converted(os.path.relpath(tmp_path / "elsewhere" / "b"), tmp_path / "two", *words, "--jobs", 4)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    converted(tmp_path / "elsewhere" / "b", tmp_path / "three", *words, "--seed", 1)
+    one, three = (stored(tmp_path / name, "train") for name in ("one", "three"))
+    assert one != three and len(one) == len(three) == 27 - 9
+    assert [label for label, _, _ in sorted(stored(tmp_path / "three", "validation"))] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_a_list_and_a_second_tree_for_validation(tmp_path):
+    write_tree(tmp_path / "pictures", names=("x",), per_class=6)
+    rows = [("path", "label", "split")] + [
+        (f"pictures/x/{i}.JPEG", i % 2 + 9, "val" if i > 3 else "train") for i in range(6)
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
+    converted(tmp_path / "list.csv", tmp_path / "one")
+    assert (tmp_path / "one" / "labels.txt").read_text() == "9\n10\n"
+    assert sorted(label for label, _, _ in stored(tmp_path / "one", "train")) == [1, 1, 2, 2]
+    (tmp_path / "list.csv").write_text("\n".join(f"{path},{label}" for path, label, _ in rows[1:]))
+    write_tree(tmp_path / "held out", names=("10",))
+    converted(tmp_path / "list.csv", tmp_path / "two", "--validation-dir", tmp_path / "held out")
+    assert [text for _, text, _ in stored(tmp_path / "two", "validation")] == ["10"] * 3
+    assert len(stored(tmp_path / "two", "train")) == 6
+
+
+def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
+    write_tree(tmp_path / "pets")
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(b"")
+    (tmp_path / "pets" / "bee" / "notes.txt").write_text("hello")
+    wrong = command("convert", tmp_path / "pets", tmp_path / "out")
+    assert wrong.code == 2 and not (tmp_path / "out").exists()
+    assert re.match(r"convert: error: 2 files are no pictures: .*ant/1.JPEG is empty; .* --skip-bad-files\n", wrong.err)
+    assert "bee/notes.txt is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
+    left = converted(tmp_path / "pets", tmp_path / "out", "--skip-bad-files")
+    assert "Left out 2 bad files:\n" in left.out and "train: 8 pictures" in left.out
+    for file in (tmp_path / "pets" / "ant").iterdir():
+        file.write_bytes(b"")
+    (tmp_path / "pets" / "cat" / "0.JPEG").unlink()
+    (tmp_path / "pets" / "cat" / "0.JPEG").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pets" / "cat" / "pipe")
+    emptied = command("convert", tmp_path / "pets", tmp_path / "other", "--skip-bad-files")
+    assert emptied.code == 2 and "class ant has no picture for training left" in emptied.err
+    assert "cat/0.JPEG does not exist" in emptied.out and "cat/pipe is no file" in emptied.out
+
+
+def _call(tmp_path: Path, *more: object) -> tuple[object, ...]:
+    return (tmp_path / "pets", tmp_path / "out", *more)
+
+
+def _wrote(file: Path, text: str = "") -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+
+
+def _split_tree(top: Path) -> Path:
+    for split in ("train", "val"):
+        write_tree(top / split)
+    return top
+
+
+REFUSED = {  # the call, made in a folder with a tree of nine pictures called pets, and what is said
+    "no source": (lambda t: (t / "none", t / "out"), "none is neither a folder nor a CSV file"),
+    "no classes": (lambda t: (t / "pets" / "ant", t / "out"), "no classes in "),
+    "empty class": (lambda t: (t / "pets" / "dog").mkdir() or _call(t), "class dog is empty"),
+    "target in source": (lambda t: (t / "pets", t / "pets" / "out"), "would count as pictures"),
+    "target is a file": (lambda t: _wrote(t / "out") or _call(t), "out is a file"),
+    "other things": (lambda t: _wrote(t / "out" / "mine") or _call(t), "already: mine"),
+    "labels there": (lambda t: _wrote(t / "out" / "labels.txt") or _call(t), "already: labels.txt"),
+    "damaged plan": (lambda t: _wrote(t / "out" / "conversion.json", "{") or _call(t), "conversion.json is damaged"),
+    "many shards": (lambda t: _call(t, "--shards", 10), "--shards 10 is more than the 9 pictures for train"),
+    "no shards": (lambda t: _call(t, "--shards", 0), "0 is not a whole number from 1"),
+    "whole part": (lambda t: _call(t, "--validation", 1), "1 must lie between 0 and 1"),
+    "small part": (lambda t: _call(t, "--validation", 0.1), "--validation 0.1 takes no picture of any class"),
+    "two ways": (lambda t: _call(t, "--validation", 0.5, "--validation-dir", t / "pets"), "not allowed with"),
+    "no second tree": (lambda t: _call(t, "--validation-dir", t / "no"), "no is not a folder"),
+    "validation twice": (lambda t: (_split_tree(t / "both"), t / "out", "--validation", 0.5), "of its own"),
+    "no option": (lambda t: _call(t, "--shard-size", 1), "unrecognized arguments"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_converted_is_one_line_and_two(tmp_path, case):
+    write_tree(tmp_path / "pets")
+    words, said = REFUSED[case]
+    result = command("convert", *words(tmp_path))
+    assert result.code == 2 and result.err.startswith("convert: error: ") and said in result.err
+    assert result.err.count("\n") == 1 and not result.out
+    assert not list(tmp_path.rglob("train-*"))
+
+
+def test_errors_and_help_need_no_tensorflow(tmp_path):
+    write_tree(tmp_path / "pets")
+    (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
+    for call in (["Datasets.convert", "--help"], ["Datasets.verify", "--help"], ["Datasets.verify", str(tmp_path / "no")],
+                 ["Datasets.convert", str(tmp_path / "pets"), str(tmp_path / "out")]):  # fmt: skip
+        code = (
+            "import runpy, sys; sys.modules['tensorflow'] = None; sys.argv = sys.argv[1:]; "
+            "runpy.run_module(sys.argv[0], run_name='__main__')"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *call], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == (0 if "--help" in call else 2), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_conversion_goes_on_where_it_was_killed(tmp_path):
+    write_tree(tmp_path / "pets", per_class=100)
+    words = [str(tmp_path / "pets"), str(tmp_path / "out"), "--shards", "150"]
+    converted(tmp_path / "pets", tmp_path / "whole", "--shards", 150)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "Datasets.convert", *words, "--jobs", "2"], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 60
+    while len(list((tmp_path / "out").glob("train-*-of-00150"))) < 3 and time.monotonic() < until:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    first = {file: file.stat() for file in (tmp_path / "out").glob("train-*-of-00150")}
+    assert 3 <= len(first) < 150
+    again = converted(*words)
+    assert f"{len(first)} of 150 shards are there already" in again.out
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")  # nothing temporary stays
+    assert all(file.stat().st_ino == state.st_ino for file, state in first.items())
+    for change, said in (
+        (["--seed", "1"], "its seed is 0, not 1"),
+        (["--shards", "2"], "its train shards is 150, not 2"),
+        (["--validation", "0.5"], "its validation part is None, not 0.5"),
+    ):
+        refused = command("convert", *words, *change)
+        assert refused.code == 2 and "holds another conversion" in refused.err and said in refused.err
+    os.utime(tmp_path / "pets" / "bee" / "3.JPEG", (1, 1))
+    refused = command("convert", *words)
+    assert refused.code == 2 and "the source's files have changed since" in refused.err
+
+
+def test_a_second_conversion_into_the_same_folder_is_refused(tmp_path, monkeypatch):
+    write_tree(tmp_path / "pets")
+    inner: list[Result] = []
+    monkeypatch.setattr(convert._conversion, "write", lambda *_: inner.append(command("convert", *_call(tmp_path))))
+    converted(*_call(tmp_path))
+    assert inner[0].code == 2 and "another conversion is writing into" in inner[0].err
+
+
+# --- Lists -----------------------------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
+
+
+@QUIET
+@given(
+    st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=20, unique_by=lambda row: row[0]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_list_that_is_written_is_read(tmp_path, rows, with_split, with_headings):
+    full = [(path, label, "train" if i % 3 else "validation") for i, (path, label) in enumerate(rows)]
+    shown = full if with_split else rows
+    file = tmp_path / "list.csv"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows(([("Path", "LABEL", "Split")[: len(shown[0])]] if with_headings else []) + shown)
+    if not with_headings and rows[0][0].lower() in _listing._HEADINGS:
+        return
+    found = _listing.of(file)
+    both = [*found.train, *(found.validation or ())]
+    assert {(p.file, found.classes[p.label - 1]) for p in both} == {(tmp_path / path, label) for path, label in rows}
+    assert (found.validation is None) != with_split
+    if with_split:
+        assert len(found.validation) == len([row for row in full if row[2] == "validation"])
+
+
+@QUIET
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
+    file = tmp_path / "list.csv"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    try:
+        said = ""
+        assert _listing.of(file).classes
+    except DataError as error:
+        said = str(error)
+    assert not said or str(file) in said.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a.jpg,1\nb.jpg\n", "line 2: 1 columns, but the first line has 2"),
+        ("a.jpg,1\n\nb.jpg,\n", "line 3: the label is empty"),
+        ("a.jpg,1,train\nb.jpg,1,later\n", "line 2: the split is 'later', neither train nor validation"),
+        ("a.jpg,1\na.jpg,2\n", "line 2: a.jpg is in line 1 already"),
+        ("path,colour\na.jpg,1\n", "line 1: no heading is called 'colour'"),
+        ("path,label,path\n", "line 1: the headings path, label, path must be"),
+        ('a.jpg,"1\n', "line 1: unexpected end of data"),
+        ("path,label\n", "has no rows"),
+        ("a.jpg\n", "line 1: 1 columns; a row has"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, text, words):
+    (tmp_path / "list.csv").write_text(text)
+    result = command("convert", tmp_path / "list.csv", tmp_path / "out")
+    assert result.code == 2 and f"convert: error: {tmp_path}/list.csv" in result.err and words in result.err
+
+
+def test_labels_are_ordered_as_numbers_only_if_all_are():
+    assert _labels.ordered(["10", "9", "09", "9"]) == ("09", "9", "10")
+    assert _labels.ordered(["10", "9", "b"]) == ("10", "9", "b")
+
+
+# --- Verification ----------------------------------------------------------------------------------------------
+
+
+def verified(folder: Path, *words: object) -> tuple[int, list[str], str]:
+    """Exit code, findings relative to the folder, and the last line."""
+    result = command("verify", folder, *words)
+    *found, last = (result.out + result.err).splitlines()
+    return result.code, [line.removeprefix(f"{folder}/") for line in found], last
+
+
+def test_every_kind_of_damage_to_shards_is_named(tmp_path):
+    good = [_examples.example(ODD["PNG"][0], 1 + i % 2, "ab"[i % 2]) for i in range(6)]
+    spoilt = list(good)
+    spoilt[1] = b"\xff no example"
+    spoilt[2] = _examples.example(ODD["PNG"][0], 3, "c")
+    spoilt[3] = _examples.example(ODD["grey JPEG"][0][:700], 1, "a")
+    spoilt[4] = photos.example(ODD["PNG"][0], None)
+    (file,) = photos.write_shards(tmp_path, "train", good, 1)
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    assert verified(tmp_path) == (0, [], "TFRecord shards: 1 files, 6 records, nothing damaged or missing")
+    photos.write_shards(tmp_path, "train", spoilt, 1)
+    code, found, last = verified(tmp_path)
+    name = "train-00000-of-00001: record"
+    assert code == 1 and last == "TFRecord shards: 1 files, 6 records, 4 damaged or missing"
+    assert found[0] == f"{name} 1: it is no tf.train.Example"
+    assert found[1] == f"{name} 2: its label is 3, outside 1 to 2"
+    assert found[2].startswith(f"{name} 3: its picture cannot be decoded: ") and "JPEG" in found[2]
+    assert found[3] == f"{name} 4: it has 0 values of image/class/label instead of 1"
+    assert [line[:30] for line in verified(tmp_path, "--no-decode")[1]] == [found[k][:30] for k in (0, 1, 3)]
+    photos.write_shards(tmp_path, "train", good, 1)
+    whole = file.read_bytes()
+    each = len(whole) // 6
+    bits = bytearray(whole)
+    bits[each + 2] ^= 4
+    bits[3 * each + 200] ^= 1
+    file.write_bytes(bits[:-5])
+    assert verified(tmp_path)[:2] == (
+        1,
+        [
+            f"{name} 1: {_salvage.WRONG_LENGTH}; byte {each} of the file",
+            f"{name} 3: {_salvage.WRONG_PAYLOAD}; byte {3 * each} of the file",
+            f"{name} 5: it is cut short, the file ends at byte {len(whole) - 5}; byte {5 * each} of the file",
+        ],
+    )
+    file.rename(tmp_path / "train-00000-of-00002")
+    (tmp_path / "validation-00000-of-00001").write_bytes(b"")
+    code, found, last = verified(tmp_path)
+    assert found[0] == f"{tmp_path}: lacks 1 of 2 train shards: train-00001-of-00002"
+    assert found[-1] == "validation-00000-of-00001: is empty" and last.endswith("2 files, 6 records, 5 damaged or missing")
+
+
+def test_damage_to_trees_and_binary_files_is_named(tmp_path):
+    write_tree(tmp_path / "pets")
+    assert verified(tmp_path / "pets")[0] == 0
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(b"")
+    (tmp_path / "pets" / "bee" / "0.JPEG").write_bytes(ODD["BMP"][0][:300])
+    code, found, last = verified(tmp_path / "pets")
+    assert code == 1 and last == "tree of pictures: 9 files, 9 records, 2 damaged or missing"
+    assert found[0] == "ant/1.JPEG: is empty" and found[1].startswith("bee/0.JPEG: it cannot be decoded: ")
+    below = tmp_path / "small" / "cifar-10-batches-bin"
+    below.mkdir(parents=True)
+    for k in range(1, 5):
+        (below / f"data_batch_{k}.bin").write_bytes(records(4, k).tobytes())
+    (below / "test_batch.bin").write_bytes(b"")
+    rows = records(4, 1)
+    rows[2, 0] = 11
+    (below / "data_batch_2.bin").write_bytes(rows.tobytes()[:-9])
+    code, found, last = verified(tmp_path / "small")
+    assert (code, last) == (1, "cifar-10 binary files: 5 files, 16 records, 4 damaged or missing")
+    assert [line.removeprefix("cifar-10-batches-bin/") for line in found] == [
+        "data_batch_5.bin: is missing",
+        "data_batch_2.bin: record 2: its label is 11, outside 0 to 9",
+        f"data_batch_2.bin: record 3: it is cut short, the file ends at byte {4 * 3073 - 9}",
+        "test_batch.bin: is empty",
+    ]
+
+
+def test_what_is_no_data_set_cannot_be_verified(tmp_path):
+    for folder, said in ((tmp_path, "no data set in"), (tmp_path / "none", "none is not a folder")):
+        code, found, last = verified(folder)
+        assert code == 2 and not found and said in last
+
+
+# --- Training --------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
+    for split, count in (("train", 6), ("val", 2)):
+        write_tree(tmp_path / "pets" / split, per_class=count)
+    converted(tmp_path / "pets", tmp_path / "out")
+    folders = []
+    for folder in ("pets", "out"):
+        done = succeed(
+            "train", "--dataset", "imagefolder", "--data-dir", tmp_path / folder, "--model", "resnet", "--model-size", 18,
+            "--image-size", 32, "--precision", "32.32", "--iterations", 2, "--micro-batch-size", 4, "--seed", 3,
+            "--abs-learning-rate", 0.01, "--batch-norm", "--log-dir", tmp_path / "logs",
+            *(["--no-validation"] * (folder == "pets")),
+        )  # fmt: skip
+        assert "Data set: imagefolder, 18 training and 6 validation images, 3 classes" in done.out
+        folders.append(done.folder)
+        assert arguments(done.folder)["num_classes"] == 3
+    (tmp_path / "cat.png").write_bytes(ODD["PNG"][0])
+    shown = succeed("validation", "--restore-path", folders[1], "--predict", tmp_path / "cat.png")
+    assert sorted(re.findall(r"%  (\w+)", shown.out)) == ["ant", "bee", "cat"]
+    (tmp_path / "out" / "labels.txt").write_text("ant\nbee\n")
+    refused = run("validation", "--restore-path", folders[1])
+    assert refused.code == 2 and "3 classes were asked for" in refused.err and "labels.txt names 2" in refused.err

@@ -1,0 +1,183 @@
+"""Writes TFRecord shards of a listing: the same bytes every time, and again only those that are missing.
+
+A shard has a temporary name until it is whole and on the disc. conversion.json says what the shards are made of, so that
+a second call can tell whether it may go on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from Datasets import _labels
+from Datasets._command import Progress
+from Datasets._listing import Listing, shuffled
+from Datasets._pictures import Picture
+from Datasets._spec import DataError
+from harness import quiet
+
+PLAN = "conversion.json"
+PARTIAL = ".partial"
+MOST_SHARDS = 99_999  # five digits
+_FORMAT = 1
+_SHARD_BYTES = 128 << 20  # a shard by default: few files, and enough of them to work on several at once
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file to be written, and the pictures in it in their order, each with its size."""
+
+    name: str
+    pictures: list[tuple[Picture, int]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what the shards hold. `described` is what conversion.json says of it."""
+
+    classes: tuple[str, ...]
+    shards: list[Shard]
+    described: dict[str, Any]
+
+
+def plan(listing: Listing, place: Callable[[Path], str], seed: int, shards: int | None, options: dict[str, Any]) -> Plan:
+    """Which picture goes where. `place`: a picture's name that does not depend on where the source lies."""
+    made: list[Shard] = []
+    counts: dict[str, Any] = {}
+    listed = hashlib.sha256(_labels.text(listing.classes).encode())
+    wanted = shards
+    for split, pictures in listing.splits().items():
+        ordered = shuffled(pictures, place, f"{seed} order")
+        states = [picture.file.stat() for picture in ordered]
+        for picture, state in zip(ordered, states):
+            entry = (split, picture.label, place(picture.file), state.st_size, state.st_mtime_ns)
+            listed.update(json.dumps(entry).encode())
+        sized = [(picture, state.st_size) for picture, state in zip(ordered, states)]
+        count = _shard_count(split, len(sized), sum(size for _, size in sized), wanted)
+        wanted = max(1, round(shards * len(listing.validation or ()) / len(listing.train))) if shards else None
+        counts |= {f"{split} pictures": len(sized), f"{split} shards": count}
+        made += [
+            Shard(f"{split}-{k:05d}-of-{count:05d}", sized[k * len(sized) // count : (k + 1) * len(sized) // count])
+            for k in range(count)
+        ]
+    described = {"format": _FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
+    return Plan(listing.classes, made, described | {"listing": listed.hexdigest()})
+
+
+@contextmanager
+def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
+    """Makes the folder this conversion's own; the shards that it still lacks."""
+    target.mkdir(parents=True, exist_ok=True)
+    folder = os.open(target, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
+        _refuse_other_content(target, plan)
+        for name, text in ((PLAN, json.dumps(plan.described, indent=2) + "\n"), (_labels.FILE, _labels.text(plan.classes))):
+            if not (target / name).exists():
+                (target / (name + PARTIAL)).write_text(text, encoding="utf-8")
+                _finish(target / name)
+        yield [shard for shard in plan.shards if not (target / shard.name).exists()]
+    finally:
+        os.close(folder)
+
+
+def write(target: Path, plan: Plan, missing: list[Shard], jobs: int) -> None:
+    """Writes the shards, `jobs` at once; the first failure stops all."""
+    quiet.import_tensorflow()
+    stop = threading.Event()
+    with Progress("pictures", sum(len(shard.pictures) for shard in missing)) as progress, ThreadPoolExecutor(jobs) as pool:
+        writing = [pool.submit(_write_shard, target, shard, plan.classes, progress, stop) for shard in missing]
+        try:
+            for each in writing:
+                each.result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress: Progress, stop: threading.Event) -> None:
+    import tensorflow.compat.v1 as tf
+
+    from Datasets import _examples
+
+    partial = target / (shard.name + PARTIAL)
+    try:
+        with tf.io.TFRecordWriter(str(partial)) as writer:
+            for picture, size in shard.pictures:
+                if stop.is_set():
+                    break
+                writer.write(_examples.example(_content(picture.file, size), picture.label, classes[picture.label - 1]))
+                progress.advance()
+        if not stop.is_set():
+            _finish(target / shard.name)
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _content(file: Path, size: int) -> bytes:
+    content = file.read_bytes()
+    if len(content) != size:
+        raise DataError(f"{file} changed while it was converted; begin again with an empty target")
+    return content
+
+
+def _finish(file: Path) -> None:
+    """Gives a whole file its name, when it is on the disc."""
+    partial = file.with_name(file.name + PARTIAL)
+    for path in (partial, file.parent):
+        if path == file.parent:
+            os.replace(partial, file)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _refuse_other_content(target: Path, plan: Plan) -> None:
+    ours = {PLAN, _labels.FILE, *(shard.name for shard in plan.shards)}
+    recorded = _recorded(target / PLAN)
+    if recorded is not None and recorded != plan.described:
+        names = [name for name in {**recorded, **plan.described} if recorded.get(name) != plan.described.get(name)]
+        changed = f"its {names[0]} is {recorded.get(names[0])}, not {plan.described.get(names[0])}"
+        if names == ["listing"]:
+            changed = "the source's files have changed since (names, sizes or times)"
+        raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")
+    others = sorted(name for name in os.listdir(target) if name.removesuffix(PARTIAL) not in ours)
+    if others or (recorded is None and (target / _labels.FILE).exists()):
+        raise DataError(f"{target} holds other things already: {(others or [_labels.FILE])[0]}; give a new or empty folder")
+
+
+def _recorded(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(f"{file} is damaged; remove the folder and convert again")
+    return found
+
+
+def _shard_count(split: str, pictures: int, size: int, wanted: int | None) -> int:
+    if wanted is None:
+        return max(1, min(pictures, MOST_SHARDS, -(-size // _SHARD_BYTES)))
+    if wanted > pictures:
+        raise DataError(f"--shards {wanted} is more than the {pictures} pictures for {split}; give at most that many")
+    return wanted

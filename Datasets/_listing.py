@@ -1,0 +1,184 @@
+"""What is to be converted: pictures with labels and splits, from a tree of folders or from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from Datasets import _labels, _pictures
+from Datasets._pictures import Picture
+from Datasets._spec import DataError
+
+TRAIN, VALIDATION = "train", "validation"
+_SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "valid": VALIDATION,
+           "test": VALIDATION}  # fmt: skip
+_HEADINGS = {"path": 0, "file": 0, "filename": 0, "image": 0, "label": 1, "class": 1, "split": 2, "set": 2}
+_LONGEST_NAME = 200
+_TESTED_TOGETHER = 16  # files opened at once: the time goes into waiting for the disc
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every picture by split. `validation` is None where the source has no such split."""
+
+    classes: tuple[str, ...]
+    train: list[Picture]
+    validation: list[Picture] | None
+
+    def splits(self) -> dict[str, list[Picture]]:
+        """The splits that hold pictures."""
+        return {TRAIN: self.train} | ({VALIDATION: self.validation} if self.validation else {})
+
+
+class BadFile(NamedTuple):
+    """A file that is no picture, and why."""
+
+    file: Path
+    reason: str
+
+
+class _Row(NamedTuple):
+    line: int
+    path: str
+    label: str
+    split: str  # "" where the file has no such column
+
+
+def of(source: Path) -> Listing:
+    """The pictures of a folder or of a CSV file."""
+    if source.is_dir():
+        found = _pictures.tree(source)
+        return Listing(found.classes, found.train, found.validation)
+    if source.is_file():
+        return _of_rows(source, read_rows(source))
+    raise DataError(f"{source} is neither a folder nor a CSV file")
+
+
+def read_rows(file: Path) -> list[_Row]:
+    """The rows of a CSV file: path, label and maybe split, with or without a line of headings."""
+    rows: list[_Row] = []
+    order: Sequence[int] = ()
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, strict=True)
+            for cells in reader:
+                cells = [cell.strip() for cell in cells]
+                if not any(cells):
+                    continue
+                where = f"{file}, line {reader.line_num}"
+                if not order:
+                    order = _columns(cells, where)
+                    if cells[0].lower() in _HEADINGS:
+                        continue
+                rows.append(_row(cells, order, reader.line_num, where))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is no UTF-8 text (byte {error.start}); is it a CSV file?") from None
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: {error}") from None
+    if not rows:
+        raise DataError(f"{file} has no rows: it needs a path and a label in each")
+    return rows
+
+
+def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
+    """The pictures whose first bytes are those of a picture, and the other files."""
+    pictures = [*listing.train, *(listing.validation or ())]
+    with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:
+        reasons = list(pool.map(_pictures.wrong, [picture.file for picture in pictures]))
+    bad = [BadFile(picture.file, reason) for picture, reason in zip(pictures, reasons) if reason]
+    if not bad:
+        return listing, []
+    left_out = {each.file for each in bad}
+
+    def good(split: list[Picture]) -> list[Picture]:
+        return [picture for picture in split if picture.file not in left_out]
+
+    held_out = None if listing.validation is None else good(listing.validation)
+    return replace(listing, train=good(listing.train), validation=held_out), bad
+
+
+def require_every_class(listing: Listing) -> None:
+    """Raise if a class has no picture to train on."""
+    with_some = {picture.label for picture in listing.train}
+    for label, name in enumerate(listing.classes, 1):
+        if label not in with_some:
+            raise DataError(f"class {name} has no picture for training left; add one or remove the class")
+
+
+def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], seed: int) -> Listing:
+    """Some of every class' pictures, the same for the same seed and names, become the validation split."""
+    by_class: dict[int, list[Picture]] = defaultdict(list)
+    for picture in listing.train:
+        by_class[picture.label].append(picture)
+    chosen: set[Picture] = set()
+    for pictures in by_class.values():
+        count = min(round(fraction * len(pictures)), len(pictures) - 1)
+        chosen |= set(shuffled(pictures, place, f"{seed} validation")[:count])
+    if not chosen:
+        raise DataError(
+            f"--validation {fraction:g} takes no picture of any class: the largest has "
+            f"{max(map(len, by_class.values()))}; give a larger part"
+        )
+    kept = [picture for picture in listing.train if picture not in chosen]
+    return replace(listing, train=kept, validation=[picture for picture in listing.train if picture in chosen])
+
+
+def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) -> list[Picture]:
+    """In an order that follows from `key` and the pictures' places alone."""
+
+    def drawn(picture: Picture) -> tuple[bytes, str]:
+        name = place(picture.file)
+        return hashlib.blake2b(f"{key}\0{name}".encode("utf-8", "surrogateescape"), digest_size=16).digest(), name
+
+    return sorted(pictures, key=drawn)
+
+
+def _of_rows(file: Path, rows: list[_Row]) -> Listing:
+    classes = _labels.ordered(row.label for row in rows)
+    label = {name: k for k, name in enumerate(classes, 1)}
+    found: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
+    lines: dict[str, int] = {}
+    for row in rows:
+        if row.path in lines:
+            raise DataError(f"{file}, line {row.line}: {row.path} is in line {lines[row.path]} already")
+        lines[row.path] = row.line
+        found[row.split or TRAIN].append(Picture(file.parent / row.path, label[row.label]))
+    return Listing(classes, found[TRAIN], found[VALIDATION] if rows[0].split else None)
+
+
+def _columns(first: list[str], where: str) -> Sequence[int]:
+    """Which of path, label, split each column is, from the first line."""
+    if first[0].lower() not in _HEADINGS:
+        return range(len(first))
+    unknown = [cell for cell in first if cell.lower() not in _HEADINGS]
+    if unknown:
+        raise DataError(f"{where}: no heading is called {unknown[0]!r}; the columns are path, label and maybe split")
+    order = [_HEADINGS[cell.lower()] for cell in first]
+    if len(set(order)) != len(order) or not {0, 1} <= set(order):
+        raise DataError(f"{where}: the headings {', '.join(first)} must be path, label and maybe split, each once")
+    return order
+
+
+def _row(cells: list[str], order: Sequence[int], line: int, where: str) -> _Row:
+    if len(order) not in (2, 3):
+        raise DataError(f"{where}: {len(order)} columns; a row has a path, a label and maybe train or validation")
+    if len(cells) != len(order):
+        raise DataError(f"{where}: {len(cells)} columns, but the first line has {len(order)}")
+    values = dict(zip(order, cells))
+    path, label, split = values[0], values[1], values.get(2)
+    for what, value in (("path", path), ("label", label)):
+        if not value:
+            raise DataError(f"{where}: the {what} is empty")
+        if not value.isprintable():
+            raise DataError(f"{where}: the {what} {value!r} has unprintable characters")
+    if len(label) > _LONGEST_NAME:
+        raise DataError(f"{where}: the label has {len(label)} characters, more than {_LONGEST_NAME}")
+    if split is not None and split.lower() not in _SPLITS:
+        raise DataError(f"{where}: the split is {split!r}, neither {TRAIN} nor {VALIDATION}")
+    return _Row(line, path, label, _SPLITS[split.lower()] if split is not None else "")

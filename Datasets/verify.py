@@ -1,0 +1,69 @@
+"""Reads a whole data set and names every damaged record: a converted folder or ImageNet's shards, a tree of pictures,
+CIFAR's binary files.
+
+python -m Datasets.verify DIR                 decodes every picture, as training would
+python -m Datasets.verify DIR --no-decode     lengths, checksums and labels alone
+
+Exit code 0: all is well. 1: something is damaged. 2: wrong input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from Datasets import _command, _verification
+from harness import quiet
+
+if TYPE_CHECKING:
+    from Datasets._decoding import Decoder
+
+
+def main(argv: list[str]) -> int:
+    """parse -> find -> check every file -> count."""
+    asked = _parse(argv)
+
+    def decoder() -> Decoder:
+        quiet.import_tensorflow()
+        from Datasets._decoding import Decoder
+
+        return Decoder(asked.decode)
+
+    work = _verification.work(Path(asked.folder), asked.num_classes, decoder)
+    for finding in work.findings:
+        print(finding)
+    records, damaged = 0, len(work.findings)
+    with _command.Progress("files", len(work.files)) as progress, ThreadPoolExecutor(asked.jobs) as pool:
+        checking = [pool.submit(check, file) for file, check in work.files]
+        try:
+            for each in checking:  # in the order of the files
+                checked = each.result()
+                for finding in checked.findings:
+                    print(finding)
+                records += checked.records
+                damaged += len(checked.findings)
+                progress.advance()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    print(f"{work.kind}: {len(work.files)} files, {records} records, {damaged or 'nothing'} damaged or missing")
+    return 1 if damaged else 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = _command.UsageParser(
+        prog="python -m Datasets.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="the data set")
+    add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every picture (default)")
+    add("--num-classes", type=_command.whole(1), metavar="N", help="labels are from 1 to N (default: labels.txt, else 1000)")
+    add("--jobs", type=_command.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(_command.run("verify", main, None))
