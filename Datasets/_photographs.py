@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets import _augment, _payloads, _pipeline
-from Datasets._spec import ReadRequest, Records, Stage
+from Datasets._spec import DataError, ReadRequest, Records, Stage
 from Datasets._tolerance import Tolerance
 from emulator import draws
 
@@ -49,14 +49,17 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
 
     def stand_in(element: Element) -> tf.data.Dataset:
         following = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
-        return following.map(prepare).ignore_errors()
+        nobody = tf.data.Dataset.from_tensors({**_nothing(element["position"], request), "asked": element["asked"]})
+        return following.map(prepare).ignore_errors().concatenate(nobody)
 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
 
     def record_of(sample: int) -> int:
         return _payloads.record_at(_pipeline.place(request, sample), size, request)
 
-    return _micro_batches(decoded, _Check(index, plain, partial(_pipeline.place, request), record_of, tolerance), request)
+    return _micro_batches(
+        decoded, _Check(index, plain, partial(_pipeline.place, request), record_of, tolerance, True), request
+    )
 
 
 def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
@@ -79,6 +82,7 @@ def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolera
         prepare = partial(_prepared, request=request, classes=classes, distort=request.augment, whole=whole)
         return read().unbatch().map(prepare, _pipeline.threads(request)).ignore_errors()
 
+    _payloads.check(index, 0, partial(_prepared, request=request, classes=classes, distort=False))
     return [
         ("read", read, _READ_TOGETHER),
         ("decode", partial(prepared, False), 1),
@@ -107,7 +111,7 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
     # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
     filling = tf.data.Dataset.range(size, (count + 1) * request.batch_size).map(partial(_nothing, request=request))
-    check = _Check(index, prepare, lambda sample: sample, lambda sample: sample, tolerance)
+    check = _Check(index, prepare, lambda sample: sample, lambda sample: sample, tolerance, False)
     return _micro_batches(decoded.concatenate(filling), check, request).take(count)
 
 
@@ -135,6 +139,7 @@ class _Check:
     position_of: Callable[[np.ndarray], np.ndarray]
     record_of: Callable[[int], int]
     tolerance: Tolerance
+    training: bool
 
     def __call__(self, number: np.ndarray, position: np.ndarray, asked: np.ndarray, used: np.ndarray) -> np.ndarray:
         """The positions; `asked`, `used`: the records that should be there and those that are, -1 for none."""
@@ -143,8 +148,11 @@ class _Check:
         if gaps.size:
             _payloads.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
         if self.tolerance.most:
-            for record in asked[asked != used].tolist():
-                self._tell(record)
+            for record, instead in zip(asked.tolist(), used.tolist()):
+                if instead != record:
+                    self._tell(record)
+                if instead < 0 <= record and self.training:
+                    raise DataError(f"{self.index.name(record)} cannot be used, nor can the {_STAND_INS} records after it")
         return position
 
     def _tell(self, record: int) -> None:

@@ -19,7 +19,7 @@ from Datasets._spec import DataError, OpenRequest
 from Datasets._tfrecords import RecordIndex
 
 TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 18, "--image-size", 32, "--batch-size", 4, "--precision",
-         "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4, "--num-classes", 10)  # fmt: skip
+         "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
