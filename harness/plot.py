@@ -21,6 +21,7 @@ Points = list[tuple[float, float]]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, LEFT, RIGHT, TOP = 920, 78, 30, 72  # pixels: the picture, and the margins around its panels
 PANEL, GAP, BOTTOM = 200, 62, 54  # pixels: height of a panel, space above the next, space under the last
+_MARK, _CHARACTER = 52, 6.6  # pixels of a legend: a line's sample with the space around it, a letter
 PALE, BLUE, ORANGE, GREEN = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
 COLOURS = ((PALE, 6.0), (BLUE, 2.2), (ORANGE, 2.2), (GREEN, 2.2))  # of runs in one picture, and widths: none hides the first
 
@@ -166,11 +167,29 @@ class Panel:
         yield "</svg>"
         if not any(line.scaling() for line in self.lines):
             yield svg.text((LEFT + right) / 2, (top + bottom) / 2, "no rows yet", anchor="middle")
-        for k, line in enumerate(self.lines):
-            x = LEFT + 150 + min(370, (right - LEFT - 150) / len(self.lines)) * k
-            yield f'<rect x="{x}" y="{top - 18}" width="20" height="{line.width + 1}" fill="{line.colour}"/>'
-            last = f" (last: {line.points[-1][1]:.4g})" if line.points else " (none)"
-            yield svg.text(x + 28, top - 12, line.label + last)
+        x = LEFT + 150.0
+        for line, told in zip(self.lines, self._legend(right - x)):
+            yield f'<rect x="{x:g}" y="{top - 18}" width="20" height="{line.width + 1}" fill="{line.colour}"/>'
+            yield svg.text(x + 28, top - 12, told)
+            x += max(_MARK + len(told) * _CHARACTER, min(370, (right - LEFT - 150) / len(self.lines)) if self._short else 0)
+
+    @property
+    def _short(self) -> bool:
+        """Whether the legend's entries fit at even distances."""
+        room = min(370, (WIDTH - RIGHT - LEFT - 150) / len(self.lines)) - _MARK
+        return all(len(told) * _CHARACTER <= room for told in self._entries(" (last: {:.4g})"))
+
+    def _legend(self, room: float) -> list[str]:
+        """What the lines are called and end at, as long as there is room for it."""
+        entries: list[str] = []
+        for form in (" (last: {:.4g})", ": {:.4g}", ""):
+            entries = self._entries(form)
+            if sum(_MARK + len(told) * _CHARACTER for told in entries) <= room:
+                break
+        return entries
+
+    def _entries(self, form: str) -> list[str]:
+        return [line.label + (form.format(line.points[-1][1]) if line.points else " (none)") for line in self.lines]
 
 
 def _of_epochs(rows: Rows) -> Points:
