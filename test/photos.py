@@ -64,13 +64,13 @@ def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) 
 
 
 def write_shards(folder: Path, split: str, records: list[bytes], shards: int) -> list[Path]:
-    """Records dealt out to `shards` files in order; files beyond the last record stay empty."""
+    """Records dealt out evenly to `shards` files in order."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{split}-{i:05d}-of-{shards:05d}" for i in range(shards)]
-    each = -(-len(records) // shards)
-    for i, file in enumerate(files):
+    ends = [len(records) * i // shards for i in range(shards + 1)]
+    for file, first, end in zip(files, ends, ends[1:]):
         with tf.io.TFRecordWriter(str(file)) as writer:
-            for record in records[i * each : (i + 1) * each]:
+            for record in records[first:end]:
                 writer.write(record)
     return files
 

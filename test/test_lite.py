@@ -291,7 +291,9 @@ def test_photographs_are_prepared_as_in_evaluation(tmp_path, drawn, name):
     (made,) = _photo_files.load([str(tmp_path / name)], spec_without_data("imagenet"), request)
     with tf.Graph().as_default(), tf.Session() as session:
         record = {"image/encoded": tf.constant(content)}
-        np.testing.assert_array_equal(made, session.run(_photographs._central(record, {}, request)))
+        np.testing.assert_array_equal(
+            made, session.run(_photographs.central(_photographs.decoded(record["image/encoded"]), request.image_size))
+        )
 
 
 def test_small_pictures_are_the_square_in_the_middle(tmp_path):

@@ -65,7 +65,7 @@ SHARED = {
     },
     "checkpoint": {
         "ckpts_per_epoch": (int, 1), "epochs_per_ckpt": (int, 0), "ckpt_epochs_offset": (float, 0.0),
-        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "validation": (bool, True),
+        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "safety_ckpt_minutes": (float, 10.0), "validation": (bool, True),
         "valid_batch_size": (int, None), "latency": (bool, False),
     },
     "device": {
@@ -209,7 +209,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "generated_data": ("--dataset fashion-mnist --seed 7", "--generated-data", {"data"}),
     "num_classes": (IMAGENET, "--num-classes 10", {"data", "layers", "variables"}),
     "eight_bit_io": (BASE, "--eight-bit-io", {"request"}),
-    "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "layers", "variables"}),
+    "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "variables"}),
     "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "horizon", "rates"}),
     "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request"}),
     "skip_bad_records": (IMAGENET, "--skip-bad-records 3", {"request"}),

@@ -1,0 +1,227 @@
+"""The input pipeline at 224 px from real JPEGs, against TensorFlow's bare kernels and a loader of PIL in worker processes;
+the second epoch, kept in memory, against the first from a slow disk; a position in an epoch of 1.28 million records; how
+long saving stalls.
+
+python benchmarks/inputs.py [--rounds 7] [--pictures 512]
+
+Each loader runs in turn in this process, a round after a round of the other; ratios are of neighbouring rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from benchmarks import _paired
+from Datasets import _pipeline
+from Datasets._spec import OpenRequest, ReadRequest
+from Datasets._tfrecords import RecordIndex
+from Datasets.imagenet import open_imagenet
+
+SIDE, BATCH = 224, 32
+Loader = Iterator[int]  # pictures of each batch
+
+
+def ours(folder: Path, **changes: object) -> Loader:
+    """The training stream."""
+    source = open_imagenet(OpenRequest(str(folder), {}))
+    request = ReadRequest(**({"batch_size": BATCH, "image_size": SIDE, "seed": 1} | changes))
+    return _batches(lambda: source.train(request))
+
+
+def bare(folder: Path) -> Loader:
+    """TensorFlow's own reader, decode and crop, resize and batch, on as many threads; nothing checked or keyed."""
+    files = sorted(str(file) for file in folder.glob("train-*"))
+    features = {"image/encoded": tf.FixedLenFeature([], tf.string), "image/class/label": tf.FixedLenFeature([], tf.int64)}
+
+    def prepared(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        parsed = tf.parse_single_example(record, features)
+        shape = tf.image.extract_jpeg_shape(parsed["image/encoded"])
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            shape, tf.zeros([1, 0, 4]), min_object_covered=0.1, aspect_ratio_range=(0.75, 1.33), area_range=(0.05, 1.0),
+            max_attempts=100, use_image_if_no_bounding_boxes=True,
+        )  # fmt: skip
+        window = tf.concat([begin[:2], size[:2]], 0)
+        image = tf.image.decode_and_crop_jpeg(parsed["image/encoded"], window, channels=3, dct_method="INTEGER_FAST")
+        image = tf.image.random_flip_left_right(image)
+        return tf.image.resize_bilinear(image[None], [SIDE, SIDE])[0], parsed["image/class/label"]
+
+    def stream() -> tf.data.Dataset:
+        records = tf.data.TFRecordDataset(files).cache().repeat().shuffle(256)
+        return records.map(prepared, os.cpu_count()).batch(BATCH, drop_remainder=True).prefetch(2)
+
+    return _batches(stream)
+
+
+def pil(folder: Path) -> Loader:
+    """Worker processes that decode, crop, resize and mirror with PIL, and normalise in numpy: a picture a call."""
+    index = RecordIndex(sorted(folder.glob("train-*")))
+    encoded = [
+        tf.train.Example.FromString(index.payload(k)).features.feature["image/encoded"].bytes_list.value[0]
+        for k in range(len(index))
+    ]
+    pool = multiprocessing.get_context("fork").Pool(os.cpu_count(), _seed_worker, (encoded,))
+    order = np.random.default_rng(1)
+    try:
+        while True:
+            numbers = order.permutation(len(encoded))
+            tasks = [numbers[i : i + BATCH] for i in range(0, len(numbers) - BATCH + 1, BATCH)]
+            for batch in pool.imap(_pil_batch, tasks):
+                yield len(batch)
+    finally:
+        pool.terminate()
+
+
+_encoded: list[bytes] = []
+
+
+def _seed_worker(encoded: list[bytes]) -> None:
+    _encoded[:] = encoded
+
+
+def _pil_batch(numbers: np.ndarray) -> np.ndarray:
+    from PIL import Image
+
+    random, found = np.random.default_rng(int(numbers[0])), []
+    for k in numbers:
+        with Image.open(io.BytesIO(_encoded[k])) as picture:
+            whole = picture.convert("RGB")
+        width, height = whole.size
+        area, ratio = random.uniform(0.05, 1.0) * width * height, random.uniform(0.75, 1.33)
+        w, h = min(width, round((area * ratio) ** 0.5)), min(height, round((area / ratio) ** 0.5))
+        x, y = random.integers(width - w + 1), random.integers(height - h + 1)
+        crop = whole.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h))
+        pixels = np.asarray(crop, np.float32) / 255
+        pixels = pixels[:, ::-1] if random.random() < 0.5 else pixels
+        found.append((pixels - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225))
+    return np.stack(found).astype(np.float32)
+
+
+def _batches(stream: Callable[[], tf.data.Dataset]) -> Loader:
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = tf.data.make_initializable_iterator(stream())
+        fetch = tf.group(*tf.nest.flatten(iterator.get_next()))
+        session.run(iterator.initializer)
+        while True:
+            session.run(fetch)
+            yield BATCH
+
+
+def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, least: float) -> None:
+    """How many times as fast `other` is as `one`."""
+    for loader in (one, other):
+        _speed(loader, seconds)
+    speeds: tuple[list[float], list[float]] = ([], [])
+    for i in range(rounds):
+        for which in (0, 1) if i % 2 == 0 else (1, 0):
+            speeds[which].append(_speed((one, other)[which], seconds))
+    found = [b / a for a, b in zip(*speeds)]
+    told = f"{statistics.median(speeds[0]):.0f} -> {statistics.median(speeds[1]):.0f} img/s"
+    print(f"{name:<58} {_paired.spread(found):<22} {told:<24} at least {least}", flush=True)
+    for loader in (one, other):
+        loader.close()
+
+
+def _speed(loader: Loader, seconds: float) -> float:
+    started, pictures = time.perf_counter(), 0
+    while (taken := time.perf_counter() - started) < seconds:
+        pictures += next(loader)
+    return pictures / taken
+
+
+def slow_disk(folder: Path, rounds: int) -> None:
+    """Epochs of the same stream when every read waits 5 ms: the first reads, the second has the records in memory."""
+    source = open_imagenet(OpenRequest(str(folder), {}))
+    read, size = RecordIndex._read, source.spec.train_images // BATCH * BATCH
+
+    def slowly(self: RecordIndex, *words: int) -> bytes:
+        time.sleep(0.005)
+        return read(self, *words)
+
+    RecordIndex._read, found = slowly, []
+    for _ in range(rounds):
+        loader = _batches(lambda: source.train(ReadRequest(batch_size=BATCH, image_size=SIDE, seed=1)))
+        times = []
+        for _ in range(2):
+            started, taken = time.perf_counter(), 0
+            while taken < size:
+                taken += next(loader)
+            times.append(time.perf_counter() - started)
+        found.append(times[0] / times[1])
+        loader.close()
+    RecordIndex._read = read
+    print(f"{'second epoch against the first, every read waiting 5 ms':<58} {_paired.spread(found):<22}", flush=True)
+
+
+def position(rounds: int) -> None:
+    """Seconds until the record at the end of an epoch of 1,281,167 is known, in a new graph each time."""
+    times, size = [], 1_281_167
+    for k in range(rounds):
+        started = time.perf_counter()
+        with tf.Graph().as_default(), tf.Session() as session:
+            last = tf.constant([(k + 1) * size - 1], tf.int64)
+            session.run(_pipeline.record_and_epoch(last, size, 1))
+        times.append(time.perf_counter() - started)
+    print(f"{'position at the end of an epoch of 1.28 million records':<58} {_paired.spread(times)} s", flush=True)
+
+
+def saving(rounds: int) -> None:
+    """Seconds that training waits for a checkpoint of ResNet-50 with momentum in 32.32, and until it is on the disk."""
+    from harness import checkpoints, cli
+    from harness.build import training_program
+    from harness.run import prepare
+    from harness.saving import Writer
+
+    words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"
+    program = training_program(prepare(cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options, {}), 0)
+    stalls, whole = [], []
+    with tempfile.TemporaryDirectory() as folder, Writer() as writer:
+        for k in range(rounds):
+            started = time.perf_counter()
+            values = program.values()
+            writer.begin(lambda: checkpoints.save(checkpoints.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
+            stalls.append(time.perf_counter() - started)
+            writer.settle()
+            whole.append(time.perf_counter() - started)
+    print(f"{'saving ResNet-50 with slots: training waits':<58} {_paired.spread(stalls)} s", flush=True)
+    print(f"{'                             on the disk after':<58} {_paired.spread(whole)} s", flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pictures", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a round")
+    asked = parser.parse_args()
+    print(_paired.machine())
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        writer = Path(__file__).resolve().parent.parent / "test" / "photos.py"
+        words = ["--train", str(asked.pictures), "--validation", "0"]
+        subprocess.run([sys.executable, str(writer), made, *words], check=True)
+        pil_loader = pil(folder)  # its processes are forked before this one's TensorFlow has threads
+        next(pil_loader)
+        compare("our stream against a PIL loader", pil_loader, ours(folder), asked.rounds, asked.seconds, 1.5)
+        compare("our stream against TensorFlow's bare kernels", bare(folder), ours(folder), asked.rounds, asked.seconds, 0.9)
+        slow_disk(folder, max(2, asked.rounds // 2))
+    position(asked.rounds)
+    saving(asked.rounds)
+
+
+if __name__ == "__main__":
+    main()
