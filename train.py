@@ -357,9 +357,9 @@ class _Session:
         else:
             metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
         done = first + len(metrics.loss)
-        self._judge(first, metrics.loss)
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         self.lost.add(first, metrics.lost)
+        self._judge(first, metrics.loss)
         if done == run.horizon.grid_end(first):
             self.meter.end_host_step()
         return done
@@ -372,6 +372,8 @@ class _Session:
         self.diverged = True
         told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: a lower learning rate may help"
         if not self.run.options.training.keep_going:
+            for note in self.lost.notes():  # which may tell why
+                self.log.note(note)
             raise FloatingPointError(f"{told}; --keep-going goes on all the same")
         self.log.note(f"warning: {told}")
 

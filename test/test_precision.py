@@ -374,7 +374,9 @@ def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
 def test_overflow_is_nan_or_saturates(tmp_path):
     """A loss scale that no half can hold: gradients are lost, or cut off."""
     words = [*BASE.split(), "--loss-scaling", "1e9", "--iterations", "1"]
-    succeed("train", *words, "--logs-path", tmp_path / "nan")
+    lost = run("train", *words, "--logs-path", tmp_path / "lost")
+    assert lost.code == 1 and "is not finite after update 1: " in lost.err
+    succeed("train", *words, "--keep-going", "--logs-path", tmp_path / "nan")
     assert np.isnan(variables(tmp_path / "nan", 1)["all/fc1/dense/kernel"]).any()
     succeed("train", *words, "--saturate-on-overflow", "--logs-path", tmp_path / "cut")
     assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()

@@ -74,7 +74,7 @@ def test_run_folder_and_its_files(unbroken):
     names = {path.name for path in unbroken.folder.iterdir()}
     assert {"log.txt", "arguments.json", "training.csv", "validation.csv", "checkpoint", "training.svg"} <= names
     for point in (0, 160, 240):
-        assert {f"ckpt-{point}.index", f"ckpt-{point}.data-00000-of-00001", f"ckpt-{point}.meta"} <= names
+        assert {f"ckpt-{point}.index", f"ckpt-{point}.data-00000-of-00001", f"ckpt-{point}.manifest.json"} <= names
     assert [name for name in names if name.startswith("events.out.tfevents.")]
 
 
