@@ -112,13 +112,18 @@ def _pil_batch(numbers: np.ndarray) -> np.ndarray:
 
 
 def _batches(stream: Callable[[], tf.data.Dataset]) -> Loader:
-    with tf.Graph().as_default(), tf.Session() as session:
+    graph = tf.Graph()
+    with graph.as_default():
         iterator = tf.data.make_initializable_iterator(stream())
         fetch = tf.group(*tf.nest.flatten(iterator.get_next()))
-        session.run(iterator.initializer)
+    session = tf.Session(graph=graph)  # never the default one: loaders take turns
+    session.run(iterator.initializer)
+    try:
         while True:
             session.run(fetch)
             yield BATCH
+    finally:
+        session.close()
 
 
 def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, least: float) -> None:
