@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """A function from record numbers [n] to their payloads [n], which it keeps if asked, while memory allows."""
     kept: dict[int, bytes] = {}
     room = _cache_bytes() if cache else 0
+    one_at_a_time = threading.Lock()
 
     def one(record: int) -> bytes:
         nonlocal room
@@ -30,9 +32,10 @@ def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
             payload = index.payload(record)
         except DataError:
             return b""  # cannot be parsed, so it leaves a gap, and `fail` reads it again to say why
-        if len(payload) <= room:
-            kept[record] = payload
-            room -= len(payload)
+        with one_at_a_time:
+            if len(payload) <= room:
+                kept[record] = payload
+                room -= len(payload)
         return payload
 
     def many(records: np.ndarray) -> np.ndarray:

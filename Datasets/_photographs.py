@@ -23,6 +23,7 @@ from emulator import draws
 
 _CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
 _READ_TOGETHER = 32  # payloads per call into Python
+_READERS = 4  # such calls at once: the time goes into waiting for the disc
 _STAND_INS = 8  # records tried after a bad one
 _FEATURES = {
     "image/encoded": tf.FixedLenFeature([], tf.string),
@@ -45,7 +46,8 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
 
     def another(element: Element, k: tf.Tensor) -> Element:
         record = (element["record"] + k) % size
-        return {**element, "payload": load(record[None])[0], "record": record}
+        drawn = _drawn(record, element["epoch"], request)
+        return {**element, "payload": load(record[None])[0], "record": record, **drawn}
 
     def stand_in(element: Element) -> tf.data.Dataset:
         following = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
@@ -67,9 +69,10 @@ def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor
 
     def read(position: tf.Tensor) -> Element:
         record, epoch = _pipeline.record_and_epoch(position, size, request.seed, request.shuffle_block)
-        return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": position}
+        drawn = _drawn(record, epoch, request)  # for many at once
+        return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": position, **drawn}
 
-    return _pipeline.training_positions(request, _READ_TOGETHER).map(read)
+    return _pipeline.training_positions(request, _READ_TOGETHER).map(read, _READERS)
 
 
 def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> list[Stage]:
@@ -102,7 +105,7 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
         return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": record}
 
     together = tf.data.Dataset.range(size).batch(_READ_TOGETHER)
-    single = together.map(read).unbatch()
+    single = together.map(read, _READERS).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=False)
 
     def stand_in(element: Element) -> tf.data.Dataset:
@@ -191,7 +194,7 @@ def _prepared(element: Element, request: ReadRequest, classes: int, distort: boo
     stop = tf.Assert(good, [f"image/class/label must be from 1 to {classes}, not", label + 1])
     with tf.control_dependencies([stop]):
         label = tf.identity(label)
-    image = _distorted_window(parsed, element, request) if distort else decoded(parsed["image/encoded"])
+    image = _distorted_window(parsed, element) if distort else decoded(parsed["image/encoded"])
     if whole:
         image = _flipped(image, element, request) if distort else central(image, request.image_size)
         image.set_shape([request.image_size, request.image_size, 3])
@@ -199,15 +202,22 @@ def _prepared(element: Element, request: ReadRequest, classes: int, distort: boo
     return {"image": image, "label": label, **kept}
 
 
-def _distorted_window(parsed: Element, element: Element, request: ReadRequest) -> tf.Tensor:
+def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element:
+    """What is random of records: the seed of the crop, and whether it is mirrored."""
+    return {
+        "seed": draws.seed_pairs(draws.key(request.seed, "data/box"), epoch, record),
+        "flip": tf.equal(draws.below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
+    }
+
+
+def _distorted_window(parsed: Element, element: Element) -> tf.Tensor:
     """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3]."""
-    seed = draws.seed_pairs(draws.key(request.seed, "data/box"), element["epoch"], element["record"])
     edges = [tf.sparse.to_dense(parsed[f"image/object/bbox/{edge}"]) for edge in ("ymin", "xmin", "ymax", "xmax")]
     boxes = tf.clip_by_value(tf.stack(edges, axis=-1)[None], 0.0, 1.0)
 
     def window(shape: tf.Tensor) -> tf.Tensor:
         begin, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
-            image_size=shape, bounding_boxes=boxes, seed=seed, min_object_covered=0.1,
+            image_size=shape, bounding_boxes=boxes, seed=element["seed"], min_object_covered=0.1,
             aspect_ratio_range=(0.75, 1.33), area_range=(0.05, 1.0), max_attempts=100,
             use_image_if_no_bounding_boxes=True,
         )  # fmt: skip
@@ -228,8 +238,7 @@ def _distorted_window(parsed: Element, element: Element, request: ReadRequest) -
 
 def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:
     """Mirrored or not, and resized to the square."""
-    flip = tf.equal(draws.below(2, draws.key(request.seed, "data/flip"), element["epoch"], element["record"]), 1)
-    image = tf.cond(flip, lambda: tf.reverse(image, [1]), lambda: image)
+    image = tf.cond(element["flip"], lambda: tf.reverse(image, [1]), lambda: image)
     return _augment.resize(image[None], request.image_size, request.image_size)[0]
 
 

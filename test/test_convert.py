@@ -190,6 +190,7 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
         got = session.run(_photographs.decoded(tf.constant(data))).astype(float)
         zero, payload = tf.constant(0, tf.int64), tf.constant(_examples.example(data, 1, "any"))
         element = {"payload": payload, "asked": zero, "record": zero, "epoch": zero, "position": zero}
+        element |= _photographs._drawn(zero, zero, request())
         crops = [session.run(_photographs._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)]
     assert got.shape == wanted.shape
     assert np.abs(got - wanted).mean() < 4  # JPEG, and black ink
