@@ -7,36 +7,32 @@ python train.py --help
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import validation
-from harness import averages, checkpoints, cli, entry, locks, plot, profile, quiet, saving
+from harness import checkpoints, cli, entry, locks, profile, quiet, saving
 from harness.checkpoints import Checkpoint
-from harness.gradients import LostGradients
 from harness.meter import Meter
 from harness.options import OptionError
 from harness.run import Run, arguments
 from harness.saving import SaveError, Writer
+from harness.session import Session, Values
 from harness.signals import Signals, StopRequest
 from log import RunLog, new_run_folder, read_rows, wandb_run
 
 if TYPE_CHECKING:
-    from ipu_utils import InferenceProgram, Metrics, TrainingProgram
-
-    Values = dict[str, np.ndarray]
+    from ipu_utils import TrainingProgram
 
 
 def main(argv: list[str]) -> int:
@@ -197,7 +193,7 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     }
 
 
-def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signals: Signals, writer: Writer) -> _Session:
+def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signals: Signals, writer: Writer) -> Session:
     """Builds the program, restores or saves the initial weights."""
     quiet.import_tensorflow()
     begin = newest.iteration if newest else 0
@@ -206,7 +202,7 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signa
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
-        session = _Session(run, folder, log, program, meter, signals, writer, wanted)
+        session = Session(run, folder, log, program, meter, signals, writer, _scorer(run, log), wanted)
         if run.options.training.init_path:
             _begin_with(run, program, log)
         if session.saves:
@@ -224,7 +220,9 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signa
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         log.forget_after(newest.iteration)
         meter = _restored_meter(run, increment, newest)
-        session = _Session(run, folder, log, program, meter, signals, writer, wanted, validated=_validated(log))
+        session = Session(
+            run, folder, log, program, meter, signals, writer, _scorer(run, log), wanted, validated=_validated(log)
+        )
     if wanted:
         # the first update of a call warms caches up
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
@@ -278,6 +276,16 @@ def _restored_meter(run: Run, increment: int, newest: Checkpoint) -> Meter:
         raise checkpoints.CheckpointError(f"{newest.state_path} is damaged: it does not hold the run's averages") from None
 
 
+def _scorer(run: Run, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:
+    """Validates checkpoints; the program for it is built when the first one comes."""
+    program = functools.cache(lambda: validation.build(run, log))
+
+    def score(saved: Checkpoint, values: Values) -> Mapping[str, Any]:
+        return validation.validate(run, program(), saved, values, run.plan.global_batch, log)
+
+    return score
+
+
 def _validated(log: RunLog) -> dict[str, Mapping[str, Any]]:
     """The rows that validation.csv has already, by checkpoint."""
     path = log.folder / "validation.csv" if log.folder else None
@@ -290,217 +298,6 @@ def _report_overrides(run: Run, log: RunLog) -> None:
     for name, source in run.options.sources.items():
         if source.startswith("command line") and name != "restore_path":
             log.note(f"overridden: {name} = {values[name]}")
-
-
-@dataclass
-class _Session:
-    """A run in progress."""
-
-    run: Run
-    folder: Path
-    log: RunLog
-    program: TrainingProgram
-    meter: Meter
-    signals: Signals
-    writer: Writer
-    profile: profile.Request | None = None
-    profiled: int = -1  # the update that is
-    inference: InferenceProgram | None = None
-    validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    diverged: bool = False
-    told: bool = False  # that there is nothing to validate on
-
-    def __post_init__(self) -> None:
-        self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
-        self.saved = -1  # updates that the newest checkpoint of this call has
-        self.saved_at = time.monotonic()
-
-    @property
-    def saves(self) -> bool:
-        """Whether the run writes checkpoints."""
-        return self.run.horizon.iterations_per_ckpt > 0
-
-    def advance(self, first: int, end: int) -> None:
-        """One host step, or a piece of one, and what is due after it."""
-        while first < end:
-            first = self._piece(first, end)
-
-    def _piece(self, first: int, end: int) -> int:
-        """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint. How many the run has done then."""
-        saved = None
-        self._settle(wait=False)
-        with self.signals.asking(partial(self.program.stop, drop_update=True)):
-            done = self._updates(first, end)
-            if self.run.horizon.logs(first, done):
-                self._row(done)
-            if self.run.horizon.checkpoints(first, done):
-                saved = self.save(done)
-            elif done > self.saved and (self.signals.received is not None or self._overdue):
-                self.save(done, rolling=True)
-            self.program.resume()
-        if saved:
-            self.validate(*saved)
-        return done
-
-    @property
-    def _overdue(self) -> bool:
-        """Whether it is time for a safety checkpoint."""
-        minutes = self.run.options.checkpoint.safety_ckpt_minutes
-        return bool(minutes) and self.saves and time.monotonic() - self.saved_at > 60 * minutes
-
-    def _updates(self, first: int, end: int) -> int:
-        """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
-        run = self.run
-        started = time.perf_counter()
-        if first == self.profiled:
-            metrics = self._profiled_step(first)
-        else:
-            metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
-        done = first + len(metrics.loss)
-        self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
-        self.lost.add(first, metrics.lost)
-        self._judge(first, metrics.loss)
-        if done == run.horizon.grid_end(first):
-            self.meter.end_host_step()
-        return done
-
-    def _judge(self, first: int, loss: np.ndarray) -> None:
-        """A loss that is not finite ends the run, or is told of once."""
-        bad = np.flatnonzero(~np.isfinite(loss))
-        if not bad.size or self.diverged:
-            return
-        self.diverged = True
-        told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: a lower learning rate may help"
-        if not self.run.options.training.keep_going:
-            for note in self.lost.notes():  # which may tell why
-                self.log.note(note)
-            raise FloatingPointError(f"{told}; --keep-going goes on all the same")
-        self.log.note(f"warning: {told}")
-
-    def _row(self, done: int) -> None:
-        """A line and a row of the log, and what there is to say of gradients."""
-        self.log.training_row(self.meter.row(done))
-        for note in self.lost.notes():
-            self.log.note(note)
-
-    def _profiled_step(self, update: int) -> Metrics:
-        """One update, recorded."""
-        found = self.program.profile(self.run.rate(update), self.profile.operations, self._progress(update))
-        title = f"{self.run.name}, update {update + 1}"
-        for line in profile.write(self.profile, self.run.plan, title, found.cells, found.operations, found.most_alive):
-            self.log.note(line)
-        return found.metrics
-
-    def _progress(self, first: int) -> Callable[[float, float], None]:
-        """Moves the bar while the host step runs, and ends it early where there is a reason to."""
-        counter = itertools.count(first + 1)
-
-        def report(loss: float, accuracy: float) -> None:
-            self.log.progress(next(counter), self.run.horizon.iterations, f"loss {loss:.3f}")
-            hopeless = not np.isfinite(loss) and not self.run.options.training.keep_going
-            if hopeless or self._overdue:
-                self.program.stop(drop_update=False)
-
-        return report
-
-    def save(self, iteration: int, initial: bool = False, rolling: bool = False) -> tuple[Checkpoint, Values]:
-        """Has a checkpoint written while training goes on; `rolling`: until the next one. It, and what is in it."""
-        started = time.perf_counter()
-        saved, values = checkpoints.at(self.folder, iteration), self.program.values()
-        self._refuse_faulty(values, iteration)
-        state = {**self.meter.state(), checkpoints.ROLLING: rolling}
-        what = "initial " if initial else "safety " if rolling else ""
-        model = {name: values[name] for name in self.program.weights.model}
-
-        def write() -> None:
-            checkpoints.save(saved, values, state)
-            seconds = "" if initial else f" in {time.perf_counter() - started:.2f}s"
-            print_of_weights = checkpoints.fingerprint(model)
-            self.log.note(
-                f"Saved {what}checkpoint to {saved.prefix}{seconds}\n  fingerprint of the weights: {print_of_weights}"
-            )
-            most = self.run.options.checkpoint.max_ckpts_to_keep
-            checkpoints.tidy(self.folder, saved, most, self.run.horizon.is_checkpoint)
-
-        self._settle()
-        self.writer.begin(write)
-        self.saved, self.saved_at = iteration, time.monotonic()
-        return saved, values
-
-    def _refuse_faulty(self, values: Values, iteration: int) -> None:
-        """Weights that are not finite are no use to anyone, unless the run is to go on all the same."""
-        bad = [name for name in self.program.weights.model if not np.isfinite(values[name]).all()]
-        if bad and not self.run.options.training.keep_going:
-            raise FloatingPointError(
-                f"{bad[0]} is not finite after update {iteration}: a lower learning rate may help; --keep-going goes on all "
-                "the same"
-            )
-
-    def _settle(self, wait: bool = True) -> None:
-        """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""
-        try:
-            self.writer.settle(wait)
-        except SaveError as error:
-            if not self.run.options.training.keep_going:
-                raise
-            self.log.note(f"warning: {error}")
-
-    def validate(self, saved: Checkpoint, values: Values) -> None:
-        """One checkpoint's accuracy on the validation set, unless it is known or not wanted."""
-        run = self.run
-        if not run.options.checkpoint.validation or saved.name in self.validated:
-            return
-        if not run.source.spec.validation_images:
-            if not self.told:
-                self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
-            self.told = True
-            return
-        if self.inference is None:
-            self.inference = validation.build(run, self.log)
-        row = validation.validate(run, self.inference, saved, values, run.plan.global_batch, self.log)
-        self.validated[saved.name] = row
-        self.log.validation_row(row)
-
-    def finish(self, done: int) -> None:
-        """What is left after the last update of this call."""
-        if done < self.run.horizon.iterations:
-            self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
-            self._settle()
-            if done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
-                self.save(done)
-        elif not self.saves:  # those that were saved have been validated
-            self.validate(Checkpoint("final", done), self.program.values())
-        self._settle()
-        if done == self.run.horizon.iterations and self.saves:
-            self._average()
-        self._report(done)
-
-    def _average(self) -> None:
-        """The averages of the finished run's checkpoints, validated like those."""
-        for name, amount in averages.wanted(self.run.options.training):
-            averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
-            self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
-            self.validate(averaged, checkpoints.read(averaged))
-
-    def _report(self, done: int) -> None:
-        """The last lines: accuracy, where the run lies, how to go on."""
-        note = self.log.note
-        last = [row for row in self.validated.values() if int(row["iteration"]) >= 0][-1:]
-        if last:
-            note(f"Final validation top-1 accuracy: {float(last[0]['val_acc']):.2f}%")
-        if not self.run.options.logging.logs:
-            note(f"No logs were kept; checkpoints, if any, are in {self.folder}")
-            return
-        note(f"The run is in {self.folder}; its picture: {plot.write_run_svg(self.folder)}")
-        path = str(self.folder)
-        horizon = self.run.horizon
-        if done < horizon.iterations:
-            note(f"Go on:           {entry.command('restore', '--restore-path', path)}")
-            return
-        if self.saves:
-            note(f"Validate again:  {entry.command('validation', '--restore-path', path)}")
-            longer = f"{4 * max(1, round(horizon.epochs / 3)):g}"
-            note(f"Train further:   {entry.command('restore', '--restore-path', path, '--epochs', longer)}")
 
 
 if __name__ == "__main__":
