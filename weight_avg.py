@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness import averages, checkpoints, entry, plugins, quiet
+from harness import averages, checkpoints, command_line, entry, plugins, quiet
 from harness.options import OptionError
 
 
@@ -38,24 +38,19 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Wrong input as the other commands report it."""
-
-    def error(self, message: str) -> None:
-        raise OptionError(message)
-
-
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="weight_avg.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(
+        prog="weight_avg.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--restore-path", required=True, metavar="DIR", help="the run folder; checkpoints *ckpt-<n> directly in it count")
     add("--filename", required=True, metavar="PREFIX", help="the checkpoint to write")
     add("--mode", required=True, type=str.lower, choices=(averages.MEAN, averages.EXPONENTIAL))
-    add("-N", type=_whole(1), help="only the last N checkpoints (default: all but the initial weights, ckpt-0)")
+    add("-N", type=command_line.whole(1), help="only the last N checkpoints (default: all but the initial weights, ckpt-0)")
     add("--decay", type=_decay, default=0.99, help="of the exponential average (default %(default)s)")
     add(
         "--discard-last",
-        type=_whole(0),
+        type=command_line.whole(0),
         default=0,
         metavar="K",
         help="leave the last K checkpoints out, before -N is counted",
@@ -65,17 +60,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     for word in unknown:
         print(f"{word} is not an option of weight_avg.py and is ignored{plugins.did_you_mean(word, known)}", file=sys.stderr)
     return asked
-
-
-def _whole(least: int):
-    """A whole number from `least` on."""
-
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
-        return int(text)
-
-    return read
 
 
 def _decay(text: str) -> float:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from Datasets import _labels
-from Datasets._command import Progress
 from Datasets._listing import Listing, shuffled
 from Datasets._pictures import Picture
+from Datasets._progress import Progress
 from Datasets._spec import DataError
 from harness import quiet
 

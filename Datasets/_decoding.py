@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
-from Datasets import _examples, _payloads, _photographs
+from Datasets import _examples, _photographs
+from harness import quiet
 
 
 class Decoder:
@@ -43,5 +44,5 @@ class Decoder:
         try:
             self._session.run(self._size, {self._encoded: np.array(encoded, object)})
         except tf.errors.OpError as error:
-            return f"cannot be decoded: {_payloads.telling_line(error)}"
+            return f"cannot be decoded: {quiet.telling_line(error)}"
         return None

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from Datasets import _pipeline
 from Datasets._spec import DataError, ReadRequest, Records
+from harness import quiet
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the machine's memory
 
@@ -74,12 +75,6 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
         return int(session.run(_pipeline.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
 
 
-def telling_line(error: tf.errors.OpError) -> str:
-    """The line of TensorFlow's message that says why: headings stand before it, nodes after it."""
-    said = [line.strip() for line in error.message.splitlines() if line.strip()]
-    return [line for line in said if not line.startswith("[[")][-1]
-
-
 def _reason(payload: bytes, prepare: Prepare) -> str | None:
     """What TensorFlow says when it prepares the payload alone; None if it can."""
     with tf.Graph().as_default(), tf.Session() as session:
@@ -89,7 +84,7 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
         try:
             session.run(made)
         except tf.errors.OpError as error:
-            return telling_line(error)
+            return quiet.telling_line(error)
         except UnicodeDecodeError:  # TensorFlow quotes the record in its message, which is no text
             return "it is no tf.train.Example"
     return None

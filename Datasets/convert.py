@@ -14,9 +14,10 @@ import os
 import sys
 from pathlib import Path
 
-from Datasets import _command, _conversion, _listing, _pictures
+from Datasets import _conversion, _listing, _pictures
 from Datasets._listing import BadFile, Listing
 from Datasets._spec import DataError
+from harness import command_line
 
 
 def main(argv: list[str]) -> int:
@@ -86,7 +87,7 @@ def _refuse_target_in_source(source: Path, validation: str | None, target: Path)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _command.UsageParser(
+    parser = command_line.Parser(
         prog="python -m Datasets.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
@@ -94,15 +95,21 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("target", metavar="TARGET", help="a new or empty folder, or one of an interrupted conversion")
     add(
         "--shards",
-        type=_command.whole(1, _conversion.MOST_SHARDS),
+        type=command_line.whole(1, _conversion.MOST_SHARDS),
         metavar="N",
         help="training files (default: 128 MiB each)",
     )
     validation = parser.add_mutually_exclusive_group()
     validation.add_argument("--validation", type=_part, metavar="FRACTION", help="part of every class for validation")
     validation.add_argument("--validation-dir", metavar="DIR", help="a second tree, for validation")
-    add("--jobs", type=_command.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
-    add("--seed", type=_command.whole(0), metavar="S", default=0, help="of the order and of --validation (default 0)")
+    add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
+    add(
+        "--seed",
+        type=command_line.whole(0, 2**31 - 1),
+        metavar="S",
+        default=0,
+        help="of the order and of --validation (default 0)",
+    )
     add("--skip-bad-files", action="store_true", help="list and leave out files that are no pictures")
     return parser.parse_args(argv)
 
@@ -118,4 +125,4 @@ def _part(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("convert", main, None))
+    sys.exit(command_line.run("convert", main, None, (DataError,), unprintable="backslashreplace"))

@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from Datasets import _command, _verification
-from harness import quiet
+from Datasets import _verification
+from Datasets._progress import Progress
+from Datasets._spec import DataError
+from harness import command_line, quiet
 
 if TYPE_CHECKING:
     from Datasets._decoding import Decoder
@@ -37,7 +39,7 @@ def main(argv: list[str]) -> int:
     for finding in work.findings:
         print(finding)
     records, damaged = 0, len(work.findings)
-    with _command.Progress("files", len(work.files)) as progress, ThreadPoolExecutor(asked.jobs) as pool:
+    with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(asked.jobs) as pool:
         checking = [pool.submit(check, file) for file, check in work.files]
         try:
             for each in checking:  # in the order of the files
@@ -54,16 +56,21 @@ def main(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _command.UsageParser(
+    parser = command_line.Parser(
         prog="python -m Datasets.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("folder", metavar="DIR", help="the data set")
     add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every picture (default)")
-    add("--num-classes", type=_command.whole(1), metavar="N", help="labels are from 1 to N (default: labels.txt, else 1000)")
-    add("--jobs", type=_command.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
+    add(
+        "--num-classes",
+        type=command_line.whole(1, 2**31 - 1),
+        metavar="N",
+        help="labels are from 1 to N (default: labels.txt, else 1000)",
+    )
+    add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
     return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("verify", main, None))
+    sys.exit(command_line.run("verify", main, None, (DataError,), unprintable="backslashreplace"))

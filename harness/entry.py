@@ -13,7 +13,7 @@ from typing import Any
 from Datasets._spec import DataError
 from emulator import schedules
 from emulator.plan import ExecutionPlan, PlanError
-from harness import checkpoints, cli, input_benchmark, layers, plot, plugins, quiet
+from harness import checkpoints, cli, command_line, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.options import OptionError
@@ -37,39 +37,15 @@ MOST_DRAWN = 1024  # calls that a timeline is laid out for
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """main(argv) with every foreseeable error as one line on standard error."""
     prog = f"{script}.py"
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters must not end a run
-    try:
-        return main(sys.argv[1:] if argv is None else argv)
-    except WRONG_INPUT as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 2
-    except StopRequest as error:
-        print(f"{prog}: stopped by {error}", file=sys.stderr)
-        return 128 + error.number
-    except KeyboardInterrupt:
-        print(f"\n{prog}: interrupted", file=sys.stderr)
-        return 130
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("tensorflow", "numpy", "yaml"):
-            raise
-        print(f"{prog}: error: Python package {error.name} is not installed; `make setup` installs it", file=sys.stderr)
-        return 1
-    except (FloatingPointError, SaveError) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        return 1
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        print(f"{prog}: error: {error.strerror or error}{where}", file=sys.stderr)
-        return 1
-    except Exception as error:
-        if not type(error).__module__.startswith("tensorflow"):
-            raise
-        print(f"{prog}: error: {quiet.device_error(error)}", file=sys.stderr)
-        return 1
+
+    def stoppable(words: list[str]) -> int:
+        try:
+            return main(words)
+        except StopRequest as error:
+            print(f"{prog}: stopped by {error}", file=sys.stderr)
+            return 128 + error.number
+
+    return command_line.run(prog, stoppable, argv, WRONG_INPUT, (FloatingPointError, SaveError))
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:

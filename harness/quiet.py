@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 
+_HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d)")
 
@@ -44,6 +45,10 @@ def device_error(error: Exception) -> str:
         for line in lines:
             if marker in line:
                 return line[line.index(marker) :].removeprefix("DataError: ")
-    headings = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")
-    telling = [line for line in lines if line and not line.startswith(headings)]
-    return f"{type(error).__name__}: {telling[0] if telling else 'no reason given'}"
+    return f"{type(error).__name__}: {telling_line(error)}"
+
+
+def telling_line(error: Exception) -> str:
+    """The first line of TensorFlow's message that says why: headings and places stand before it, nodes after it."""
+    lines = (line.strip() for line in str(getattr(error, "message", error)).splitlines())
+    return next((line for line in lines if line and not line.startswith(_HEADINGS)), "no reason given")

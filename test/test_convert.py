@@ -26,7 +26,6 @@ from test_datasets import joined, records, request, take
 
 from Datasets import (
     _checksums,
-    _command,
     _examples,
     _labels,
     _listing,
@@ -40,6 +39,7 @@ from Datasets import (
 )
 from Datasets._salvage import Damage, Record
 from Datasets._spec import DataError, OpenRequest
+from harness import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"convert": convert.main, "verify": verify.main}
@@ -315,7 +315,7 @@ def command(name: str, *words: object) -> Result:
     """One of this folder's commands as the shell would start it."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = _command.run(name, COMMANDS[name], [str(word) for word in words])
+        code = command_line.run(name, COMMANDS[name], [str(word) for word in words], (DataError,))
     return Result(code, out.getvalue(), err.getvalue())
 
 

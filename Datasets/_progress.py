@@ -1,0 +1,46 @@
+"""How far a command of this folder is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+
+_WIDTH = 30  # characters of the bar
+_REDRAWN = 0.1  # seconds between two pictures of the bar
+_LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+
+
+class Progress:
+    """How far the work is: a bar on a terminal, otherwise a line now and then, on standard error. For many threads."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._terminal = sys.stderr.isatty()
+        self._begun = self._shown = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._terminal and self._done:
+            self._show("\n")
+
+    def advance(self, count: int = 1) -> None:
+        """So much more is done."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if now - self._shown >= (_REDRAWN if self._terminal else _LINE_EVERY):
+                self._shown = now
+                self._show("" if self._terminal else "\n")
+
+    def _show(self, end: str) -> None:
+        rate = self._done / max(time.monotonic() - self._begun, 1e-9)
+        filled = _WIDTH * self._done // max(self._total, 1)
+        bar = f"\r[{'#' * filled:{_WIDTH}}] " if self._terminal else ""
+        print(f"{bar}{self._done} of {self._total} {self._what}, {rate:.0f} a second", end=end, file=sys.stderr, flush=True)
