@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Stage
+from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -55,8 +54,8 @@ class BinarySource:
         return _images.validation_stream(gather, self.spec.validation_images, request)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
-        """It reads, augments and batches in one."""
-        return [("host", partial(self.train if training else self.validation, request), request.batch_size)]
+        """One: it reads, augments and batches at once."""
+        return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Standardises bytes. Otherwise that was done on the host, before the images were padded and cropped."""

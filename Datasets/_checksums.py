@@ -1,4 +1,4 @@
-"""CRC-32C as TFRecord files store it (masked), in numpy: one long payload, or many short rows at once.
+"""CRC-32C as TFRecord files store it (masked): of one payload, by a library or in numpy, or of many short rows at once.
 
 A CRC is linear: what a byte adds depends on its value and on its distance from the end alone. So blocks of bytes are
 looked up in one table by place and value, and the blocks' results are merged in pairs.
@@ -27,8 +27,7 @@ def masked(data: bytes) -> int:
     """The masked CRC-32C of `data`."""
     if google_crc32c is None:
         return masked_in_numpy(data)
-    crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + _MASK_ADDED) & _ALL_ONES
+    return _mask_one(google_crc32c.value(data))
 
 
 def masked_in_numpy(data: bytes) -> int:
@@ -64,7 +63,10 @@ def masked_header(eight: bytes) -> int:
     table, crc = _byte_values(), _ALL_ONES
     for byte in eight:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= _ALL_ONES
+    return _mask_one(crc ^ _ALL_ONES)
+
+
+def _mask_one(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_ADDED) & _ALL_ONES
 
 

@@ -58,7 +58,7 @@ def check(index: Records, record: int, prepare: Prepare) -> None:
 
 
 def fault(index: Records, record: int, prepare: Prepare) -> str | None:
-    """Why a record cannot be used."""
+    """Why a record cannot be used; a DataError if it cannot be read."""
     return index.damage(record) or _reason(index.payload(record), prepare)
 
 

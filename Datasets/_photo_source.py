@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Records, Stage
+from Datasets._spec import DataError, DataSpec, ReadRequest, Records, Stage, whole_stream
 from Datasets._tolerance import Tolerance
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class PhotographSource:
         from Datasets import _photographs
 
         if not training:
-            return [("host", partial(self.validation, request), request.batch_size)]
+            return whole_stream(self, request, training)
         return _photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:

@@ -161,7 +161,11 @@ class _Check:
     def _tell(self, record: int) -> None:
         place = self.index.name(record)
         if not self.tolerance.known(place):
-            self.tolerance.add(place, _payloads.fault(self.index, record, self.describe) or "it could not be read at first")
+            try:
+                reason = _payloads.fault(self.index, record, self.describe)
+            except DataError as error:
+                reason = str(error).removeprefix(f"{place} ")
+            self.tolerance.add(place, reason or "it could not be read at first")
 
 
 def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest) -> tf.data.Dataset:

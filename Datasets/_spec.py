@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class OpenRequest:
     """Where to look for data, and how much of it to use.
 
     `percentage`: the first so many of a hundred shards. `num_classes`: how many classes the labels have, where the files do
-    not say so. `skip_bad`: so many damaged places in the shards are passed over.
+    not say so. `skip_bad`: so many records and damaged places are passed over, and told of on standard error.
     """
 
     data_dir: str | None = None
@@ -57,7 +58,6 @@ class ReadRequest:
     `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
     `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
     `shuffle_block`: so many neighbouring records stay together in the order of an epoch.
-    `skip_bad`: so many records that cannot be used are replaced by the next good one, and told of on standard error.
     `augment` False: evaluation preprocessing on the training stream.
     `unit_normalise`, `symmetric_normalise`: which normalisation of photographs; neither subtracts the channel means alone.
     `fused`: `on_device` pads photographs to four channels, the last one zero.
@@ -77,7 +77,6 @@ class ReadRequest:
     eight_bit: bool = False
     fused: bool = False
     shuffle_block: int = 1
-    skip_bad: int = 0
     parallel_calls: int = 48
     cache: bool = True
 
@@ -118,3 +117,8 @@ class Records(Protocol):
 
     def damage(self, record: int) -> str | None:
         """What is wrong with what is stored, if that can be told without decoding."""
+
+
+def whole_stream(source: DataSource, request: ReadRequest, training: bool) -> list[Stage]:
+    """The stages of a stream that is measured whole."""
+    return [("host", partial(source.train if training else source.validation, request), request.batch_size)]

@@ -1,7 +1,6 @@
-"""TFRecord shards: which there must be, where each record lies, and its bytes.
+"""TFRecord shards: which there must be, where each record lies, and its bytes (`_salvage` says how a record is framed).
 
-A record is its length (8 bytes, little-endian), the length's checksum (4), the payload, the payload's checksum
-(4). Walking reads the twelve bytes before every payload only, and its result is kept in the user's cache for large
+Walking reads the twelve bytes before every payload only, and its result is kept in the user's cache for large
 sets; a payload's checksum is verified when it is read.
 """
 
@@ -19,13 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from Datasets import _cache, _checksums, _salvage
+from Datasets._salvage import FOOTER_BYTES, HEADER_BYTES
 from Datasets._spec import DataError
 from Datasets._tolerance import Tolerance
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})")
-_HEADER_BYTES = 12
-_FOOTER_BYTES = 4
-_WALKERS = 16  # files walked at once: the time goes into waiting for the disc
+_WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _WORTH_KEEPING = 1 << 30  # bytes of shards
 _DAMAGED = "the file is damaged there (its checksum does not match)"
@@ -74,7 +72,7 @@ class RecordIndex:
     ) -> None:
         self._files = list(files)
         kept = _kept_at(self._files, environ) if environ is not None else None
-        walked = _read(kept, len(self._files)) if kept else None
+        walked = _kept(kept, len(self._files)) if kept else None
         if walked is None:
             with ThreadPoolExecutor(_WALKERS) as pool:
                 each = list(pool.map(partial(_walk, tolerance=tolerance or Tolerance(0)), self._files))
@@ -105,8 +103,8 @@ class RecordIndex:
 
     def _stored(self, record: int) -> tuple[bytes, bool]:
         """A payload, and whether its checksum matches."""
-        both = self._read(record, int(self._lengths[record]) + _FOOTER_BYTES)
-        payload, stored = both[:-_FOOTER_BYTES], int.from_bytes(both[-_FOOTER_BYTES:], "little")
+        both = self._read(record, int(self._lengths[record]) + FOOTER_BYTES)
+        payload, stored = both[:-FOOTER_BYTES], int.from_bytes(both[-FOOTER_BYTES:], "little")
         return payload, _checksums.masked(payload) == stored
 
     def _read(self, record: int, size: int) -> bytes:
@@ -148,7 +146,7 @@ def _keep(path: Path, walked: tuple[np.ndarray, ...]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _read(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
+def _kept(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
     """What was kept; None if it is not there, or damaged."""
     try:
         with np.load(path, allow_pickle=False) as kept:
@@ -184,11 +182,11 @@ def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
         if not size:
             raise DataError(f"{file} is empty; copy it again")
         while at < size:
-            header = os.pread(stream.fileno(), _HEADER_BYTES, at)
-            end = at + _HEADER_BYTES + int.from_bytes(header[:8], "little") + _FOOTER_BYTES
-            offsets.append(at + _HEADER_BYTES)
+            header = os.pread(stream.fileno(), HEADER_BYTES, at)
+            end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
+            offsets.append(at + HEADER_BYTES)
             headers.append(header)
-            if len(header) < _HEADER_BYTES or end > size:
+            if len(header) < HEADER_BYTES or end > size:
                 break
             at = end
     _check_lengths(file, headers, at == size, size)
@@ -197,8 +195,8 @@ def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _check_lengths(file: Path, headers: list[bytes], ended: bool, size: int) -> None:
     """A wrong length leads astray, so the first one whose checksum fails is the record to name."""
-    whole = [header for header in headers if len(header) == _HEADER_BYTES]
-    fields = np.frombuffer(b"".join(whole), np.uint8).reshape(-1, _HEADER_BYTES)
+    whole = [header for header in headers if len(header) == HEADER_BYTES]
+    fields = np.frombuffer(b"".join(whole), np.uint8).reshape(-1, HEADER_BYTES)
     stored = np.ascontiguousarray(fields[:, 8:]).view("<u4")[:, 0]
     wrong = np.flatnonzero(_checksums.masked_rows(fields[:, :8]) != stored)
     if wrong.size:

@@ -14,6 +14,7 @@ import numpy as np
 
 from Datasets import _labels, _locate, _pictures, _salvage, cifar
 from Datasets._binary import Layout
+from Datasets._class_names import IMAGENET_CLASSES
 from Datasets._salvage import Damage
 from Datasets._spec import DataError
 from Datasets._tfrecords import shards
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from Datasets._decoding import Decoder
 
 _SPLITS = ("train", "validation")
-_CLASSES = 1000  # ImageNet's, where nothing names them
 
 
 class Finding(NamedTuple):
@@ -83,7 +83,7 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
     names = _labels.read(files[0][1])
     if names:
         _labels.agree(names, asked, str(files[0][1] / _labels.FILE))
-    classes = len(names) or asked or _CLASSES
+    classes = len(names) or asked or IMAGENET_CLASSES
     judge = decoder()
 
     def check(file: Path) -> Checked:

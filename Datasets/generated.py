@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Stage
+from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -71,8 +70,8 @@ class GeneratedSource:
         return self._stream(positions, request, size)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
-        """It reads, augments and batches in one."""
-        return [("host", partial(self.train if training else self.validation, request), request.batch_size)]
+        """One: it reads, augments and batches at once."""
+        return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation as for the data set that is imitated; nothing for standardised images without moments."""

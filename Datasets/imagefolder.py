@@ -24,6 +24,11 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     top = _locate.folder_given("imagefolder", _WANTED, request)
     train = part(shards(top, "train"), request.percentage)
     if not train:
+        if request.percentage < 100:
+            raise DataError(
+                f"data set imagefolder: --dataset-percentage-to-use {request.percentage} takes a part of the shards, and "
+                f"{top} has none; leave it out, or convert the pictures first"
+            )
         return _of_tree(top, request)
     classes = _labels.read(top)
     if not classes:

@@ -58,7 +58,11 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
     _refuse_percentage(options)
     return openers()[options.dataset](
         OpenRequest(
-            options.data_dir, environ, options.dataset_percentage_to_use, options.num_classes, options.skip_bad_records
+            options.data_dir,
+            environ,
+            percentage=options.dataset_percentage_to_use,
+            num_classes=options.num_classes,
+            skip_bad=options.skip_bad_records,
         )
     )
 

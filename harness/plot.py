@@ -9,7 +9,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,29 +167,30 @@ class Panel:
         yield "</svg>"
         if not any(line.scaling() for line in self.lines):
             yield svg.text((LEFT + right) / 2, (top + bottom) / 2, "no rows yet", anchor="middle")
-        x = LEFT + 150.0
-        for line, told in zip(self.lines, self._legend(right - x)):
+        for line, (x, told) in zip(self.lines, self._legend(LEFT + 150, right)):
             yield f'<rect x="{x:g}" y="{top - 18}" width="20" height="{line.width + 1}" fill="{line.colour}"/>'
             yield svg.text(x + 28, top - 12, told)
-            x += max(_MARK + len(told) * _CHARACTER, min(370, (right - LEFT - 150) / len(self.lines)) if self._short else 0)
 
-    @property
-    def _short(self) -> bool:
-        """Whether the legend's entries fit at even distances."""
-        room = min(370, (WIDTH - RIGHT - LEFT - 150) / len(self.lines)) - _MARK
-        return all(len(told) * _CHARACTER <= room for told in self._entries(" (last: {:.4g})"))
-
-    def _legend(self, room: float) -> list[str]:
-        """What the lines are called and end at, as long as there is room for it."""
-        entries: list[str] = []
+    def _legend(self, left: float, right: float) -> list[tuple[float, str]]:
+        """Where each line's entry begins, and what it is called and ends at: at even distances if the entries fit, else one
+        after another, with less said where there is no room for it."""
+        even = min(370.0, (right - left) / len(self.lines))
+        entries = self._entries(" (last: {:.4g})")
+        if max(map(_width, entries)) <= even:
+            return [(left + even * k, told) for k, told in enumerate(entries)]
         for form in (" (last: {:.4g})", ": {:.4g}", ""):
             entries = self._entries(form)
-            if sum(_MARK + len(told) * _CHARACTER for told in entries) <= room:
+            if sum(map(_width, entries)) <= right - left:
                 break
-        return entries
+        return list(zip(accumulate(map(_width, entries), initial=left), entries))
 
     def _entries(self, form: str) -> list[str]:
         return [line.label + (form.format(line.points[-1][1]) if line.points else " (none)") for line in self.lines]
+
+
+def _width(told: str) -> float:
+    """Pixels of a legend's entry."""
+    return _MARK + len(told) * _CHARACTER
 
 
 def _of_epochs(rows: Rows) -> Points:

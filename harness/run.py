@@ -63,7 +63,6 @@ class Run:
             eight_bit=options.eight_bit_io,
             fused=self.channels == 4,
             shuffle_block=options.shuffle_block,
-            skip_bad=options.skip_bad_records,
             unit_normalise=options.normalise_input,
             symmetric_normalise=options.symmetric_input,
             parallel_calls=options.pipeline_num_parallel,

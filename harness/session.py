@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ipu_utils import Metrics, TrainingProgram
 
 Values = dict[str, np.ndarray]
+_ADVICE, _OR = "a lower learning rate may help", "--keep-going goes on all the same"
 
 
 @dataclass
@@ -105,11 +106,11 @@ class Session:
         if not bad.size or self.diverged:
             return
         self.diverged = True
-        told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: a lower learning rate may help"
+        told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {_ADVICE}"
         if not self.run.options.training.keep_going:
             for note in self.lost.notes():  # which may tell why
                 self.log.note(note)
-            raise FloatingPointError(f"{told}; --keep-going goes on all the same")
+            raise FloatingPointError(f"{told}; {_OR}")
         self.log.note(f"warning: {told}")
 
     def _row(self, done: int) -> None:
@@ -166,10 +167,7 @@ class Session:
         """Weights that are not finite are no use to anyone, unless the run is to go on all the same."""
         bad = [name for name in self.program.weights.model if not np.isfinite(values[name]).all()]
         if bad and not self.run.options.training.keep_going:
-            raise FloatingPointError(
-                f"{bad[0]} is not finite after update {iteration}: a lower learning rate may help; --keep-going goes on all "
-                "the same"
-            )
+            raise FloatingPointError(f"{bad[0]} is not finite after update {iteration}: {_ADVICE}; {_OR}")
 
     def _settle(self, wait: bool = True) -> None:
         """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""

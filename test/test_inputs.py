@@ -154,6 +154,15 @@ def test_the_first_shards(percentage, train, folder):
     assert source.spec.train_images == train
 
 
+def test_a_part_of_a_tree_is_refused(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(photos.jpegs(1)[0])
+    words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--no-validation", "--model-size", 18, "--dry-run")
+    succeed("train", *words)
+    result = run("train", *words, "--dataset-percentage-to-use", 50)
+    assert result.code == 2 and "has none; leave it out, or convert" in result.err and result.err.count("\n") == 1
+
+
 def test_too_small_a_part_is_refused(folder):
     result = run("train", *TRAIN, "--data-dir", folder, "--dataset-percentage-to-use", 24)
     assert result.code == 2 and "24 of 4 shards" in result.err and "give at least 25" in result.err
@@ -212,7 +221,7 @@ def test_a_bad_record_is_passed_over(kind, copy, folder, capfd):
     strike(copy, "train-00001-of-00004", 2, kind)
     source, lost = tolerant(copy, 5), {"length": 1, "cut": 3, "empty": 5}.get(kind, 0)
     assert source.spec.train_images == 20 - lost
-    asked = small(skip_bad=5)
+    asked = small()
     stream = joined(take(lambda: source.train(asked), 10))
     assert stream["position"].tolist() == list(range(40))
     told = capfd.readouterr().err
@@ -231,6 +240,16 @@ def test_one_bad_record_too_many_is_an_error(copy):
     result = run("train", *words, 1)
     assert result.code == 1 and "that makes 2, and --skip-bad-records is 1" in result.err
     succeed("train", *words, 2)
+
+
+def test_where_nothing_can_stand_in_the_search_ends(copy):
+    for shard in sorted(copy.glob("train-*")):
+        for record in range(5):
+            strike(copy, shard.name, record, "label")
+    words = (*TRAIN, "--data-dir", copy, "--no-validation", "--no-logs", "--skip-bad-records", 100)
+    result = run("train", *words)
+    assert result.code == 1 and result.err.count("error: ") == 1
+    assert "cannot be used, nor can the 8 records after it" in result.err
 
 
 def test_a_bad_picture_does_not_count_in_validation(copy):

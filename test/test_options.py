@@ -212,7 +212,6 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "variables"}),
     "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "horizon", "rates"}),
     "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request"}),
-    "skip_bad_records": (IMAGENET, "--skip-bad-records 3", {"request"}),
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
     "normalise_input": (BASE, "--normalise-input", {"request"}),
@@ -349,6 +348,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
 ELSEWHERE = {
     "config": "test_configs.py::test_every_block_of_the_repository",
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
+    "skip_bad_records": "test_inputs.py::test_one_bad_record_too_many_is_an_error",
     "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
     "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",
     "safety_ckpt_minutes": "test_safety.py::test_safety_checkpoints_change_nothing",
