@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,10 @@ import restore
 import train
 import validation
 import weight_avg
+from Datasets import _checksums
 from harness import entry
 
+Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {"train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main}
 
 
@@ -81,6 +85,24 @@ def timeless(path: Path) -> list[dict[str, str]]:
     """A CSV file's rows without what a clock decides."""
     clocks = {"it_time", "img_per_sec", "total_time", "val_time", "latency"}
     return [{name: value for name, value in row.items() if name not in clocks} for row in rows(path)]
+
+
+def framed(payload: bytes) -> bytes:
+    """A record of a TFRecord file."""
+    length = len(payload).to_bytes(8, "little")
+    sums = [_checksums.masked(part).to_bytes(4, "little") for part in (length, payload)]
+    return length + sums[0] + payload + sums[1]
+
+
+def covering(axes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
+    """Few rows in which every two values of different axes meet."""
+    rows = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+    pairs = {id(row): set(itertools.combinations(row.items(), 2)) for row in rows}
+    missing = set().union(*pairs.values())
+    while missing:
+        best = max(rows, key=lambda row: len(pairs[id(row)] & missing))
+        missing -= pairs[id(best)]
+        yield best
 
 
 def arguments(folder: Path) -> dict[str, object]:

@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from runs import Result, arguments, run, succeed
+from runs import Result, arguments, framed, run, succeed
 from test_datasets import joined, records, request, take
 
 from Datasets import (
@@ -47,13 +47,6 @@ QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scop
 
 
 # --- Records in damaged files ----------------------------------------------------------------------------------
-
-
-def framed(payload: bytes) -> bytes:
-    header = len(payload).to_bytes(8, "little")
-    return header + b"".join(
-        (_checksums.masked(header).to_bytes(4, "little"), payload, _checksums.masked(payload).to_bytes(4, "little"))
-    )
 
 
 def found_payloads(file: Path, **options) -> list[bytes]:

@@ -11,7 +11,7 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, run, succeed, variables
+from runs import assert_same_bits, framed, run, succeed, variables
 from test_datasets import assert_equal, joined, opened, small, take
 
 from Datasets import _augment, _checksums, _pipeline, _tfrecords, imagenet
@@ -193,12 +193,6 @@ def strike(folder: Path, shard: str, record: int, kind: str) -> None:
     elif kind == "empty":
         data = bytearray()
     file.write_bytes(data)
-
-
-def framed(payload: bytes) -> bytes:
-    length = len(payload).to_bytes(8, "little")
-    sums = [_checksums.masked(part).to_bytes(4, "little") for part in (length, payload)]
-    return length + sums[0] + payload + sums[1]
 
 
 KINDS = ("payload", "length", "undecodable", "label", "cut", "empty")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, moved
+from runs import Row, assert_same_bits, covering, moved
 
 import ipu_utils
 from emulator import executor
@@ -92,18 +92,6 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "threads": ("1", "48"),
     },
 }
-Row = Mapping[str, str]
-
-
-def covering(axes: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    """Few rows in which every two values of different axes meet."""
-    rows = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
-    pairs = {id(row): set(itertools.combinations(row.items(), 2)) for row in rows}
-    missing = set().union(*pairs.values())
-    while missing:
-        best = max(rows, key=lambda row: len(pairs[id(row)] & missing))
-        missing -= pairs[id(best)]
-        yield best
 
 
 def test_the_grid_has_every_pair():

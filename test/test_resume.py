@@ -1,0 +1,69 @@
+"""A run stopped half-way and restored ends with the unbroken run's bits and rows, whatever it is made of."""
+
+from __future__ import annotations
+
+import pytest
+from runs import Row, assert_same_bits, covering, succeed, timeless, variables
+
+AXES = {
+    "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
+    "precision": ("32.32", "16.16", "16.16 --stochastic-rounding all", "16.32", "16.16 --offload-fp32-weight-copy"),
+    "network": (
+        "resnet --model-size 8 --batch-norm --BN-span 2",
+        "resnet --model-size 8 --group-norm --groups 4",
+        "efficientnet --depth-coefficient 0.4 --width-coefficient 0.5 --group-norm --groups 1 --proxy-norm "
+        "--block-survival-prob 0.8 --dropout-rate 0.2",
+        "squeezenet --image-size 64",
+    ),
+    "schedule": ("stepped", "cosine", "exponential --lr-decay-rate 0.9 --lr-drops 5", "polynomial_decay_lr"),
+    "update": (
+        "--gradient-accumulation-count 1",
+        "--gradient-accumulation-count 3 --mixup-alpha 0.3 --fold 1",
+        "--gradient-accumulation-count 4 --shards 2 --pipeline --pipeline-splits auto --cutmix-lambda 0.6",
+        "--gradient-accumulation-count 2 --enable-recomputation --fold 2",
+    ),
+    "stop": ("1", "2", "3"),
+    "weights": ("--weight-avg-exp 0.5", "--weight-decay 0"),
+}
+GRID = list(covering(AXES))
+QUICK = 3  # rows that always run
+
+
+def words(row: Row) -> list[str]:
+    """Four updates of 4 or more samples with a checkpoint and a log row each."""
+    text = (
+        f"--dataset fashion-mnist --model {row['network']} --optimiser {row['optimiser']} --precision {row['precision']} "
+        f"--lr-schedule {row['schedule']} {row['update']} {row['weights']} --replicas 2 --batch-size 2 --iterations 4 --seed 3 "
+        "--abs-learning-rate 0.01 --warmup-epochs 0 --log-freq 1 --batches-per-step 1 --no-validation"
+    )
+    return text.split()
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=pytest.mark.slow if k >= QUICK else []) for k, row in enumerate(GRID)]
+)
+def test_stopped_and_restored_is_unbroken(row, tmp_path):
+    succeed("train", *words(row), "--logs-path", tmp_path / "whole")
+    succeed("train", *words(row), "--logs-path", tmp_path / "parts", "--stop-after", row["stop"])
+    succeed("restore", "--restore-path", tmp_path / "parts")
+    whole = variables(tmp_path / "whole", 4)
+    assert_same_bits(whole, variables(tmp_path / "parts", 4))
+    assert_different(variables(tmp_path / "whole", 0), whole)
+    assert timeless(tmp_path / "whole/training.csv") == timeless(tmp_path / "parts/training.csv")
+    assert len(timeless(tmp_path / "whole/training.csv")) == 4
+
+
+def assert_different(before, after):
+    """Most kernels moved: a run that stands still resumes well."""
+    kernels = [name for name in before if name.endswith("kernel")]
+    moved = [name for name in kernels if before[name].tobytes() != after[name].tobytes()]
+    assert 2 * len(moved) > len(kernels)
+
+
+def test_the_grid_names_every_choice():
+    from harness.options import DeviceOptions, TrainingOptions  # whose choices may grow
+
+    choices = TrainingOptions.__dataclass_fields__["optimiser"].metadata["choices"]
+    assert set(AXES["optimiser"]) == set(choices)
+    precisions = DeviceOptions.__dataclass_fields__["precision"].metadata["choices"]
+    assert {precision.split()[0] for precision in AXES["precision"]} == set(precisions)
