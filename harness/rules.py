@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.layers import RECORDED
 from harness.options import CheckpointOptions, DatasetOptions, OptionError, TrainingOptions
 
 DECAY_UNLESS_GIVEN = 0.9  # of RMSprop's mean square
@@ -39,8 +40,8 @@ def notes(options: TrainingOptions, sources: Mapping[str, str], global_batch: in
         found.append("--rmsprop-decay and --rmsprop-base-decay-exp are both given: the decay is used")
     for rule in ("lars", "lamb"):
         given = f"{rule}_skip_list"
-        if options.optimiser.lower() != rule or given not in sources:
-            continue
+        if options.optimiser.lower() != rule or sources.get(given, RECORDED).startswith(RECORDED):
+            continue  # a recorded list has been looked at when it was given, and the default need not match
         for word in getattr(options, given):
             if not any(word in name for name in names):
                 raise OptionError(
