@@ -11,12 +11,14 @@ import tensorflow.compat.v1 as tf
 
 from emulator.cost.trace import Trace
 from emulator.executor import Features, Metrics, Stream, Training, TrainingProgram
+from emulator.group import Group
 from emulator.inference import InferenceProgram, Score
 from emulator.plan import ExecutionPlan
 from emulator.precision import SINGLE, Precision
 from Models._segments import Segment
 
 __all__ = (
+    "Group",
     "InferenceProgram",
     "Metrics",
     "Stream",
@@ -42,13 +44,14 @@ def compile_training(
     decayed: Callable[[str], bool] = lambda name: True,
     trained: Callable[[str], bool] = lambda name: True,
     recording: bool = False,
+    group: Group | None = None,
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
     `stream` is called inside the program's graph. `loss`: (logits, features) -> [batch]; `hits`: (logits,
     labels) -> [batch]. `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
     `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
-    `cells()`.
+    `cells()`. `group`: the instances that do an update together, of which this process is one.
     """
 
     def training() -> Training:
@@ -66,9 +69,10 @@ def compile_training(
             decayed=decayed,
             trained=trained,
             recording=recording,
+            group=group,
         )
 
-    return TrainingProgram(training)
+    return TrainingProgram(training, group)
 
 
 def compile_inference(

@@ -77,10 +77,10 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 class RunLog:
-    """Where a run tells what happens. `folder` None: console only."""
+    """Where a run tells what happens. `folder` None: console only; without `console` not there either."""
 
-    def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None, console: bool = True) -> None:
+        self.folder, self._console = folder, console
         self._text = open(folder / "log.txt", "a", encoding="utf-8") if folder else None  # noqa: SIM115 - open for the run
         self._board: Any = None
         self._bar = _Bar()
@@ -91,7 +91,8 @@ class RunLog:
         """A line for the console and log.txt, from any thread."""
         with self._one:
             self._bar.clear()
-            print(text, flush=True)
+            if self._console:
+                print(text, flush=True)
             self.file_only(text)
 
     def file_only(self, text: str) -> None:
@@ -128,7 +129,8 @@ class RunLog:
 
     def progress(self, done: int, total: int, text: str) -> None:
         """A bar on a terminal; nothing elsewhere."""
-        self._bar.show(done, total, text)
+        if self._console:
+            self._bar.show(done, total, text)
 
     def forget_after(self, iteration: int) -> None:
         """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end."""

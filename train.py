@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
 
 import validation
-from harness import checkpoints, cli, entry, locks, profile, quiet, saving
+from harness import checkpoints, cli, entry, locks, mlperf, profile, quiet, saving
+from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.meter import Meter
 from harness.options import OptionError
@@ -29,10 +33,11 @@ from harness.run import Run, arguments
 from harness.saving import SaveError, Writer
 from harness.session import Session, Values
 from harness.signals import Signals, StopRequest
+from harness.team import Team, introduction
 from log import RunLog, new_run_folder, read_rows, wandb_run
 
 if TYPE_CHECKING:
-    from ipu_utils import TrainingProgram
+    from ipu_utils import Group, TrainingProgram
 
 
 def main(argv: list[str]) -> int:
@@ -50,16 +55,23 @@ def main(argv: list[str]) -> int:
     if run.options.training.init_path:
         checkpoints.initial(Path(run.options.training.init_path))  # refused before a folder is made for the run
     logging = run.options.logging
-    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
-    return train(run, folder, None)
+    with Team(run.cluster, run.options.training.worker_timeout) as team:
+        run = replace(run, seed=team.meet(run))
+        first = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs) if team.first else None
+        return train(run, team, own_folder(run, team, first), None)
 
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
-    newest, damaged = checkpoints.latest(Path(path))
+    try:
+        newest, damaged = checkpoints.latest(Path(path))
+    except checkpoints.CheckpointError:
+        if not clusters.follows(os.environ):  # another instance has them
+            raise
+        newest, damaged = None, []
     recorded = entry.recorded_options(Path(path))
     parsed = entry.parse(argv, script, recorded)
-    run = entry.prepare_or_describe(parsed) if parsed else None
+    run = entry.prepare_or_describe(parsed, total_replicas=recorded.get("total_replicas")) if parsed else None
     if run is None:
         return 0
     if not run.options.logging.logs:
@@ -73,7 +85,28 @@ def resume(argv: list[str], path: str, script: str) -> int:
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
-    return train(replace(run, notes=(*run.notes, *damaged)), Path(path), newest)
+    run = replace(run, notes=(*run.notes, *damaged))
+    with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
+        run = replace(run, seed=team.meet(run))
+        iteration = int(team.told(str(newest.iteration) if team.first else ""))
+        newest = newest if team.first else checkpoints.at(Path(path), iteration)
+        return train(run, team, own_folder(run, team, Path(path)), newest)
+
+
+def own_folder(run: Run, team: Team, folder: Path | None) -> Path:
+    """Where this instance writes, if it does: instance 0 in the run's folder, `folder`, the others below it."""
+    top = Path(team.told(str(folder.absolute() if team.size > 1 else folder) if folder else ""))
+    if team.first:
+        return top
+    below = top / f"instance-{team.instance}"
+    if _writes(run):
+        below.mkdir(parents=True, exist_ok=True)
+    return below
+
+
+def _writes(run: Run) -> bool:
+    """Whether this instance logs or saves."""
+    return run.cluster.instance == 0 or run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
 
 
 def compile_only(run: Run) -> int:
@@ -94,29 +127,35 @@ def compile_only(run: Run) -> int:
     return 0
 
 
-def train(run: Run, folder: Path, newest: Checkpoint | None) -> int:
+def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
     """One run in its folder, from the beginning or from its newest checkpoint."""
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
-    with locks.held(folder), Signals() as signals, Writer() as writer:
+    with locks.held(folder) if _writes(run) else nullcontext(), Signals() as signals, Writer() as writer:
         saving.sweep(folder)
-        log = _open_log(run, folder, newest)
+        log = _open_log(run, team, folder, newest)
+        team.before_exit = partial(_leave, run, folder, log, writer)
         try:
-            session = _start(run, folder, log, newest, signals, writer)
+            events = mlperf.Events(run, log.note if run.options.logging.mlperf_logging else None)
+            events.begun()
+            session = _start(run, team, folder, log, newest, signals, writer, events)
+            events.built(start)
             for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
                 session.advance(first, end)
+            events.ended("success" if stop == run.horizon.iterations else "aborted")
             session.finish(stop)
+            team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
-            log.note(f"Stopped: {error}")
-            _leave(run, folder, log, writer)
+            _leave(run, folder, log, writer, str(error))
             raise
         finally:
             log.close()
     return 0
 
 
-def _leave(run: Run, folder: Path, log: RunLog, writer: Writer) -> None:
+def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str) -> None:
     """What is left to do and to say when a run ends early."""
+    log.note(f"Stopped: {reason}")
     try:
         writer.settle()
     except SaveError as error:
@@ -124,7 +163,7 @@ def _leave(run: Run, folder: Path, log: RunLog, writer: Writer) -> None:
     saved = checkpoints.numbered(folder)
     if saved and run.options.logging.logs:
         log.note(f"The newest checkpoint is {saved[-1].name}.")
-        log.note(f"Go on:           {entry.command('restore', '--restore-path', str(folder))}")
+        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder))}")
 
 
 def _apart(pieces: Iterable[tuple[int, int]], update: int) -> Iterator[tuple[int, int]]:
@@ -145,20 +184,23 @@ def _stop(run: Run, start: int) -> int:
     return min(total, stop_after or total)
 
 
-def _open_log(run: Run, folder: Path, newest: Checkpoint | None) -> RunLog:
+def _open_log(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> RunLog:
     """The log with its head: command, notes, summary, variables."""
     options = run.options
     command = " ".join(sys.argv)
     values = _values(run, folder, newest)
+    tells = team.first or options.logging.log_all_instances
     wandb = (
         wandb_run(options.logging.wandb_project, folder.name, values, options.logging.wandb_id)
-        if options.logging.wandb
+        if options.logging.wandb and team.first
         else None
     )
-    log = RunLog(folder if options.logging.logs else None, wandb)
+    log = RunLog(folder if options.logging.logs and tells else None, wandb, console=tells)
     log.file_only(f"Command line: {command}")
     if options.logging.logs:
         log.note(f" Saving to {folder}")
+    for line in introduction(run.cluster):
+        log.note(line)
     if newest is None:
         log.arguments(values, restored=False)
     log.file_only(f"Options:\n{cli.explain(options)}")
@@ -193,18 +235,30 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     }
 
 
-def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signals: Signals, writer: Writer) -> Session:
+def _start(
+    run: Run,
+    team: Team,
+    folder: Path,
+    log: RunLog,
+    newest: Checkpoint | None,
+    signals: Signals,
+    writer: Writer,
+    events: mlperf.Events,
+) -> Session:
     """Builds the program, restores or saves the initial weights."""
     quiet.import_tensorflow()
     begin = newest.iteration if newest else 0
     wanted = profile.requested(run.options.device, folder, os.environ)
-    program = _compiled(run, log, begin, recording=wanted is not None)
+    program = _compiled(run, log, begin, wanted is not None, team.group)
     increment = 1 if run.plan.pipelined else run.plan.accumulation
+    score = _scorer(run, team, log)
     if newest is None:
         meter = Meter(run.horizon, increment, run.rate, {})
-        session = Session(run, folder, log, program, meter, signals, writer, _scorer(run, log), wanted)
-        if run.options.training.init_path:
+        session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted)
+        if run.options.training.init_path and team.first:
             _begin_with(run, program, log)
+        if team.group:
+            program.load(team.shared(program.values() if team.first else None))
         if session.saves:
             with signals.asking():
                 session.save(0, initial=True)
@@ -214,14 +268,17 @@ def _start(run: Run, folder: Path, log: RunLog, newest: Checkpoint | None, signa
         _report_overrides(run, log)
         if newest.iteration == run.horizon.iterations:
             log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
-        values = checkpoints.read(newest)
-        checkpoints.fit(values, program.weights.saved, newest)
+        values = checkpoints.read(newest) if team.first else None
+        if team.first:
+            checkpoints.fit(values, program.weights.saved, newest)
+        values = team.shared(values)
         program.load(values)
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         log.forget_after(newest.iteration)
-        meter = _restored_meter(run, increment, newest)
+        meter = _restored_meter(run, increment, newest, json.loads(team.told(_state(newest) if team.first else "")))
+        validated = json.loads(team.told(json.dumps(_validated(log))))
         session = Session(
-            run, folder, log, program, meter, signals, writer, _scorer(run, log), wanted, validated=_validated(log)
+            run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
         )
     if wanted:
         # the first update of a call warms caches up
@@ -257,31 +314,35 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
         )
 
 
-def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False) -> TrainingProgram:
+def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group: Group | None = None) -> TrainingProgram:
     """The training program, its data beginning at update `begin`."""
     from harness.build import training_program
 
     started = time.perf_counter()
-    program = training_program(run, begin, recording)
+    program = training_program(run, begin, recording, group)
     program.compile()
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
     return program
 
 
-def _restored_meter(run: Run, increment: int, newest: Checkpoint) -> Meter:
+def _state(newest: Checkpoint) -> str:
+    return json.dumps(checkpoints.state(newest))
+
+
+def _restored_meter(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any]) -> Meter:
     """The averages as they were at the checkpoint."""
     try:
-        return Meter(run.horizon, increment, run.rate, checkpoints.state(newest))
+        return Meter(run.horizon, increment, run.rate, state)
     except (TypeError, ValueError):
         raise checkpoints.CheckpointError(f"{newest.state_path} is damaged: it does not hold the run's averages") from None
 
 
-def _scorer(run: Run, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:
+def _scorer(run: Run, team: Team, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:
     """Validates checkpoints; the program for it is built when the first one comes."""
     program = functools.cache(lambda: validation.build(run, log))
 
     def score(saved: Checkpoint, values: Values) -> Mapping[str, Any]:
-        return validation.validate(run, program(), saved, values, run.plan.global_batch, log)
+        return validation.validate(run, program(), saved, values, run.plan.global_batch, log, team)
 
     return score
 

@@ -8,6 +8,7 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from harness import checkpoints, entry, predictions, profile, quiet
 from harness.checkpoints import Checkpoint
 from harness.options import OptionError
 from harness.run import Run, arguments
+from harness.team import Team, introduction
 from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:
@@ -48,16 +50,30 @@ def main(argv: list[str]) -> int:
     if run.options.checkpoint.predict:
         return _predict(run, found)
     profile.refuse_bad_target(run.options.device, os.environ)
-    log = _open_log(run)
+    with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
+        team.meet(run)
+        listed = json.loads(team.told(json.dumps([[each.prefix, each.iteration] for each in found])))
+        return _all(run, team, [Checkpoint(*each) for each in listed], epoch_batch(run, recorded))
+
+
+def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
+    """Validates the checkpoints, or random weights if there are none; the exit code."""
+    log = _open_log(run, team)
     if not found:
         log.note("no --restore-path: random weights, for speed only")
+    unreadable = []
     try:
         program = build(run, log)
-        _profile(run, program, log)
-        batch = epoch_batch(run, recorded)
-        unreadable = [checkpoint.name for checkpoint in found if not _validated(run, program, checkpoint, found, batch, log)]
-        if not found:
-            _rows(run, program, RANDOM_WEIGHTS, None, batch, log)
+        if team.first:
+            _profile(run, program, log)
+        for checkpoint in found or [RANDOM_WEIGHTS]:
+            values = _values(checkpoint, found, team, log) if found else None
+            if found and values is None:
+                unreadable.append(checkpoint.name)
+                continue
+            for _ in range(run.options.checkpoint.repeat):
+                log.validation_row(validate(run, program, checkpoint, values, batch, log, team))
+        team.part()
     finally:
         log.close()
     if unreadable:
@@ -66,32 +82,17 @@ def main(argv: list[str]) -> int:
     return 1 if unreadable else 0
 
 
-def _validated(
-    run: Run, program: InferenceProgram, checkpoint: Checkpoint, among: list[Checkpoint], batch: int, log: RunLog
-) -> bool:
-    """Whether a checkpoint could be read, and was validated; one alone that cannot be read is an error."""
-    try:
-        values = checkpoints.read(checkpoint)
-    except checkpoints.CheckpointError as error:
-        if len(among) == 1:
-            raise
-        log.note(f"left out: {error}")
-        return False
-    _rows(run, program, checkpoint, values, batch, log)
-    return True
-
-
-def _rows(
-    run: Run,
-    program: InferenceProgram,
-    checkpoint: Checkpoint,
-    values: Mapping[str, np.ndarray] | None,
-    batch: int,
-    log: RunLog,
-) -> None:
-    """A checkpoint's rows, as many as --repeat says."""
-    for _ in range(run.options.checkpoint.repeat):
-        log.validation_row(validate(run, program, checkpoint, values, batch, log))
+def _values(checkpoint: Checkpoint, among: list[Checkpoint], team: Team, log: RunLog) -> Mapping[str, np.ndarray] | None:
+    """What instance 0 reads; None if that cannot be read, which is an error of one that is alone."""
+    values = None
+    if team.first:
+        try:
+            values = checkpoints.read(checkpoint)
+        except checkpoints.CheckpointError as error:
+            if len(among) == 1:
+                raise
+            log.note(f"left out: {error}")
+    return team.shared(values) if team.told("" if values is None else "read") else None
 
 
 def _compile_only(run: Run) -> int:
@@ -150,15 +151,17 @@ def validate(
     values: Mapping[str, np.ndarray] | None,
     global_batch: int,
     log: RunLog,
+    team: Team,
 ) -> dict[str, Any]:
-    """One checkpoint over the whole validation set, as a row of validation.csv."""
+    """One checkpoint over the whole validation set, which the team's instances share, as a row of validation.csv."""
     if values is not None:
         checkpoints.fit(values, program.weights.model, checkpoint)
         program.load(values)
     program.rewind()
-    size = run.source.spec.validation_images
-    micro_batches = -(-size // run.validation_batch)
+    micro_batches = own_micro_batches(run)
     totals, seconds = _sums(run, program, micro_batches, log)
+    totals = team.totals(totals)
+    micro_batches = max(micro_batches, 1)
     iteration = checkpoint.iteration
     samples = max(totals["samples"], 1)
     accuracy = 100 * totals["hits"] / samples
@@ -177,6 +180,12 @@ def validate(
     }
 
 
+def own_micro_batches(run: Run) -> int:
+    """Of the validation set, in this instance."""
+    whole = -(-run.source.spec.validation_images // run.validation_batch)
+    return len(range(run.cluster.instance, whole, run.cluster.size))
+
+
 def epoch_batch(run: Run, recorded: Mapping[str, Any]) -> int:
     """The training's global batch, for the epoch column."""
     recorded_batch = recorded.get("total_batch_size")
@@ -187,13 +196,13 @@ def epoch_batch(run: Run, recorded: Mapping[str, Any]) -> int:
 def _sums(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> tuple[dict[str, float], float]:
     """All sums and the seconds on the device, in about twenty calls so that progress shows."""
     chunk = max(1, -(-micro_batches // 20))
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = dict.fromkeys(program.names, 0.0)
     seconds = 0.0
     for first in range(0, micro_batches, chunk):
         end = min(first + chunk, micro_batches)
         started = time.perf_counter()
         for name, value in program.step(first, end).items():
-            totals[name] = totals.get(name, 0.0) + float(value)
+            totals[name] += float(value)
         seconds += time.perf_counter() - started
         log.progress(end, micro_batches, "validation micro-batches")
     return totals, seconds
@@ -214,16 +223,18 @@ def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLo
     return 1000 * (time.perf_counter() - started) / calls
 
 
-def _open_log(run: Run) -> RunLog:
-    """Validation has a run folder of its own."""
+def _open_log(run: Run, team: Team) -> RunLog:
+    """Validation has a run folder of its own; of several instances, the first one writes it."""
     logging = run.options.logging
+    if not team.first:
+        return RunLog(None, console=logging.log_all_instances)
     folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
     log = RunLog(folder if logging.logs else None)
     if logging.logs:
         log.note(f" Saving to {folder}")
     log.file_only(" ".join(sys.argv))
     log.arguments(arguments(run, " ".join(sys.argv), {"logs_path": str(folder)}), restored=False)
-    for note in run.notes:
+    for note in (*introduction(run.cluster), *run.notes):
         log.note(note)
     log.note(_what(run))
     return log

@@ -36,14 +36,16 @@ def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.dat
     per_chunk = _pipeline.micro_batches_per_chunk(request)
     chunk = per_chunk * request.batch_size
 
+    count = _pipeline.validation_micro_batches(request, size)
+
     def read(first: tf.Tensor) -> Element:
-        position = first + tf.range(chunk, dtype=tf.int64)
+        position = _pipeline.place(request, first + tf.range(chunk, dtype=tf.int64))
         pixels, label = _gathered(gather, position)
         return _preprocessed(pixels, None, request) | {"label": label, "position": position}  # zeros stay zeros
 
-    chunks = tf.data.Dataset.range(0, size, chunk).map(read, _pipeline.threads(request))
+    chunks = tf.data.Dataset.range(0, count * request.batch_size, chunk).map(read, _pipeline.threads(request))
     micro_batches = _pipeline.split_chunks(chunks, per_chunk, request.batch_size)
-    return _pipeline.finish(micro_batches.take(-(-size // request.batch_size)))
+    return _pipeline.finish(micro_batches.take(count))
 
 
 def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

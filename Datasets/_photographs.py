@@ -97,14 +97,16 @@ def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolera
 def validation_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
-    count = -(-size // request.batch_size)
+    count = _pipeline.validation_micro_batches(request, size)
+    place = partial(_pipeline.place, request)
+    real = count * request.batch_size - max(0, place((count - 1) * request.batch_size) + request.batch_size - size)
     load = _payloads.loader(index, request.cache)
 
     def read(record: tf.Tensor) -> Element:
         epoch = tf.zeros_like(record)
         return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": record}
 
-    together = tf.data.Dataset.range(size).batch(_READ_TOGETHER)
+    together = tf.data.Dataset.range(real).map(place).batch(_READ_TOGETHER)
     single = together.map(read, _READERS).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=False)
 
@@ -113,8 +115,10 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
     # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
-    filling = tf.data.Dataset.range(size, (count + 1) * request.batch_size).map(partial(_nothing, request=request))
-    check = _Check(index, prepare, lambda sample: sample, lambda sample: sample, tolerance, False)
+    filling = (
+        tf.data.Dataset.range(real, (count + 1) * request.batch_size).map(place).map(partial(_nothing, request=request))
+    )
+    check = _Check(index, prepare, place, place, tolerance, False)
     return _micro_batches(decoded.concatenate(filling), check, request).take(count)
 
 

@@ -28,6 +28,14 @@ def place(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
     return request.start + sample // request.block * request.period + sample % request.block
 
 
+def validation_micro_batches(request: ReadRequest, size: int) -> int:
+    """How many there are of `size` samples; with several processes, in this one's share."""
+    whole = -(-size // request.batch_size)
+    return (
+        len(range(request.start // request.batch_size, whole, request.period // request.block)) if request.period else whole
+    )
+
+
 def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
     """Endless vectors of `chunk` positions, int64."""
     samples = tf.data.Dataset.range(0, _ENDLESS, chunk)

@@ -54,7 +54,7 @@ class ReadRequest:
     `start`: position of the first sample in the endless epoch order (training only): position p is element
     p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
     `block`, `period`: with several processes, the stream holds the first `block` of every `period` positions,
-    counted from `start`; 0 is every position.
+    counted from `start`; 0 is every position. In validation a block is a micro-batch.
     `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
     `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
     `shuffle_block`: so many neighbouring records stay together in the order of an epoch.

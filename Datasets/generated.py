@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,11 @@ class GeneratedSource:
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
 
+        from Datasets import _pipeline
+
         size, batch = self.spec.validation_images, request.batch_size
-        positions = tf.data.Dataset.range(-(-size // batch) * batch).batch(batch, drop_remainder=True)
+        samples = tf.data.Dataset.range(_pipeline.validation_micro_batches(request, size) * batch)
+        positions = samples.map(partial(_pipeline.place, request)).batch(batch, drop_remainder=True)
         return self._stream(positions, request, size)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:

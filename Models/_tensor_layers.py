@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -53,11 +53,13 @@ class TensorLayers(Layers):
         norm_parts: int = 1,
         rounding: Rounding | None = None,
         watch: GradientWatch | None = None,
+        across: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
         the batch whose batch-norm statistics are kept apart. `rounding`: every result and the gradient that arrives at it
-        are halves; without it they are what the weights are. `watch` counts the gradients that arrive."""
+        are halves; without it they are what the weights are. `watch` counts the gradients that arrive.
+        `across`: the mean of a tensor over the processes whose batch-norm statistics are one."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
         self._weights = weights
@@ -67,6 +69,7 @@ class TensorLayers(Layers):
         self._norm_parts = norm_parts
         self._rounding = rounding
         self._watch = watch
+        self._across = across
         self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
         self._for_norm: dict[str, tf.Tensor] = {}  # a result's name -> its form for group norm
 
@@ -154,6 +157,10 @@ class TensorLayers(Layers):
         if not self._training:
             moving = self._weights[names[0]], self._weights[names[1]]
             return _fused_norm(x, gamma, beta, moving, policy.epsilon, training=False).y
+        if self._across is not None:
+            y, mean, variance = _norm_across(x, self._norm_parts, gamma, beta, policy.epsilon, self._across)
+            self.statistics |= {names[0]: tf.reduce_mean(mean, 0), names[1]: tf.reduce_mean(variance, 0)}
+            return y
         unused = (tf.constant([], tf.float32),) * 2
         parts = tf.split(x, self._norm_parts) if self._norm_parts > 1 else [x]
         results = [_fused_norm(part, gamma, beta, unused, policy.epsilon, training=True) for part in parts]
@@ -250,6 +257,19 @@ def _fused_norm(
     return tf.raw_ops.FusedBatchNormV3(
         x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
     )
+
+
+def _norm_across(
+    x: tf.Tensor, parts: int, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, across: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Batch norm whose statistics are means over several processes too: y, and the mean and the biased variance of each of
+    the batch's `parts`, [parts, channels]."""
+    flat = tf.reshape(x, [parts, -1, x.shape[-1]])
+    mean = across(tf.reduce_mean(flat, 1))
+    centred = flat - mean[:, None]
+    variance = across(tf.reduce_mean(tf.square(centred), 1))
+    y = centred * (tf.math.rsqrt(variance + epsilon) * gamma)[:, None] + beta
+    return tf.reshape(y, tf.shape(x)), mean, variance
 
 
 class _Normed(NamedTuple):

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -27,6 +27,7 @@ from tensorflow.python.client.timeline import Timeline
 from emulator import draws
 from emulator.cells import KINDS, Cells, Order, Tokens
 from emulator.cost.trace import Operation, Trace
+from emulator.group import Group
 from emulator.plan import ExecutionPlan, PlanError
 from emulator.precision import ALL
 from emulator.record import Ran
@@ -97,6 +98,7 @@ class Training:
     decayed: Callable[[str], bool]
     trained: Callable[[str], bool] = lambda name: True
     recording: bool = False  # of the cells' times
+    group: Group | None = None  # the instances that train together
     dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32
 
     @property
@@ -136,11 +138,13 @@ def _layer_name(operation: Operation) -> str:
 @dataclass(frozen=True)
 class Metrics:
     """Loss and accuracy of every weight update of one host step, float32 [updates]; with half precision also the shares of
-    the gradients that underflowed and that overflowed, [updates, layers, 2]."""
+    the gradients that underflowed and that overflowed, [updates, layers, 2]. `leaving`: the instances that dropped the next
+    update, because they are to end at once."""
 
     loss: np.ndarray
     accuracy: np.ndarray
     lost: np.ndarray
+    leaving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,19 @@ def named_faults(when: Callable[[], str]) -> Iterator[None]:
         raise FloatingPointError(f"{found[1]} in {found[2]}, in {when()}") from None
 
 
+@contextmanager
+def placed(group: Group | None) -> Iterator[None]:
+    """Operations live on the instance of the group, if there is one."""
+    with tf.device(group.device) if group else nullcontext():
+        yield
+
+
+def new_session(graph: tf.Graph, homes: Sequence[str], group: Group | None = None) -> tf.Session:
+    """A session in this process, or on the group's server."""
+    config = session_config(homes)
+    return group.session(graph, config) if group else tf.Session(graph=graph, config=config)
+
+
 def new_graph() -> tf.Graph:
     """An empty graph whose loops are the old kind: their `parallel_iterations` is what a pipeline needs."""
     tf.disable_control_flow_v2()
@@ -219,12 +236,12 @@ def new_graph() -> tf.Graph:
 class TrainingProgram:
     """A compiled training program in a graph of its own."""
 
-    def __init__(self, build: Callable[[], Training]) -> None:
+    def __init__(self, build: Callable[[], Training], group: Group | None = None) -> None:
         """`build` is called inside the new graph, because it makes the data stream."""
         self._ended = threading.Event()
         self._device = ThreadPoolExecutor(1)
         self.graph = new_graph()
-        with self.graph.as_default():
+        with self.graph.as_default(), placed(group):
             training = build()
             refuse_missing_devices(training.plan.homes)
             self.weights = Weights(
@@ -247,7 +264,7 @@ class TrainingProgram:
             initialise = [tf.global_variables_initializer()]
             if training.stream.iterator is not None:
                 initialise.append(training.stream.iterator.initializer)
-        self.session = tf.Session(graph=self.graph, config=session_config(training.plan.homes))
+        self.session = new_session(self.graph, training.plan.homes, group)
         self.session.run(initialise)
 
     def compile(self) -> None:
@@ -287,7 +304,7 @@ class TrainingProgram:
         try:
             with named_faults(lambda: f"update {int(self.session.run(self.weights.step)) + 1}"):
                 # the calling thread stays free for signals, which would wait for the end of the session call otherwise
-                done = int(self._device.submit(self.session.run, self._step, feeds, options, trace).result())
+                done, wishes = self._device.submit(self.session.run, self._step, feeds, options, trace).result()
         finally:
             self._ended.set()
             reader.join()
@@ -297,6 +314,7 @@ class TrainingProgram:
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
+            tuple(int(k) for k in np.flatnonzero(wishes == STOP_AT_CALL)),
         )  # fmt: skip
 
     def stop(self, drop_update: bool) -> None:
@@ -337,6 +355,31 @@ class TrainingProgram:
         self.session.close()
 
 
+def _elements(x: tf.Tensor) -> int:
+    return int(np.prod(x.shape.as_list(), dtype=np.int64))
+
+
+def _buffers(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The names in their order, in as few parts of at most so many bytes as that allows."""
+    parts: list[list[str]] = []
+    filled = 0
+    for name in names:
+        if not parts or filled + sizes[name] > most:
+            parts.append([])
+            filled = 0
+        parts[-1].append(name)
+        filled += sizes[name]
+    return parts
+
+
+def _summed(group: Group, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The sums of all instances' tensors of one dtype, by name, through one buffer."""
+    kind = next(iter(values.values())).dtype
+    flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)
+    parts = tf.split(group.added(flat), [_elements(x) for x in values.values()])
+    return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
+
+
 @dataclass(frozen=True)
 class _HostStep:
     """The graph of one host step."""
@@ -347,29 +390,40 @@ class _HostStep:
     outfeed: tf.QueueBase
     stop: tf.Variable
 
-    def run(self, rates: tf.Tensor) -> tf.Tensor:
-        """The device loop over weight updates; the number of updates done. Loss and accuracy of each go into the
-        outfeed while the loop runs."""
-        updates = tf.size(rates)
+    def run(self, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The device loop over weight updates; the number of updates done, and what each instance of a group wished at the
+        end. Loss and accuracy of each update go into the outfeed while the loop runs."""
+        updates, group = tf.size(rates), self.training.group
 
-        def body(i: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def body(i: tf.Tensor, done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             with tf.control_dependencies([i]):
-                finished = self._update(tf.cast(rates[i], self.training.dtype))
-            return i + 1, done + tf.cast(finished, tf.int32)
+                finished, wishes = self._update(tf.cast(rates[i], self.training.dtype))
+            return i + 1, done + tf.cast(finished, tf.int32), wishes
 
-        def goes_on(i: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
+        def goes_on(i: tf.Tensor, done: tf.Tensor, wishes: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([done]):
-                return tf.logical_and(i < updates, tf.equal(self.stop.read_value(), RUN))
+                # instances end together, so each of them goes by what all wished in the update before
+                stop = tf.reduce_max(wishes) if group else self.stop.read_value()
+                return tf.logical_and(i < updates, tf.equal(stop, RUN))
 
-        start = (tf.constant(0), tf.constant(0))
-        _, done = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
-        return done
+        start = (
+            group.arrived() if group else tf.constant(0),
+            tf.constant(0),
+            tf.zeros([group.size if group else 0], tf.int32),
+        )
+        _, done, wishes = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
+        return done, wishes
 
-    def _update(self, rate: tf.Tensor) -> tf.Tensor:
-        """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done."""
+    def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done, and what each
+        instance of a group wishes."""
         values = self.weights.read()
         step = self.weights.step.read_value()
         calls, means = self._means(values, step)
+        whole, wishes = tf.equal(calls, self.training.plan.calls), tf.zeros([0], tf.int32)
+        if self.training.group:
+            wishes, means = self._reduced(calls, means, step)
+            whole = tf.reduce_max(wishes) < STOP_AT_CALL
 
         def move() -> tf.Tensor:
             with tf.control_dependencies(self._moves(values, means, rate, step)):
@@ -379,7 +433,34 @@ class _HostStep:
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 
-        return tf.cond(tf.equal(calls, self.training.plan.calls), move, lambda: tf.constant(False))
+        return tf.cond(whole, move, lambda: tf.constant(False)), wishes
+
+    def _reduced(
+        self, calls: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """What each instance wishes, and the means over all of them: gradients in as few sums as the buffer allows, those
+        that the backward pass finds first in the first, so that it need not be over; the rest, which is small, in one."""
+        training, group = self.training, self.training.group
+        with tf.control_dependencies([calls]):
+            stop = self.stop.read_value()
+        wish = tf.where_v2(tf.equal(calls, training.plan.calls), stop, STOP_AT_CALL)
+        wishes = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * wish, training.dtype)
+        moved = [variable.name for variable in reversed(training.moved) if variable.trainable]
+        small = [name for name in means if name not in moved]
+        found: dict[str, tf.Tensor] = {}
+        with tf.device(training.plan.homes[0]):
+            for names in _buffers(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
+                                  training.plan.reduced_at_once):  # fmt: skip
+                found |= _summed(group, {name: means[name] for name in names})
+            found |= _summed(group, {**{name: means[name] for name in small}, "": wishes})
+        agreed = tf.cast(tf.round(found.pop("")), tf.int32)
+        return agreed, {name: self._on_grid(name, total / group.size, step) for name, total in found.items()}
+
+    def _on_grid(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """A mean over the instances, rounded where accumulators are halves."""
+        if not self._accumulates_halves(name):
+            return mean
+        return _half.on_grid(mean, *self._rounding(f"{name}/instances", (step,)))
 
     def _moves(
         self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor
@@ -415,6 +496,7 @@ class _HostStep:
             loss=training.loss,
             hits=training.hits,
             scaled=training.scale.scaled,
+            across=self._across,
         )
 
         def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
@@ -445,6 +527,14 @@ class _HostStep:
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
         calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.in_flight, back_prop=False)
         return calls, {n: t if self._accumulates_halves(n) else t / plan.calls for n, t in zip(shapes, totals)}
+
+    @property
+    def _across(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """The mean over the instances that share batch-norm statistics; None if each has its own."""
+        training = self.training
+        if training.group is None or len(training.plan.sharing) == 1:
+            return None
+        return lambda x: training.group.mean(x, training.plan.sharing)
 
     def _image(self, image: tf.Tensor) -> tf.Tensor:
         """Pictures in the precision that the layers compute in."""

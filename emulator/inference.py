@@ -53,6 +53,7 @@ class InferenceProgram:
     ) -> None:
         """`stream` is called inside the new graph; `home` is the TensorFlow device of the network."""
         refuse_missing_devices((home,))
+        self.names = score.names
         self.graph = new_graph()
         with self.graph.as_default(), tf.device(home):
             self._stream = stream()

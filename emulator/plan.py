@@ -25,14 +25,15 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionPlan:
-    """One weight update: replicas x accumulation micro-batches through the stages.
+    """One weight update: replicas x accumulation micro-batches through the stages, in each of the instances (processes).
 
-    Global micro-batch m = accumulation step x replicas + replica; gradients are added in that order.
+    Global micro-batch m = accumulation step x replicas of all instances + replica, and instance k has the replicas from
+    k x replicas on; each instance adds its gradients in that order, then they are added up.
     """
 
     micro_batch: int
     accumulation: int
-    replicas: int
+    replicas: int  # of one instance
     shards: int  # IPUs of one replica
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
     updates_per_step: int  # weight updates of one host step
@@ -50,6 +51,9 @@ class ExecutionPlan:
     # where an IPU would keep state; nothing of it changes a number
     offload_state: bool  # optimiser state in host memory
     divide_state: bool  # replicated tensor sharding: every replica keeps a part of it
+    instances: int = 1
+    instance: int = 0  # this one
+    reduced_at_once: int = 10 << 20  # bytes of gradients, between instances
 
     @property
     def devices(self) -> int:
@@ -68,42 +72,67 @@ class ExecutionPlan:
 
     @property
     def calls(self) -> int:
-        """Calls of the network in one weight update."""
-        return self.micro_batches // (self.span * self.fold)
+        """Calls of the network in one weight update of one instance."""
+        return self.micro_batches // (self.local_span * self.fold)
 
     @property
     def call_batch(self) -> int:
         """Samples of one call."""
-        return self.micro_batch * self.span * self.fold
+        return self.micro_batch * self.local_span * self.fold
 
     def drawn_as(self, position: Any) -> Any:
         """The position that a sample's draws on the device are keyed by: its own; with identical seeding its place in
         its replica's stream, which is the same in every replica."""
-        if not self.identical_seeding or self.replicas == 1:
+        if not self.identical_seeding or self.total_replicas == 1:
             return position
         micro_batch, sample = position // self.micro_batch, position % self.micro_batch
-        return micro_batch // self.replicas * self.micro_batch + sample
+        return micro_batch // self.total_replicas * self.micro_batch + sample
+
+    @property
+    def total_replicas(self) -> int:
+        """Of all instances."""
+        return self.replicas * self.instances
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(block, period): of every `period` samples in the global order the instance has `block`, from instance x block on;
+        (0, 0) if it has all of them."""
+        block = self.replicas * self.micro_batch
+        return (block, block * self.instances) if self.instances > 1 else (0, 0)
+
+    @property
+    def local_span(self) -> int:
+        """Replicas of this instance that share batch-norm statistics."""
+        return min(self.span, self.replicas)
+
+    @property
+    def sharing(self) -> range:
+        """The instances that share batch-norm statistics with this one, itself among them."""
+        count = max(1, self.span // self.replicas)
+        first = self.instance // count * count
+        return range(first, first + count)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one weight update, over all replicas."""
+        """Micro-batches of one weight update of one instance, over its replicas."""
         return self.accumulation * self.replicas
 
     @property
     def global_batch(self) -> int:
-        """Samples of one weight update."""
-        return self.micro_batch * self.micro_batches
+        """Samples of one weight update of all instances."""
+        return self.micro_batch * self.micro_batches * self.instances
 
     @property
     def ipus(self) -> int:
         """IPUs that the plan stands for."""
-        return self.shards * self.replicas
+        return self.shards * self.total_replicas
 
     def summary(self) -> str:
         """A few lines for the head of a log."""
         lines = [
             f"Batch Size: {self.global_batch}",
             f"  micro-batch {self.micro_batch} x accumulation {self.accumulation} x replicas {self.replicas}"
+            + (f" x instances {self.instances}" if self.instances > 1 else "")
             + (f", {self.fold} micro-batches a call" if self.fold > 1 else "")
             + (f", batch norm over {self.span} replicas" if self.span > 1 else "")
             + f"; precision {self.precision}, up to {self.updates_per_step} updates per host step",
@@ -149,21 +178,30 @@ class Wishes:
     divide_state: bool = False
     device: str = AUTO
     select: tuple[str, ...] = ()  # device ids or AUTO: for training, and for validation
+    instances: int = 1
+    instance: int = 0
+    reduced_at_once: int = 10 << 20
 
 
 def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: int = 1) -> ExecutionPlan:
     """A complete plan; raises PlanError, PartitionError, ScheduleError or DeviceError for what does not fit together."""
     stages = _stages(wishes, trace)
     accumulation = _accumulation(wishes)
-    samples = wishes.micro_batch * accumulation * wishes.replicas
+    replicas = wishes.replicas * wishes.instances
+    samples = wishes.micro_batch * accumulation * replicas
     if samples > MOST_SAMPLES:
         raise PlanError(
-            f"an update of micro-batch {wishes.micro_batch} x accumulation {accumulation} x replicas {wishes.replicas} = "
+            f"an update of micro-batch {wishes.micro_batch} x accumulation {accumulation} x replicas {replicas} = "
             f"{samples:,} samples is more than the {MOST_SAMPLES:,} that can be counted"
         )
-    if wishes.span & (wishes.span - 1) or wishes.replicas % wishes.span:
+    if wishes.span & (wishes.span - 1) or replicas % wishes.span:
         raise PlanError(
-            f"--BN-span {wishes.span} must be a power of two that divides the {wishes.replicas} replicas into equal groups"
+            f"--BN-span {wishes.span} must be a power of two that divides the {replicas} replicas into equal groups"
+        )
+    if wishes.replicas % wishes.span and wishes.span % wishes.replicas:
+        raise PlanError(
+            f"--BN-span {wishes.span} would cut the {wishes.replicas} replicas of an instance apart; give a span that "
+            "divides them, or a multiple of them"
         )
     if wishes.divide_state and not wishes.offload_state:
         raise PlanError(
@@ -173,7 +211,7 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
     apart = wishes.shards > 1  # every stage on a device of its own
     schedule = wishes.schedule if wishes.pipeline and apart else "Sequential"
     fold = _fold(wishes, trace, accumulation, len(stages) if schedule != "Sequential" else 1)
-    calls = accumulation * wishes.replicas // (wishes.span * fold)
+    calls = accumulation * wishes.replicas // (min(wishes.span, wishes.replicas) * fold)
     for_training, for_validation = (*wishes.select, "AUTO", "AUTO")[:2]
     return ExecutionPlan(
         micro_batch=wishes.micro_batch,
@@ -188,13 +226,16 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
         pipelined=wishes.pipeline,
         recompute=wishes.recompute,
         homes=_homes(wishes.device, len(stages), apart, machine),
-        training_device=system.select(for_training, wishes.shards * wishes.replicas, "training"),
+        training_device=system.select(for_training, wishes.shards * replicas, "training"),
         validation_device=system.select(for_validation, 1, "validation"),
         span=wishes.span,
         fold=fold,
         identical_seeding=wishes.identical_seeding,
         offload_state=wishes.offload_state,
         divide_state=wishes.divide_state,
+        instances=wishes.instances,
+        instance=wishes.instance,
+        reduced_at_once=wishes.reduced_at_once,
     )
 
 
@@ -222,12 +263,13 @@ def _accumulation(wishes: Wishes) -> int:
     """The accumulation count; a global batch decides it."""
     if wishes.global_batch is None:
         return wishes.accumulation
-    samples = wishes.micro_batch * wishes.replicas
+    replicas = wishes.replicas * wishes.instances
+    samples = wishes.micro_batch * replicas
     if wishes.global_batch % samples:
         below = wishes.global_batch // samples * samples
         raise PlanError(
             f"--global-batch-size {wishes.global_batch} is not a multiple of micro-batch {wishes.micro_batch} x replicas "
-            f"{wishes.replicas} = {samples}; nearest: {f'{below} or ' if below else ''}{below + samples}"
+            f"{replicas} = {samples}; nearest: {f'{below} or ' if below else ''}{below + samples}"
         )
     return wishes.global_batch // samples
 
@@ -235,13 +277,14 @@ def _accumulation(wishes: Wishes) -> int:
 def _fold(wishes: Wishes, trace: Trace, accumulation: int, stages: int) -> int:
     """How many micro-batches share a call. `auto`: as many, up to eight, as keep one call's FP32 activations within
     the budget, and, in a pipeline, at least four calls for each stage to work on."""
-    groups = accumulation * wishes.replicas // wishes.span
+    span = min(wishes.span, wishes.replicas)  # of this instance
+    groups = accumulation * wishes.replicas // span
     if wishes.fold != AUTO:
         fold = int(wishes.fold)
         if groups % fold:
             raise PlanError(f"--fold {fold} must divide the {groups} micro-batches of an update evenly")
         return fold
-    per_micro_batch = trace.activation_bytes(4) * wishes.micro_batch * wishes.span
+    per_micro_batch = trace.activation_bytes(4) * wishes.micro_batch * span
     fits = [
         fold
         for fold in range(1, min(groups, MOST_FOLDED) + 1)

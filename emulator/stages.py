@@ -45,6 +45,7 @@ class Network:
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]
+    across: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
 
     def trained_before(self, stage: int, chunk: int) -> bool:
         """Whether a gradient is wanted of what goes into a chunk."""
@@ -97,7 +98,7 @@ class _Pass:
         plan = self.network.plan
         layers = layers_of(plan.precision)(
             self.values, training=True, seed=self.network.seed, positions=self.positions, norm_parts=plan.fold,
-            rounding=rounding_of(plan.precision), watch=self.watch,
+            rounding=rounding_of(plan.precision), watch=self.watch, across=self.network.across,
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import ipu_utils
+from Datasets import _pipeline
 from Datasets._mixing import Mixing
 from Datasets._spec import ReadRequest
 from Datasets.generated import synthetic
 from harness import losses, optimisers, rules
 from harness.run import Run
-from ipu_utils import Features, InferenceProgram, TrainingProgram
+from ipu_utils import Features, Group, InferenceProgram, TrainingProgram
 
 
-def training_program(run: Run, start: int, recording: bool = False) -> TrainingProgram:
-    """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times."""
+def training_program(run: Run, start: int, recording: bool = False, group: Group | None = None) -> TrainingProgram:
+    """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
+    the instances that train together."""
     training = run.options.training
     update = optimisers.make(training, run.plan.global_batch)
-    request = run.request(run.plan.call_batch, start * run.plan.global_batch)
+    request = run.training_request(start)
     return ipu_utils.compile_training(
         run.segments,
         run.trace,
@@ -36,6 +39,7 @@ def training_program(run: Run, start: int, recording: bool = False) -> TrainingP
         decayed=run.decayed,
         trained=run.trained,
         recording=recording,
+        group=group,
     )
 
 
@@ -46,7 +50,7 @@ def validation_program(run: Run) -> InferenceProgram:
     return ipu_utils.compile_inference(
         run.segments,
         run.trace,
-        stream=partial(_stream, run, run.request(run.validation_batch), training=False),
+        stream=partial(_stream, run, run.validation_request(), training=False),
         names=names,
         sums=sums,
         home=run.plan.homes[0],
@@ -119,10 +123,11 @@ def _synthetic_stream(
 ) -> ipu_utils.Stream:
     """Data made on the device. Samples past the validation set's end are marked as filling."""
     limit = None if training else run.source.spec.validation_images
+    first_update = replace(request, start=run.training_request(0).start) if training else request
 
     def features(step: tf.Tensor, m: tf.Tensor) -> Features:
-        first = step * run.plan.global_batch + tf.cast(m, tf.int64) * request.batch_size
-        position = first + tf.range(request.batch_size, dtype=tf.int64)
+        sample = step * run.plan.micro_batch * run.plan.micro_batches + tf.cast(m, tf.int64) * request.batch_size
+        position = _pipeline.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
         image, label = synthetic(run.source.spec, request, position)
         if limit is not None:
             label = tf.where_v2(position < limit, label, -1)

@@ -16,6 +16,8 @@ from emulator.plan import ExecutionPlan, PlanError
 from harness import checkpoints, cli, command_line, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
+from harness.cluster import TF_CONFIG
+from harness.heartbeat import WorkerError
 from harness.options import OptionError
 from harness.run import Run, prepare
 from harness.saving import SaveError
@@ -45,7 +47,7 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
             print(f"{prog}: stopped by {error}", file=sys.stderr)
             return 128 + error.number
 
-    return command_line.run(prog, stoppable, argv, WRONG_INPUT, (FloatingPointError, SaveError))
+    return command_line.run(prog, stoppable, argv, WRONG_INPUT, (FloatingPointError, SaveError, WorkerError))
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:
@@ -60,9 +62,12 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     return parsed
 
 
-def prepare_or_describe(parsed: Parsed, training: bool = True) -> Run | None:
-    """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input."""
-    run = prepare(parsed.options, os.environ, parsed.notes, training=training)
+def prepare_or_describe(parsed: Parsed, training: bool = True, total_replicas: int | None = None) -> Run | None:
+    """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input.
+
+    `total_replicas`: of a run that goes on, which its instances divide anew.
+    """
+    run = prepare(parsed.options, os.environ, parsed.notes, training=training, total_replicas=total_replicas)
     asked = parsed.options.main
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
@@ -126,6 +131,11 @@ def restore_path(argv: list[str], script: str) -> str | None:
 def wants_help(argv: list[str]) -> bool:
     """Whether the call asks for help."""
     return any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
+
+
+def resuming(run: Run, folder: Path) -> list[str]:
+    """The words of restore.py that go on with a run."""
+    return ["--restore-path", str(folder), *["--distributed"] * (run.cluster.source == TF_CONFIG)]
 
 
 def command(script: str, *words: str) -> str:

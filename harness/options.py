@@ -161,9 +161,12 @@ class TrainingOptions:
     weight_avg_exp: tuple[float, ...] = opt(
         (), "after training: exponential average of the run's checkpoints, with this decay", check=between(0, 1)
     )
-    distributed: bool = opt(False, "several workers, described by TF_CONFIG", kind=LATER)
-    syncs_per_epoch: int = opt(0, "poprun: broadcasts of the weights per epoch", kind=LATER, check=at_least(0))
-    epochs_per_sync: float = opt(0.0, "poprun: epochs between broadcasts of the weights", kind=LATER, check=at_least(0))
+    distributed: bool = opt(False, "one of several processes that train together, described by TF_CONFIG")
+    worker_timeout: float = opt(
+        60.0, "seconds after which a process that does not come or answer ends the others", check=at_least(2)
+    )
+    syncs_per_epoch: int = opt(0, "poprun: broadcasts of instance 0's weights per epoch", check=at_least(0))
+    epochs_per_sync: float = opt(0.0, "poprun: epochs between broadcasts of instance 0's weights", check=at_least(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,9 @@ class CheckpointOptions:
     ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0))
     epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0))
     ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0))
-    ckpt_all_instances: bool = opt(False, "every instance writes checkpoints", kind=LATER, bare="true")
+    ckpt_all_instances: bool = opt(
+        False, "every instance writes checkpoints, instance k in instance-k of the run's folder", bare="true"
+    )
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
     safety_ckpt_minutes: float = opt(
         10.0, "also save whenever so many minutes have passed since the last checkpoint; the next one replaces it; 0 is off",
@@ -250,7 +255,9 @@ class DeviceOptions:
     internal_exchange_optimisation_target: str | None = opt(
         None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT
     )
-    max_cross_replica_buffer_size: int = opt(10485760, "bytes of gradients reduced at once", kind=HINT, check=at_least(0))
+    max_cross_replica_buffer_size: int = opt(
+        10485760, "bytes of gradients that several processes add up at once; 0: each tensor by itself", check=at_least(0)
+    )
     max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
     scheduling_algorithm: str = opt(
         "choose-best", "compiler scheduling", kind=HINT,
@@ -291,8 +298,10 @@ class LoggingOptions:
         None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1)
     )
     logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
-    log_all_instances: bool = opt(False, "every instance writes logs", kind=LATER, bare="true")
-    mlperf_logging: bool = opt(False, "MLPerf log lines", kind=LATER)
+    log_all_instances: bool = opt(
+        False, "every instance prints and writes logs, instance k in instance-k of the run's folder", bare="true"
+    )
+    mlperf_logging: bool = opt(False, "lines for MLPerf's compliance checker (:::MLLOG ...)")
     wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in")
     wandb_project: str = opt("tf-cnn", "its project")
     wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",))
@@ -315,6 +324,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("normalise_input", "symmetric_input"),
     ("epochs_per_ckpt", "ckpts_per_epoch"),
     ("log_freq", "logs_per_epoch"),
+    ("epochs_per_sync", "syncs_per_epoch"),
     ("global_batch_size", ACCUMULATION),
 )
 

@@ -16,15 +16,16 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d)")
 
 
-def import_tensorflow() -> None:
-    """The first import; lines that are not of the information level come out after it."""
+def import_tensorflow(level: str = "2") -> None:
+    """The first import; lines that are not of the information level come out after it. `level`: what TensorFlow leaves out,
+    2 up to warnings, 3 errors too, which are raised anyway."""
     if "tensorflow" in sys.modules:
         return
     if _LEVEL in os.environ:
         import tensorflow
 
         return
-    os.environ[_LEVEL] = "2"
+    os.environ[_LEVEL] = level
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as caught:

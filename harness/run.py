@@ -21,7 +21,9 @@ from emulator.plan import ExecutionPlan, PlanError, Wishes
 from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
+from harness import cluster as clusters
 from harness import data, plugins, rules
+from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
 from harness.options import DatasetOptions, OptionError, RunOptions
@@ -49,8 +51,20 @@ class Run:
     name: str
     not_decayed: tuple[str, ...]
     notes: tuple[str, ...]
+    cluster: Cluster = ALONE
 
-    def request(self, batch_size: int, start: int = 0) -> ReadRequest:
+    def training_request(self, done: int) -> ReadRequest:
+        """What is asked of the data source for this instance's training stream, from weight update `done` on."""
+        plan = self.plan
+        block, period = plan.share
+        return self.request(plan.call_batch, done * plan.global_batch + plan.instance * block, block, period)
+
+    def validation_request(self) -> ReadRequest:
+        """The same for validation: of n instances, instance k has every n-th micro-batch from the k-th on."""
+        batch, count = self.validation_batch, self.cluster.size
+        return self.request(batch, self.cluster.instance * batch, *((batch, count * batch) if count > 1 else (0, 0)))
+
+    def request(self, batch_size: int, start: int = 0, block: int = 0, period: int = 0) -> ReadRequest:
         """What is asked of the data source for one stream."""
         options = self.options.dataset
         return ReadRequest(
@@ -58,6 +72,8 @@ class Run:
             image_size=self.image_size,
             seed=self.seed,
             start=start,
+            block=block,
+            period=period,
             augment=not options.train_with_valid_preprocessing,
             host_normalise=options.hostside_norm and not options.fused_preprocessing,
             eight_bit=options.eight_bit_io,
@@ -106,11 +122,17 @@ class Run:
         return "\n".join(lines)
 
 
-def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True) -> Run:
-    """Resolves `options`; raises OptionError or DataError for what does not fit.
+def prepare(
+    options: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
+    total_replicas: int | None = None,
+) -> Run:  # fmt: skip
+    """Resolves `options`; raises OptionError or DataError for what does not fit. `total_replicas`: of all instances, where
+    an earlier part of the run decides it and nobody else.
 
     Not `training`: no learning rate is needed, and the global batch only dates the checkpoints.
     """
+    cluster = clusters.find(options, environ)
+    options, replaced = _with_replicas(options, cluster, total_replicas)
     model = plugins.load("Models", options.main.model)
     family = data.family(options.dataset.dataset)
     opened = data.for_predictions if options.checkpoint.predict else data.open_source
@@ -124,7 +146,7 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
     for kind, names in zip(("fp16", "fp32"), forced):
         _refuse_filters_that_match_nothing(f"--force-weight-to-{kind}", names, traced)
     _refuse_what_is_forced_both_ways(*forced, traced)
-    plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training)
+    plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else 0.0
     return Run(
         options=options,
@@ -140,13 +162,35 @@ def prepare(options: RunOptions, environ: Mapping[str, str], notes: tuple[str, .
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
+        cluster=cluster,
         notes=(
             *notes,
+            *replaced,
+            *["--distributed without TF_CONFIG: one process does the work of all"]
+            * (training and _is_left_alone(options, cluster)),
             *rules.input_notes(options.dataset, family),
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_training_notes(options, plan, training),
         ),
     )
+
+
+def _is_left_alone(options: RunOptions, cluster: Cluster) -> bool:
+    return options.training.distributed and cluster is ALONE
+
+
+def _with_replicas(options: RunOptions, cluster: Cluster, before: int | None) -> tuple[RunOptions, list[str]]:
+    """poprun says how many replicas an instance has; otherwise a run that goes on has as many in all as `before`."""
+    asked, given = options.device.replicas, cluster.replicas
+    chosen = options.sources.get("replicas", "").startswith(COMMAND_LINE)
+    if given is None and before and not chosen and before % cluster.size == 0:
+        total = before // cluster.size
+        return dataclasses.replace(options, device=dataclasses.replace(options.device, replicas=total)), []
+    if given in (None, asked):
+        return options, []
+    total = given * cluster.size
+    said = [f"--replicas {asked} is replaced by poprun's {given} of {total}"] if asked not in (1, total) else []
+    return dataclasses.replace(options, device=dataclasses.replace(options.device, replicas=given)), said
 
 
 def _channels(options: DatasetOptions, family: str) -> int:
@@ -182,11 +226,13 @@ def _refuse_filters_that_match_nothing(option: str, filters: tuple[str, ...], tr
             )
 
 
-def _plan_and_horizon(options: RunOptions, traced: Trace, images: int, for_training: bool) -> tuple[ExecutionPlan, Horizon]:
+def _plan_and_horizon(
+    options: RunOptions, traced: Trace, images: int, for_training: bool, cluster: Cluster
+) -> tuple[ExecutionPlan, Horizon]:
     training, logging, checkpoint = options.training, options.logging, options.checkpoint
 
     # validation runs the whole network at once: stages, spans and folds are the training's affair
-    wishes = _wishes(options) if for_training else _validation_wishes(options)
+    wishes = _wishes(options, cluster) if for_training else _validation_wishes(options)
     try:
         plan = plans.resolve(wishes, traced, this_machine())
         horizon = Horizon.of(
@@ -234,7 +280,7 @@ def _validation_wishes(options: RunOptions) -> Wishes:
     )
 
 
-def _wishes(options: RunOptions) -> Wishes:
+def _wishes(options: RunOptions, cluster: Cluster) -> Wishes:
     training, device = options.training, options.device
     return Wishes(
         micro_batch=training.micro_batch_size,
@@ -257,6 +303,9 @@ def _wishes(options: RunOptions) -> Wishes:
         divide_state=device.rts,
         device=device.device,
         select=device.select_ipu,
+        instances=cluster.size,
+        instance=cluster.instance,
+        reduced_at_once=device.max_cross_replica_buffer_size,
     )
 
 
@@ -294,7 +343,7 @@ def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
     name = model.run_name(
         options.model,
         micro=str(plan.micro_batch),
-        replicas=f"x{plan.replicas}r" if plan.replicas > 1 else "",
+        replicas=f"x{plan.total_replicas}r" if plan.total_replicas > 1 else "",
         accumulation=_accumulation_label(plan),
         precision=kind,
     )
@@ -363,7 +412,8 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "summary_str": run.summary(),
         "total_batch_size": run.plan.global_batch,
         "total_iterations": run.horizon.iterations,
-        "total_replicas": run.plan.replicas,
+        "total_replicas": run.plan.total_replicas,
+        "instances": run.plan.instances,
         "image_size": run.image_size,
         "wd_exclude": list(run.not_decayed),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness import averages, checkpoints, entry, plot, profile
+from harness import averages, checkpoints, entry, mlperf, plot, profile
 from harness.checkpoints import Checkpoint
 from harness.gradients import LostGradients
 from harness.meter import Meter
 from harness.run import Run
 from harness.saving import SaveError, Writer
 from harness.signals import Signals
+from harness.team import Team
 from log import RunLog
 
 if TYPE_CHECKING:
@@ -30,9 +32,11 @@ _ADVICE, _OR = "a lower learning rate may help", "--keep-going goes on all the s
 
 @dataclass
 class Session:
-    """A run in progress. `score`: validates a checkpoint with these values; a row of validation.csv."""
+    """A run in progress, in this instance of its team. `score`: validates a checkpoint with these values; a row of
+    validation.csv."""
 
     run: Run
+    team: Team
     folder: Path
     log: RunLog
     program: TrainingProgram
@@ -40,6 +44,7 @@ class Session:
     signals: Signals
     writer: Writer
     score: Callable[[Checkpoint, Values], Mapping[str, Any]]
+    mlperf: mlperf.Events
     profile: profile.Request | None = None
     profiled: int = -1  # the update that is
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -53,13 +58,39 @@ class Session:
 
     @property
     def saves(self) -> bool:
-        """Whether the run writes checkpoints."""
+        """Whether the run has checkpoints."""
         return self.run.horizon.iterations_per_ckpt > 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether this instance writes them."""
+        return self.team.first or self.run.options.checkpoint.ckpt_all_instances
 
     def advance(self, first: int, end: int) -> None:
         """One host step, or a piece of one, and what is due after it."""
         while first < end:
-            first = self._piece(first, end)
+            done = self._piece(first, end)
+            if self._sync_period and done // self._sync_period > first // self._sync_period:
+                self._sync()
+            first = done
+
+    @property
+    def _sync_period(self) -> int:
+        """Weight updates between broadcasts of the weights; 0 for none."""
+        asked, per_epoch = self.run.options.training, self.run.horizon.iterations_per_epoch
+        if asked.syncs_per_epoch:
+            return max(1, per_epoch // asked.syncs_per_epoch)
+        return max(1, round(per_epoch * asked.epochs_per_sync)) if asked.epochs_per_sync else 0
+
+    def _sync(self) -> None:
+        """Instance 0's weights for all; they are the same here unless an instance computes wrongly, which is told."""
+        if not self.team.group:
+            return
+        own = self.program.values()
+        received = self.team.shared(own)
+        if checkpoints.fingerprint(own) != checkpoints.fingerprint(received):
+            print(f"warning: instance {self.team.instance} had other weights than instance 0", file=sys.stderr, flush=True)
+        self.program.load(received)
 
     def _piece(self, first: int, end: int) -> int:
         """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint. How many the run has done then."""
@@ -70,6 +101,7 @@ class Session:
             if self.run.horizon.logs(first, done):
                 self._row(done)
             if self.run.horizon.checkpoints(first, done):
+                self.mlperf.checkpoint(done, last=done == self.run.horizon.iterations)
                 saved = self.save(done)
             elif done > self.saved and (self.signals.received is not None or self._overdue):
                 self.save(done, rolling=True)
@@ -82,7 +114,7 @@ class Session:
     def _overdue(self) -> bool:
         """Whether it is time for a safety checkpoint."""
         minutes = self.run.options.checkpoint.safety_ckpt_minutes
-        return bool(minutes) and self.saves and time.monotonic() - self.saved_at > 60 * minutes
+        return bool(minutes) and self.saves and self.team.first and time.monotonic() - self.saved_at > 60 * minutes
 
     def _updates(self, first: int, end: int) -> int:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
@@ -92,6 +124,9 @@ class Session:
             metrics = self._profiled_step(first)
         else:
             metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
+        if metrics.leaving:
+            self.team.agreed_to_stop = True
+            self.signals.follow(metrics.leaving[0])
         done = first + len(metrics.loss)
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         self.lost.add(first, metrics.lost)
@@ -143,7 +178,10 @@ class Session:
         """Has a checkpoint written while training goes on; `rolling`: until the next one. It, and what is in it."""
         started = time.perf_counter()
         saved, values = checkpoints.at(self.folder, iteration), self.program.values()
+        self.saved, self.saved_at = iteration, time.monotonic()
         self._refuse_faulty(values, iteration)
+        if not self.writes:
+            return saved, values
         state = {**self.meter.state(), checkpoints.ROLLING: rolling}
         what = "initial " if initial else "safety " if rolling else ""
         model = {name: values[name] for name in self.program.weights.model}
@@ -160,7 +198,6 @@ class Session:
 
         self._settle()
         self.writer.begin(write)
-        self.saved, self.saved_at = iteration, time.monotonic()
         return saved, values
 
     def _refuse_faulty(self, values: Values, iteration: int) -> None:
@@ -188,7 +225,11 @@ class Session:
                 self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
             self.told = True
             return
-        row = self.score(saved, values)
+        # averages are made after the run, as MLPerf counts it
+        timed = saved.iteration >= 0
+        row = (
+            self.mlperf.evaluated(saved.iteration, lambda: self.score(saved, values)) if timed else self.score(saved, values)
+        )
         self.validated[saved.name] = row
         self.log.validation_row(row)
 
@@ -197,7 +238,7 @@ class Session:
         if done < self.run.horizon.iterations:
             self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
             self._settle()
-            if done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
+            if self.writes and done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
                 self.save(done)
         elif not self.saves:  # those that were saved have been validated
             self.validate(Checkpoint("final", done), self.program.values())
@@ -209,13 +250,18 @@ class Session:
     def _average(self) -> None:
         """The averages of the finished run's checkpoints, validated like those."""
         for name, amount in averages.wanted(self.run.options.training):
-            averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
-            self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
-            self.validate(averaged, checkpoints.read(averaged))
+            averaged, values = Checkpoint(str(self.folder / name), -1), None
+            if self.team.first:
+                averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
+                self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
+                values = checkpoints.read(averaged)
+            self.validate(averaged, self.team.shared(values))
 
     def _report(self, done: int) -> None:
         """The last lines: accuracy, where the run lies, how to go on."""
         note = self.log.note
+        if self.log.folder is None and not self.team.first:
+            return
         last = [row for row in self.validated.values() if int(row["iteration"]) >= 0][-1:]
         if last:
             note(f"Final validation top-1 accuracy: {float(last[0]['val_acc']):.2f}%")
@@ -226,7 +272,7 @@ class Session:
         path = str(self.folder)
         horizon = self.run.horizon
         if done < horizon.iterations:
-            note(f"Go on:           {entry.command('restore', '--restore-path', path)}")
+            note(f"Go on:           {entry.command('restore', *entry.resuming(self.run, self.folder))}")
             return
         if self.saves:
             note(f"Validate again:  {entry.command('validation', '--restore-path', path)}")

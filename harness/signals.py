@@ -21,8 +21,9 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 class StopRequest(Exception):
     """A signal asked the run to stop."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
+    def __init__(self, number: int, instance: int | None = None) -> None:
+        """`instance`: another one of the run, which got it."""
+        super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
         self.number = number
 
 
@@ -33,6 +34,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         self._ask: Callable[[], None] | None = None  # what to do instead of raising
+        self._instance: int | None = None  # that got the signal, if it was another one
         self._earlier: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -57,7 +59,12 @@ class Signals:
     def raise_if_received(self) -> None:
         """StopRequest, if a signal came."""
         if self.received is not None:
-            raise StopRequest(self.received)
+            raise StopRequest(self.received, self._instance)
+
+    def follow(self, instance: int) -> None:
+        """Another instance of the run has got a signal; this one ends as if it had."""
+        if self.received is None:
+            self.received, self._instance = signal.SIGTERM, instance
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

@@ -180,7 +180,7 @@ def test_the_recorded_run_decides_model_and_schedule_and_may_use_what_is_not_ava
     names = ("model", "lr_schedule", "model_size", "shards")
     assert [found[name] for name in names] == ["efficientnet", "cosine", "B1", 4]
     assert parsed.options.sources["seed"] == "the recorded run"
-    assert "is not available yet" in refused("--distributed", script="restore", recorded=recorded)
+    assert "is not available yet" in refused("--profile-compilation", script="restore", recorded=recorded)
     assert values("--model resnet", "model", "model_size", script="restore", recorded={**recorded, "model_size": 14}) == [
         "resnet", 14
     ]  # fmt: skip
@@ -535,7 +535,7 @@ def test_help_names_every_option(script, model):
     known = cli.parse(["--model", model, "--lr-schedule", "exponential", "--help"], script, None, {}).catalogue
     wanted = {"--no-" + o.flag[2:] if o.base is bool and o.default is True else o.flag for o in known.options.values()}
     assert shown == wanted
-    assert result.out.count("(not available yet)") >= 5
+    assert result.out.count("(not available yet)") >= 1
 
 
 def test_help_answers_whatever_else_was_asked():
@@ -567,7 +567,7 @@ README = [
     ("validation", f"{B0} --batch-size 8 --synthetic-data --repeat 10 --batch-norm", None),
     ("validation", f"{B0} --batch-size 8 --generated-data --repeat 10 --batch-norm", None),
     ("train", f"{V13_50} --batch-size 4 --batches-per-step 1 --shards 4 --pipeline-depth 64 --pipeline-splits b1/2/relu b2/3/relu "
-     "b3/5/relu --xla-recompute --replicas 4 --distributed --no-stochastic-rounding --base-learning-rate -11", "--distributed"),
+     "b3/5/relu --xla-recompute --replicas 4 --distributed --no-stochastic-rounding --base-learning-rate -11", None),
     ("train", f"{V13_50} --gc-profile", None),
     ("train", "--model efficientnet --help", None),
     ("train", V20_50.format("", ""), None),
@@ -582,7 +582,7 @@ README = [
     ("validation", "--model efficientnet --model-size 0 --precision 16.16 --dataset imagenet --batch-size 32 --synthetic-data",
      None),
     ("train", f"{IMAGENET} --epochs-per-sync 20 --no-validation --epochs 1 --epochs-per-ckpt 0 --ckpts-per-epoch 0",
-     "--epochs-per-sync 20.0"),
+     None),
     ("train", f"{IMAGENET} --no-validation --epochs 1 --epochs-per-ckpt 0 --ckpts-per-epoch 0", None),
     ("validation", f"{IMAGENET} --no-stochastic-rounding --batch-size 25 --available-memory-proportion 0.6 --restore-path l/r", None),
     ("train", f"{IMAGENET} --epochs 1 --logs-per-epoch 16 --no-validation --replicas 1 --gradient-accumulation-count 160 "

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = ("Models", "Datasets", "LR_Schedules")
 PACKAGES = (*PLUGINS, "harness", "emulator")
-SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log")
+SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "poprun")
 LEAVES = {
     "harness.command_line",
     "harness.fields",
@@ -29,6 +29,7 @@ TENSORFLOW = {
     "emulator.stages",
     "emulator.weights",
     "emulator.cells",
+    "emulator.group",
     "emulator.inference",
     "emulator.draws",
     "harness.build",

