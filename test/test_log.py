@@ -155,7 +155,7 @@ def test_mlperf_s_checker_is_content(tmp_path):
     (tmp_path / "lines").write_text(out)
     found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
     assert checker.main(str(tmp_path / "lines"), "training_3.1.0/common.yaml", found)[0]
-    events = [json.loads(line[10:]) for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in out.splitlines() if line.startswith(":::MLLOG ")]
     told = {event["key"]: event["value"] for event in events}
     assert (told["seed"], told["global_batch_size"], told["train_samples"], told["opt_name"]) == (3, 8, 10_000, "sgd")
     assert [e["key"] for e in events][-4:] == ["eval_start", "eval_accuracy", "eval_stop", "run_stop"]
