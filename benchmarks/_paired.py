@@ -9,8 +9,9 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,8 +31,8 @@ class Measured:
 class Worker:
     """A process of its own that runs one round at a time: `updates` weight updates of train.py with these options."""
 
-    def __init__(self, words: Sequence[str], updates: int = 1) -> None:
-        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    def __init__(self, words: Sequence[str], updates: int = 1, environ: Mapping[str, str] | None = None) -> None:
+        environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, str(Path(__file__).with_name("_worker.py")), str(updates), *words]
         self._process = subprocess.Popen(
             command,
@@ -43,11 +44,24 @@ class Worker:
             cwd=ROOT,
         )
         self._words = words
-        self.built = self._answer()["built"]
+
+    @cached_property
+    def built(self) -> float:
+        """Seconds that building the program took, as soon as it is done."""
+        return self._answer()["built"]
 
     def round(self) -> float:
         """One round; its samples per second."""
+        self.begin_round()
+        return self.end_round()
+
+    def begin_round(self) -> None:
+        """Starts one, for several workers at once."""
+        assert self.built
         self._ask("round")
+
+    def end_round(self) -> float:
+        """Its samples per second."""
         return self._answer()["speed"]
 
     def alive(self) -> float:
@@ -60,9 +74,13 @@ class Worker:
         self._ask("peak")
         return self._answer()["peak"]
 
+    def close(self) -> None:
+        """No more rounds will come."""
+        self._process.stdin.close()
+
     def end(self) -> None:
         """The process is gone then."""
-        self._process.stdin.close()
+        self.close()
         self._process.wait()
 
     def _ask(self, what: str) -> None:

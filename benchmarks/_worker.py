@@ -9,17 +9,25 @@ import sys
 import time
 
 from harness import cli, quiet
-from harness.run import prepare
+from harness.run import Run, prepare
+from harness.team import Team
 
 
 def main(updates: int, words: list[str]) -> None:
     """`updates` is the length of a round, `words` are options of train.py. Answers each line of standard input."""
     run = prepare(cli.parse(words, "train", environ={}).options, os.environ)
+    with Team(run.cluster, 600) as team:
+        team.meet(run)
+        _answer(run, team, updates)
+        team.part()
+
+
+def _answer(run: Run, team: Team, updates: int) -> None:
     quiet.import_tensorflow()
     from harness.build import training_program
 
     started = time.perf_counter()
-    program = training_program(run, 0, recording=True)
+    program = training_program(run, 0, recording=True, group=team.group)
     program.compile()
     _say(built=time.perf_counter() - started)
     for line in sys.stdin:

@@ -170,7 +170,7 @@ def _wait(children: list[subprocess.Popen]) -> int:
     earlier = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     code, end = 0, math.inf
     try:
-        while any(child.poll() is None for child in children):
+        while [child for child in children if child.poll() is None]:  # all of them are asked
             codes = [child.returncode for child in children if child.returncode]
             if codes and not code:
                 code, end = codes[0], time.monotonic() + _GRACE

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +266,39 @@ def test_instances_with_other_code_are_refused_by_name(tmp_path):
     ]
     for each in ended(processes, 90):
         assert each.code == 2 and "instance 1 (localhost:" in each.err and "runs other code than instance 0" in each.err
+
+
+def namespaces(names: Sequence[str]) -> bool:
+    """Two hosts of their own, 10.78.0.1 and .2, joined by a cable; whether that is allowed here."""
+    commands = [
+        *(f"netns add {name}" for name in names),
+        f"link add {names[0]}v type veth peer name {names[1]}v",
+        *(f"link set {name}v netns {name}" for name in names),
+        *(f"-n {name} addr add 10.78.0.{k + 1}/24 dev {name}v" for k, name in enumerate(names)),
+        *(f"-n {name} link set {device} up" for name in names for device in (f"{name}v", "lo")),
+    ]
+    return all(subprocess.run(["ip", *command.split()], capture_output=True).returncode == 0 for command in commands)
+
+
+def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
+    names = [f"h{os.getpid() % 100_000}{k}" for k in "ab"]
+    try:
+        if not shutil.which("ip") or not namespaces(names):
+            pytest.skip("network namespaces are not allowed here")
+        addresses = ["10.78.0.1:2222", "10.78.0.2:2222"]
+        given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--distributed", "--logs-path", tmp_path / "run"]
+        processes = [
+            started("train.py", given, {"TF_CONFIG": tf_config(addresses, k)}, ["ip", "netns", "exec", name])
+            for k, name in enumerate(names)
+        ]
+        assert any(line.startswith("Saved checkpoint") for line in processes[0].stdout)
+        subprocess.run(["ip", "-n", names[0], "link", "set", f"{names[0]}v", "down"], check=True)
+        for k, each in enumerate(ended(processes, 60)):
+            assert each.code == 1 and f"error: instance {1 - k} (10.78.0.{2 - k}:2222)" in each.err, each.err
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    goes_on(tmp_path / "run")
 
 
 # Wrong input, in this process

