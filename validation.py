@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import checkpoints, entry, predictions, profile, quiet
+from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.options import OptionError
 from harness.run import Run, arguments
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     if not path and entry.value_of(argv, "predict", "validation"):
         raise OptionError("--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0")
     folder = checkpoints.run_folder(Path(path)) if path else None
-    found = checkpoints.select(Path(path)) if path else []
+    found = checkpoints.select(Path(path)) if path and not clusters.follows(os.environ) else []
     recorded = entry.recorded_options(folder) if folder else {}
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
@@ -76,7 +77,7 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
         team.part()
     finally:
         log.close()
-    if unreadable:
+    if unreadable and team.first:
         print(f"validation.py: error: {len(unreadable)} of {len(found)} checkpoints cannot be read: {', '.join(unreadable)}",
               file=sys.stderr)  # fmt: skip
     return 1 if unreadable else 0
@@ -160,8 +161,7 @@ def validate(
     program.rewind()
     micro_batches = own_micro_batches(run)
     totals, seconds = _sums(run, program, micro_batches, log)
-    totals = team.totals(totals)
-    micro_batches = max(micro_batches, 1)
+    totals, seconds = team.totals(totals), team.largest(seconds)
     iteration = checkpoint.iteration
     samples = max(totals["samples"], 1)
     accuracy = 100 * totals["hits"] / samples
@@ -174,7 +174,7 @@ def validate(
         "val_time": seconds,
         "val_size": int(totals["samples"]),
         "img_per_sec": totals["samples"] / seconds,
-        "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / micro_batches,
+        "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
         "top5_acc": 100 * totals["top5"] / samples if "top5" in totals else "",
         "loss": totals["loss"] / samples if "loss" in totals else "",
     }
@@ -210,7 +210,7 @@ def _sums(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) 
 
 def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> float | None:
     """Mean milliseconds of one micro-batch at a time, host call included; None if not asked for."""
-    if not run.options.checkpoint.latency:
+    if not run.options.checkpoint.latency or not micro_batches:
         return None
     if run.options.dataset.synthetic_data:
         log.note("--latency is off: synthetic data has no host input to wait for")

@@ -522,6 +522,8 @@ class _HostStep:
 
         def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
+                if self._across:  # every call waits for those of other instances: none may be left out here alone
+                    return m < plan.calls
                 return tf.logical_and(m < plan.calls, self.stop.read_value() < STOP_AT_CALL)
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))

@@ -99,7 +99,7 @@ class Group:
         """Every instance's text, in their order."""
         own = text.encode()
         lengths = self._all([len(own)])[:, 0]
-        padded = np.zeros(max(lengths), np.uint8)
+        padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring cannot do without an element
         padded[: len(own)] = np.frombuffer(own, np.uint8)
         rows = self._all(padded)
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(rows, lengths)]

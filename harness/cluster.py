@@ -95,8 +95,6 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ) -> Cluste
     _refuse_syncs(options)
     if not options.training.distributed:
         return ALONE
-    if not environ.get(TF_CONFIG) and not options.sources.get("distributed", "").startswith("command line"):
-        return ALONE  # a recorded run goes on in one process, or a configuration is tried out in one
     return _of_tf_config(environ)
 
 
@@ -105,7 +103,7 @@ def _refuse_syncs(options: RunOptions) -> None:
         if getattr(options.training, name):
             flag = "--" + name.replace("_", "-")
             value = getattr(options.training, name)
-            raise OptionError(f"{flag} {value:g} is for several instances; leave it out, or start with poprun")
+            raise OptionError(f"{flag} {value:g} is for several instances under poprun; leave it out")
 
 
 def _of_tf_config(environ: Mapping[str, str]) -> Cluster:

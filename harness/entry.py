@@ -29,7 +29,7 @@ WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
-    "inference", "latency", "predict", "dataset_benchmark", "compile_only", "profile", "gc_profile",
+    "inference", "latency", "predict", "dataset_benchmark", "compile_only", "profile", "gc_profile", "distributed",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ _PASSED = (
     "POPLAR_ENGINE_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_LOG_LEVEL", "POPRUN_LOG_LEVEL",
     "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES", "GCL_REAL_COLLECTIVES", "GCL_NUM_IO_TILES",
 )  # fmt: skip
-_GRACE = 10.0  # seconds that the others have when one has failed
+_GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def numa_nodes() -> int:
 
 def run(command: Sequence[str]) -> int:
     """Runs mpirun to its end; signals go on to it. Its exit code."""
-    return _wait([subprocess.Popen(command)])
+    return _wait([subprocess.Popen(command, start_new_session=True)])
 
 
 def run_directly(
@@ -155,12 +155,14 @@ def run_directly(
     children = []
     for k in range(where.instances):
         hidden = subprocess.DEVNULL if shown not in (None, k) else None
-        children.append(subprocess.Popen([found, *program[1:]], env={**environ, **where.variables(k)}, stdout=hidden))
+        told = {**environ, **where.variables(k)}
+        children.append(subprocess.Popen([found, *program[1:]], env=told, stdout=hidden, start_new_session=True))
     return _wait(children)
 
 
 def _wait(children: list[subprocess.Popen]) -> int:
-    """Until all have ended; the first exit code that is not 0, 128 + n for signal n."""
+    """Until all have ended; the first exit code that is not 0, 128 + n for signal n. They are in sessions of their own, or a
+    terminal's Ctrl-C would come to them twice."""
 
     def forward(number: int, frame: object) -> None:
         for child in children:
@@ -168,15 +170,15 @@ def _wait(children: list[subprocess.Popen]) -> int:
                 child.send_signal(number)
 
     earlier = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    code, end = 0, math.inf
+    code, end, told = 0, math.inf, False
     try:
         while [child for child in children if child.poll() is None]:  # all of them are asked
             codes = [child.returncode for child in children if child.returncode]
             if codes and not code:
                 code, end = codes[0], time.monotonic() + _GRACE
-                forward(signal.SIGTERM, None)
             if time.monotonic() > end:
-                forward(signal.SIGKILL, None)
+                forward(signal.SIGKILL if told else signal.SIGTERM, None)
+                told, end = True, time.monotonic() + _GRACE
             time.sleep(0.05)
     finally:
         for number, handler in earlier.items():

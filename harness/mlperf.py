@@ -22,6 +22,7 @@ class Events:
     def __init__(self, run: Run, write: Callable[[str], None] | None) -> None:
         self._run, self._write = run, write
         self._block = -1  # the weight update that the present one began with
+        self._over = True  # so that a run that never began is not ended
 
     def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
         if self._write:
@@ -39,9 +40,11 @@ class Events:
         """The programs stand; training begins at a weight update."""
         self._event("init_stop", kind=STOP)
         self._event("run_start", kind=START)
-        self._open(update)
+        self._over = False
+        self.block_begins(update)
 
-    def _open(self, update: int) -> None:
+    def block_begins(self, update: int) -> None:
+        """Training goes on from a weight update to the next checkpoint."""
         horizon = self._run.horizon
         period = horizon.iterations_per_ckpt or horizon.iterations
         self._block = update
@@ -52,12 +55,11 @@ class Events:
         """Whole epochs done."""
         return round(self._run.horizon.epoch(update))
 
-    def checkpoint(self, update: int, last: bool) -> None:
-        """A block of training has ended; another one begins unless it was the last."""
-        self._event("block_stop", kind=STOP, first_epoch_num=self._epoch(self._block) + 1)
-        self._block = -1
-        if not last:
-            self._open(update)
+    def block_over(self) -> None:
+        """Its checkpoint is due."""
+        if self._block >= 0:
+            self._event("block_stop", kind=STOP, first_epoch_num=self._epoch(self._block) + 1)
+            self._block = -1
 
     def evaluated(self, update: int, score: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """A validation, between its events."""
@@ -69,8 +71,11 @@ class Events:
         return row
 
     def ended(self, status: str) -> None:
-        """The run is over: "success" or "aborted"."""
-        self._event("run_stop", kind=STOP, status=status)
+        """The run is over: "success" or "aborted"; told once."""
+        if not self._over:
+            self.block_over()
+            self._event("run_stop", kind=STOP, status=status)
+        self._over = True
 
 
 def _settings(run: Run) -> dict[str, Any]:

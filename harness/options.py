@@ -181,7 +181,8 @@ class CheckpointOptions:
     )
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
     safety_ckpt_minutes: float = opt(
-        10.0, "also save whenever so many minutes have passed since the last checkpoint; the next one replaces it; 0 is off",
+        10.0, "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
+        "replaces it; 0 is off",
         check=at_least(0),
     )  # fmt: skip
     validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")

@@ -166,17 +166,11 @@ def prepare(
         notes=(
             *notes,
             *replaced,
-            *["--distributed without TF_CONFIG: one process does the work of all"]
-            * (training and _is_left_alone(options, cluster)),
             *rules.input_notes(options.dataset, family),
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_training_notes(options, plan, training),
         ),
     )
-
-
-def _is_left_alone(options: RunOptions, cluster: Cluster) -> bool:
-    return options.training.distributed and cluster is ALONE
 
 
 def _with_replicas(options: RunOptions, cluster: Cluster, before: int | None) -> tuple[RunOptions, list[str]]:

@@ -88,8 +88,9 @@ class Writer:
 
     def settle(self, wait: bool = True) -> None:
         """Ends the present task: waits for it, or looks only whether it is done."""
-        if self._task is not None and (wait or self._task.done()):
-            task, self._task = self._task, None
+        task = self._task
+        if task is not None and (wait or task.done()):
+            self._task = None
             task.result()
 
 

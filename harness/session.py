@@ -53,6 +53,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
+        if self.team.group:
+            self.signals.share(partial(self.program.stop, drop_update=True))
         self.saved = -1  # updates that the newest checkpoint of this call has
         self.saved_at = time.monotonic()
 
@@ -101,13 +103,16 @@ class Session:
             if self.run.horizon.logs(first, done):
                 self._row(done)
             if self.run.horizon.checkpoints(first, done):
-                self.mlperf.checkpoint(done, last=done == self.run.horizon.iterations)
+                self.mlperf.block_over()
                 saved = self.save(done)
             elif done > self.saved and (self.signals.received is not None or self._overdue):
                 self.save(done, rolling=True)
-            self.program.resume()
+            if self.signals.received is None:  # otherwise the next host step tells the other instances
+                self.program.resume()
         if saved:
             self.validate(*saved)
+            if done < self.run.horizon.iterations:
+                self.mlperf.block_begins(done)
         return done
 
     @property
@@ -120,7 +125,7 @@ class Session:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
         run = self.run
         started = time.perf_counter()
-        if first == self.profiled:
+        if first == self.profiled and self.profile:
             metrics = self._profiled_step(first)
         else:
             metrics = self.program.step([run.rate(i) for i in range(first, end)], self._progress(first))
@@ -143,6 +148,7 @@ class Session:
         self.diverged = True
         told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {_ADVICE}"
         if not self.run.options.training.keep_going:
+            self.team.agreed_to_stop = True  # every instance has this loss
             for note in self.lost.notes():  # which may tell why
                 self.log.note(note)
             raise FloatingPointError(f"{told}; {_OR}")
@@ -204,6 +210,7 @@ class Session:
         """Weights that are not finite are no use to anyone, unless the run is to go on all the same."""
         bad = [name for name in self.program.weights.model if not np.isfinite(values[name]).all()]
         if bad and not self.run.options.training.keep_going:
+            self.team.agreed_to_stop = True  # and these weights
             raise FloatingPointError(f"{bad[0]} is not finite after update {iteration}: {_ADVICE}; {_OR}")
 
     def _settle(self, wait: bool = True) -> None:
@@ -236,13 +243,17 @@ class Session:
     def finish(self, done: int) -> None:
         """What is left after the last update of this call."""
         if done < self.run.horizon.iterations:
+            self.mlperf.ended("aborted")
             self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
             self._settle()
             if self.writes and done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
                 self.save(done)
         elif not self.saves:  # those that were saved have been validated
+            self.mlperf.block_over()
             self.validate(Checkpoint("final", done), self.program.values())
         self._settle()
+        if done == self.run.horizon.iterations:
+            self.mlperf.ended("success")
         if done == self.run.horizon.iterations and self.saves:
             self._average()
         self._report(done)

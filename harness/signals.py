@@ -35,6 +35,8 @@ class Signals:
         self.received: int | None = None
         self._ask: Callable[[], None] | None = None  # what to do instead of raising
         self._instance: int | None = None  # that got the signal, if it was another one
+        self._always: Callable[[], None] | None = None
+        self._agreed = False
         self._earlier: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -53,8 +55,14 @@ class Signals:
         try:
             yield
         finally:
-            self._ask = None
-        self.raise_if_received()
+            self._ask = self._always
+        if self._always is None or self._agreed:
+            self.raise_if_received()
+
+    def share(self, ask: Callable[[], None]) -> None:
+        """From now on a signal calls `ask` wherever it comes, and StopRequest waits until the instances of the run have
+        agreed (`follow`): one that left alone would leave the others waiting."""
+        self._ask = self._always = ask
 
     def raise_if_received(self) -> None:
         """StopRequest, if a signal came."""
@@ -62,7 +70,8 @@ class Signals:
             raise StopRequest(self.received, self._instance)
 
     def follow(self, instance: int) -> None:
-        """Another instance of the run has got a signal; this one ends as if it had."""
+        """The instances have agreed to end, because this one got a signal; the others end as if they had."""
+        self._agreed = True
         if self.received is None:
             self.received, self._instance = signal.SIGTERM, instance
 

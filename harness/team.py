@@ -22,7 +22,6 @@ from harness import heartbeat, plugins, quiet
 from harness.cluster import ALONE, Cluster
 from harness.options import OptionError
 from harness.run import Run
-from harness.signals import StopRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +29,9 @@ if TYPE_CHECKING:
     from ipu_utils import Group
 
 # may differ between instances: where things lie on a host, and what only shows
-_OWN = ("config", "config_path", "data_dir", "log_dir", "logs_path", "restore_path", "seed", "select_ipu", "wandb",
-        "wandb_id", "wandb_project", "pipeline_num_parallel", "dataset_cache", "worker_timeout")  # fmt: skip
+_OWN = ("config", "config_path", "data_dir", "init_path", "log_dir", "logs_path", "restore_path", "select_ipu", "wandb",
+        "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel", "dataset_cache",
+        "worker_timeout")  # fmt: skip
 _FOLDERS = ("Models", "Datasets", "LR_Schedules", "harness", "emulator")
 _PACKAGES = ("tensorflow", "numpy")
 
@@ -60,7 +60,7 @@ class Team:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self._heart is None:
             return
-        if self.agreed_to_stop and isinstance(error, StopRequest):
+        if self.agreed_to_stop and error is not None:
             self.part()
         if error is not None and type(error).__module__.startswith("tensorflow"):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
@@ -97,6 +97,10 @@ class Team:
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums over all instances."""
         return self.group.totals(values) if self.group else dict(values)
+
+    def largest(self, value: float) -> float:
+        """Of all instances' values."""
+        return max(map(float, self.group.gathered(repr(value)))) if self.group else value
 
     def part(self) -> None:
         """Waits until all instances have come to the end."""

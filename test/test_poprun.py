@@ -138,6 +138,10 @@ def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
     assert called(*words, "--export-config", "c.yml", "--dry-run", "true").code == 0
     assert "file exists" in called(*words, "--export-config", "c.yml", "--dry-run", "true").err
     again = called("--import-config", "c.yml", "--num-replicas", 6, "--first-port", 9, "--dry-run", "true").out
+    (tmp_path / "one.yml").write_text("num-instances: 1\nonly-output-from-instance: 0\nnuma-aware: false\n")
+    assert called("--import-config", "one.yml", "--dry-run", "true").code == 0
+    (tmp_path / "one.yml").write_text("num-instances: {a: 1}\n")
+    assert "num-instances must have one value" in called("--import-config", "one.yml", "--dry-run", "true").err
     assert "TOTAL_REPLICAS=6" in again and "ADDRESSES=a:9,b:10" in again and "'B C'" in again
     (tmp_path / "c.yml").write_text("num-instanes: 2\n")
     assert "unknown option num-instanes; did you mean num-instances" in called("--import-config", "c.yml", "true").err
@@ -193,6 +197,30 @@ def test_signals_go_on_to_the_instances():
     assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
+
+
+def test_a_terminal_s_interrupt_comes_once(tmp_path):
+    """The terminal sends it to poprun's whole group; a second one would end a run at once, with nothing saved."""
+    counting = (
+        "import signal, time; got = []; signal.signal(signal.SIGINT, lambda *_: got.append(1)); print('here', flush=True)\n"
+        "while not got: time.sleep(0.05)\n"
+        "time.sleep(1); raise SystemExit(len(got))"
+    )
+    command = [
+        sys.executable,
+        str(ROOT / "poprun.py"),
+        "--num-instances",
+        "2",
+        "--num-replicas",
+        "2",
+        sys.executable,
+        "-c",
+        counting,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=mpi(False), start_new_session=True)
+    assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 1
 
 
 def test_help_names_every_option():
