@@ -28,7 +28,10 @@ _STAND_INS = 8  # records tried after a bad one
 _FEATURES = {
     "image/encoded": tf.FixedLenFeature([], tf.string),
     "image/class/label": tf.FixedLenFeature([], tf.int64, default_value=-1),
-    **{f"image/object/bbox/{edge}": tf.VarLenFeature(tf.float32) for edge in ("ymin", "xmin", "ymax", "xmax")},
+    **{
+        f"image/object/bbox/{edge}": tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True)
+        for edge in ("ymin", "xmin", "ymax", "xmax")
+    },
 }
 
 Element = dict[str, tf.Tensor]
@@ -199,7 +202,8 @@ def _prepared(element: Element, request: ReadRequest, classes: int, distort: boo
     parsed = tf.parse_single_example(element["payload"], _FEATURES)
     label = tf.cast(parsed["image/class/label"], tf.int32) - 1
     good = tf.logical_and(label >= 0, label < classes)
-    stop = tf.Assert(good, [f"image/class/label must be from 1 to {classes}, not", label + 1])
+    # the operation alone: tf.Assert would wrap a branch around it, for every record
+    stop = tf.raw_ops.Assert(condition=good, data=[f"image/class/label must be from 1 to {classes}, not", label + 1])
     with tf.control_dependencies([stop]):
         label = tf.identity(label)
     image = _distorted_window(parsed, element) if distort else decoded(parsed["image/encoded"])
@@ -220,7 +224,7 @@ def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element
 
 def _distorted_window(parsed: Element, element: Element) -> tf.Tensor:
     """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3]."""
-    edges = [tf.sparse.to_dense(parsed[f"image/object/bbox/{edge}"]) for edge in ("ymin", "xmin", "ymax", "xmax")]
+    edges = [parsed[f"image/object/bbox/{edge}"] for edge in ("ymin", "xmin", "ymax", "xmax")]
     boxes = tf.clip_by_value(tf.stack(edges, axis=-1)[None], 0.0, 1.0)
 
     def window(shape: tf.Tensor) -> tf.Tensor:
