@@ -179,7 +179,7 @@ def test_gradients_go_through_buffers_of_the_size_asked_for():
 SPANNING = "--BN-span 2 --gradient-accumulation-count 16 --fold 1 --log-freq 1"
 SMALL = "--dataset cifar-10 --generated-data --model-size 8 --batch-size 8 --iterations 2"
 ENDLESS = f"{BASE} --model-size 8 --iterations 200000 --log-freq 10 --ckpts-per-epoch 25 --precision 32.32".split()
-TIMEOUT = 6.0
+TIMEOUT = 15.0  # processes that are started together begin seconds apart on a busy machine
 
 
 def running(folder: Path, count: int = 2) -> list[subprocess.Popen]:
@@ -254,11 +254,11 @@ def test_fewer_validation_batches_than_instances(tmp_path):
 
 def test_an_instance_that_never_comes_is_named(tmp_path):
     addresses = free_addresses(3)
-    given = [*ENDLESS, "--worker-timeout", 3, "--logs-path", tmp_path / "run", "--distributed"]
+    given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "run", "--distributed"]
     processes = [started("train.py", given, {"TF_CONFIG": tf_config(addresses, k)}) for k in (0, 2)]
     for each in ended(processes, 90):
         assert each.code == 1
-        assert f"instance 1 ({addresses[1]}) did not come within 3 s" in each.err and each.err.count("\n") == 1
+        assert f"instance 1 ({addresses[1]}) did not come within 15 s" in each.err and each.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
