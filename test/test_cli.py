@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runs import run
 
+import poprun
 from Datasets._spec import DataError
 from harness import cli, entry, plugins
 from harness.cli import Parsed
@@ -650,7 +651,7 @@ def test_the_committed_readme_names_options_that_exist():
     root = Path(__file__).parent.parent
     readme = root / "README.md"
     written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", readme.read_text(), re.I)) if readme.exists() else set()
-    known = set(re.findall(r"--[\w-]+", (root / "Makefile").read_text()))
+    known = set(re.findall(r"--[\w-]+", (root / "Makefile").read_text())) | {f"--{name}" for name in poprun.OPTIONS}
     for tool in (root / "weight_avg.py", *(root / "tools").glob("*.py")):
         known |= set(re.findall(r'"(--[\w-]+)"', tool.read_text()))
     for command in ("convert", "verify"):
