@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import statistics
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _paired
-from harness import cli
+from harness import cli, launch
 from harness.run import prepare
 
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
@@ -38,12 +37,7 @@ class Instances:
 
     def __init__(self, words: list[str], updates: int) -> None:
         self.updates = updates
-        probes = [socket.socket() for _ in range(2)]
-        for probe in probes:
-            probe.bind(("", 0))
-        addresses = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
-        for probe in probes:
-            probe.close()
+        addresses = [f"localhost:{port}" for port in launch.free_ports(2)]
         self.workers = [
             _paired.Worker(
                 [*words, "--distributed"],

@@ -182,12 +182,22 @@ class Wishes:
     instance: int = 0
     reduced_at_once: int = 10 << 20
 
+    @property
+    def total_replicas(self) -> int:
+        """Of all instances."""
+        return self.replicas * self.instances
+
+    @property
+    def local_span(self) -> int:
+        """Replicas of this instance that share batch-norm statistics."""
+        return min(self.span, self.replicas)
+
 
 def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: int = 1) -> ExecutionPlan:
     """A complete plan; raises PlanError, PartitionError, ScheduleError or DeviceError for what does not fit together."""
     stages = _stages(wishes, trace)
     accumulation = _accumulation(wishes)
-    replicas = wishes.replicas * wishes.instances
+    replicas = wishes.total_replicas
     samples = wishes.micro_batch * accumulation * replicas
     if samples > MOST_SAMPLES:
         raise PlanError(
@@ -211,7 +221,7 @@ def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: in
     apart = wishes.shards > 1  # every stage on a device of its own
     schedule = wishes.schedule if wishes.pipeline and apart else "Sequential"
     fold = _fold(wishes, trace, accumulation, len(stages) if schedule != "Sequential" else 1)
-    calls = accumulation * wishes.replicas // (min(wishes.span, wishes.replicas) * fold)
+    calls = accumulation * wishes.replicas // (wishes.local_span * fold)
     for_training, for_validation = (*wishes.select, "AUTO", "AUTO")[:2]
     return ExecutionPlan(
         micro_batch=wishes.micro_batch,
@@ -263,7 +273,7 @@ def _accumulation(wishes: Wishes) -> int:
     """The accumulation count; a global batch decides it."""
     if wishes.global_batch is None:
         return wishes.accumulation
-    replicas = wishes.replicas * wishes.instances
+    replicas = wishes.total_replicas
     samples = wishes.micro_batch * replicas
     if wishes.global_batch % samples:
         below = wishes.global_batch // samples * samples
@@ -277,14 +287,13 @@ def _accumulation(wishes: Wishes) -> int:
 def _fold(wishes: Wishes, trace: Trace, accumulation: int, stages: int) -> int:
     """How many micro-batches share a call. `auto`: as many, up to eight, as keep one call's FP32 activations within
     the budget, and, in a pipeline, at least four calls for each stage to work on."""
-    span = min(wishes.span, wishes.replicas)  # of this instance
-    groups = accumulation * wishes.replicas // span
+    groups = accumulation * wishes.replicas // wishes.local_span
     if wishes.fold != AUTO:
         fold = int(wishes.fold)
         if groups % fold:
             raise PlanError(f"--fold {fold} must divide the {groups} micro-batches of an update evenly")
         return fold
-    per_micro_batch = trace.activation_bytes(4) * wishes.micro_batch * span
+    per_micro_batch = trace.activation_bytes(4) * wishes.micro_batch * wishes.local_span
     fits = [
         fold
         for fold in range(1, min(groups, MOST_FOLDED) + 1)

@@ -96,9 +96,12 @@ def _divisors_near(number: int, wanted: int) -> list[int]:
 
 def _ports(hosts: Sequence[str], first: int | None) -> tuple[int, ...]:
     """A port for each instance: from `first` on; otherwise free ones here, and likely ones elsewhere."""
-    if first is not None:
-        return tuple(first + k for k in range(len(hosts)))
-    probes = [socket.socket() for _ in hosts]
+    return free_ports(len(hosts)) if first is None else tuple(first + k for k in range(len(hosts)))
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports that nothing on this host uses now."""
+    probes = [socket.socket() for _ in range(count)]
     for probe in probes:  # all of them at once, or one would be given twice
         probe.bind(("", 0))
     ports = tuple(probe.getsockname()[1] for probe in probes)

@@ -62,7 +62,9 @@ class Events:
             self._block = -1
 
     def evaluated(self, update: int, score: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """A validation, between its events."""
+        """A validation, between its events; that of averages, which come after the run, without any."""
+        if update < 0:
+            return score()
         epoch = self._epoch(update)
         self._event("eval_start", kind=START, epoch_num=epoch)
         row = score()

@@ -232,11 +232,7 @@ class Session:
                 self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
             self.told = True
             return
-        # averages are made after the run, as MLPerf counts it
-        timed = saved.iteration >= 0
-        row = (
-            self.mlperf.evaluated(saved.iteration, lambda: self.score(saved, values)) if timed else self.score(saved, values)
-        )
+        row = self.mlperf.evaluated(saved.iteration, lambda: self.score(saved, values))
         self.validated[saved.name] = row
         self.log.validation_row(row)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,13 +27,7 @@ class Ended:
 
 def free_addresses(count: int) -> list[str]:
     """localhost:port, of ports that nothing uses now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("", 0))
-    found = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found
+    return [f"localhost:{port}" for port in launch.free_ports(count)]
 
 
 def tf_config(addresses: Sequence[str], index: int | None) -> str:

@@ -180,45 +180,29 @@ def test_instances_are_told_their_place_and_may_be_silent(with_mpi):
     assert time.monotonic() - begun < 50  # the others did not sleep to their end
 
 
-def test_signals_go_on_to_the_instances():
-    patient = "import time; print('here', flush=True); time.sleep(60)"
-    command = [
-        sys.executable,
-        str(ROOT / "poprun.py"),
-        "--num-instances",
-        "2",
-        "--num-replicas",
-        "2",
-        sys.executable,
-        "-c",
-        patient,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=mpi(False))
+def two_of(program: str, **more: object) -> subprocess.Popen[str]:
+    """Two instances of a Python program without mpirun, both of which have said that they are here."""
+    layout = ["--num-instances", "2", "--num-replicas", "2"]
+    command = [sys.executable, str(ROOT / "poprun.py"), *layout, sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=mpi(False), **more)
     assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+    return process
+
+
+def test_signals_go_on_to_the_instances():
+    process = two_of("import time; print('here', flush=True); time.sleep(60)")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
 
 
-def test_a_terminal_s_interrupt_comes_once(tmp_path):
+def test_a_terminal_s_interrupt_comes_once():
     """The terminal sends it to poprun's whole group; a second one would end a run at once, with nothing saved."""
     counting = (
         "import signal, time; got = []; signal.signal(signal.SIGINT, lambda *_: got.append(1)); print('here', flush=True)\n"
         "while not got: time.sleep(0.05)\n"
         "time.sleep(1); raise SystemExit(len(got))"
     )
-    command = [
-        sys.executable,
-        str(ROOT / "poprun.py"),
-        "--num-instances",
-        "2",
-        "--num-replicas",
-        "2",
-        sys.executable,
-        "-c",
-        counting,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=mpi(False), start_new_session=True)
-    assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+    process = two_of(counting, start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 1
 
