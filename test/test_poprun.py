@@ -22,7 +22,10 @@ from harness import command_line, launch
 from harness.options import OptionError
 
 ROOT = Path(__file__).resolve().parent.parent
-TELL = "import os; print(' '.join(os.environ['POPDIST_' + n] for n in ('REPLICA_INDEX_OFFSET', 'NUM_LOCAL_REPLICAS', 'LOCAL_INSTANCE_INDEX')))"
+TELL = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
+    "import os; names = ('REPLICA_INDEX_OFFSET', 'NUM_LOCAL_REPLICAS', 'LOCAL_INSTANCE_INDEX');"
+    "os.write(1, (' '.join(os.environ['POPDIST_' + n] for n in names) + '\\n').encode())"
+)
 
 
 def called(*words: object) -> Result:
