@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from emulator.cost.trace import Trace
+from emulator.frozen import Frozen, freeze
 from emulator.executor import Features, Metrics, Stream, Training, TrainingProgram
 from emulator.group import Group
 from emulator.inference import InferenceProgram, Score
@@ -18,6 +19,7 @@ from emulator.precision import SINGLE, Precision
 from Models._segments import Segment
 
 __all__ = (
+    "Frozen",
     "Group",
     "InferenceProgram",
     "Metrics",
@@ -25,6 +27,7 @@ __all__ = (
     "TrainingProgram",
     "compile_inference",
     "compile_training",
+    "freeze",
     "stream_of",
 )
 

@@ -228,11 +228,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise LogError(f"{path} is damaged: {error}") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes beside the file, then renames, so that a reader sees the old or the new text whole."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes beside the file, then renames, so that a reader sees the old or the new content whole."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(beside, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)

@@ -95,6 +95,18 @@ def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
     return sized(tf.where_v2(kept, _standardised(image, mean, scale), 0.0), side)
 
 
+def standardised_on_device(image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None) -> tf.Tensor:
+    """What is left to do to standardised pictures: nothing, or everything if they are bytes; whole ones without `moments`."""
+    if not request.eight_bit:
+        return image
+    found = _moments_of_whole(image) if moments is None else moments
+    return from_bytes(image, found, request.image_size)
+
+
+def _moments_of_whole(image: tf.Tensor) -> tf.Tensor:
+    return moments(image, no_cuts(tf.zeros([tf.shape(image)[0]])))
+
+
 def sized(image: tf.Tensor, side: int) -> tf.Tensor:
     """Resized if it is not of this size yet."""
     return image if image.shape[1] == side else resize(image, side, side)

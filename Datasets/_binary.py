@@ -58,10 +58,11 @@ class BinarySource:
         return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Standardises bytes. Otherwise that was done on the host, before the images were padded and cropped."""
+        """Standardises bytes, whole images where nothing says how they were cropped. Otherwise that was done on the host,
+        before the images were padded and cropped."""
         from Datasets import _augment
 
-        return image if moments is None else _augment.from_bytes(image, moments, request.image_size)
+        return _augment.standardised_on_device(image, request, moments)
 
     def _gatherer(self, files: list[np.ndarray], cache: bool) -> Gatherer:
         return Gatherer([np.concatenate(files)] if cache else files, self._layout)

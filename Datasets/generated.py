@@ -81,9 +81,9 @@ class GeneratedSource:
         """Normalisation as for the data set that is imitated; nothing for standardised images without moments."""
         from Datasets import _augment
 
-        if moments is not None:
-            return _augment.from_bytes(image, moments, request.image_size)
-        if self.spec.standardised or (request.host_normalise and not request.eight_bit):
+        if self.spec.standardised:
+            return _augment.standardised_on_device(image, request, moments)
+        if request.host_normalise and not request.eight_bit:
             return image
         return _augment.normalise(image, request)
 

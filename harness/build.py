@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,9 @@ from Datasets import _pipeline
 from Datasets._mixing import Mixing
 from Datasets._spec import ReadRequest
 from Datasets.generated import synthetic
-from harness import losses, optimisers, rules
+from harness import embedded, losses, optimisers, rules
+from harness.embedded import Batches
+from harness.options import OptionError
 from harness.run import Run
 from ipu_utils import Features, Group, InferenceProgram, TrainingProgram
 
@@ -56,6 +58,38 @@ def validation_program(run: Run) -> InferenceProgram:
         home=run.plan.homes[0],
         precision=run.plan.precision,
     )
+
+
+def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:
+    """A frozen program that takes bytes, with the weights `values`, or the initial ones."""
+    request = replace(run.validation_request(), eight_bit=True)
+    return ipu_utils.freeze(
+        run.segments,
+        run.trace.variables,
+        shape=embedded.shape(run),
+        prepare=lambda images: run.source.on_device(images, request),
+        values=values,
+        seed=run.seed,
+        precision=run.plan.precision,
+        identity=identity,
+    )
+
+
+def byte_batches(run: Run, count: int) -> Batches:
+    """The first `count` micro-batches of the validation set, or all if there are fewer, in host memory."""
+    request = replace(run.validation_request(), eight_bit=True)
+    if run.options.dataset.synthetic_data:
+        raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
+        session.run(iterator.initializer)
+        following, found = iterator.get_next(), []
+        try:
+            while True:
+                found.append(session.run([following["image"], following["label"]]))
+        except tf.errors.OutOfRangeError:
+            pass
+    return Batches(tuple(images for images, _ in found), tuple(labels for _, labels in found))
 
 
 def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> InferenceProgram:

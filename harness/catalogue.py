@@ -155,6 +155,9 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
         found.append((f"no_{option.name}", off))
     elif option.meta["bare"]:
         found.append((f"no_{option.name}", Spelling(option, lambda raw: {option.name: None}, True, "nothing")))
+    if option.several:  # a block's list can be emptied
+        empty = Spelling(option, lambda raw: {option.name: [] if CONVERSIONS[bool](raw) else None}, True, "nothing")
+        found.append((f"no_{option.name}", empty))
     for alias, rewrite in option.meta["rewrites"].items():
         found.append((alias, Spelling(option, lambda raw, f=rewrite: f(str(raw)), False, "one")))
     return found

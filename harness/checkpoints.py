@@ -242,9 +242,9 @@ def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint:
     """Refuses a checkpoint of another network or optimiser, naming the first differences."""
     problems = [f"{name} is missing" for name in wanted if name not in values]
     problems += [
-        f"{name} has shape {list(values[name].shape)} instead of {variable.shape.as_list()}"
+        f"{name} has shape {list(values[name].shape)} instead of {list(map(int, variable.shape))}"
         for name, variable in wanted.items()
-        if name in values and list(values[name].shape) != variable.shape.as_list()
+        if name in values and list(values[name].shape) != list(map(int, variable.shape))
     ]
     if problems:
         # a slot is named below its variable

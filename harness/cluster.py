@@ -78,15 +78,16 @@ def follows(environ: Mapping[str, str]) -> bool:
     return environ.get(TF_CONFIG, "") != "" and str(environ.get(RANK) or index) != "0"
 
 
-def find(options: RunOptions, environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The instances that the options and the environment speak of; OptionError for what does not fit together."""
+def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:
+    """The instances that the options and the environment speak of; OptionError for what does not fit together. Without
+    `training` the shards do not matter: every IPU has the whole network then."""
     if under_poprun(environ):
         if options.training.distributed:
             raise OptionError(
                 f"--distributed and poprun ({TOTAL} is set) are two ways to start several processes; leave one out"
             )
         found = _of_poprun(environ)
-        if found.ipus_per_replica != options.device.shards:
+        if training and found.ipus_per_replica != options.device.shards:
             raise OptionError(
                 f"poprun gives each replica {found.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
                 f"must be equal; give poprun --ipus-per-replica {options.device.shards}"

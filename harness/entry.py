@@ -29,7 +29,7 @@ WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
-    "inference", "latency", "predict", "dataset_benchmark", "compile_only", "profile", "gc_profile", "distributed",
+    "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict", "dataset_benchmark", "compile_only", "profile", "gc_profile", "distributed",
 )  # fmt: skip
 
 
@@ -148,5 +148,6 @@ def command(script: str, *words: str) -> str:
 INTRODUCTIONS = {
     "train": "Trains a convolutional network on emulated IPUs.",
     "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
+    "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
     "restore": "Resumes the run in a folder; other options override what it recorded.",
 }

@@ -82,7 +82,7 @@ def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
         return f"{COMMAND_LINE}: {written} is an option of {' and '.join(owners)} only"
     other = [
         s
-        for s in ("validation", "restore")
+        for s in ("validation", "restore", "inference_embedded")
         if written in Catalogue([o for n, c in SECTIONS.items() for o in section_options(n, c, s)]).flags()
     ]
     if other:

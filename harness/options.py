@@ -189,7 +189,20 @@ class CheckpointOptions:
     valid_batch_size: int | None = opt(
         None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1)
     )
-    repeat: int = opt(1, "validation.py: times to run each checkpoint", check=at_least(1), scripts=("validation",))
+    repeat: int = opt(
+        1, "validation.py, inference_embedded.py: times to run each checkpoint", check=at_least(1),
+        scripts=("validation", "inference_embedded"),
+    )  # fmt: skip
+    num_inference_thread: int = opt(
+        1, "inference_embedded.py: threads that call the program at once", check=between(1, 1024),
+        scripts=("inference_embedded",),
+    )  # fmt: skip
+    force_recompile: bool = opt(
+        False, "inference_embedded.py: build the program anew, whatever its file holds", scripts=("inference_embedded",)
+    )
+    tmp_execs: bool = opt(
+        False, "inference_embedded.py: keep the program in a temporary file only", scripts=("inference_embedded",)
+    )
     inference: bool = opt(
         False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",)
     )

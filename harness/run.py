@@ -131,7 +131,7 @@ def prepare(
 
     Not `training`: no learning rate is needed, and the global batch only dates the checkpoints.
     """
-    cluster = clusters.find(options, environ)
+    cluster = clusters.find(options, environ, training)
     options, replaced = _with_replicas(options, cluster, total_replicas)
     model = plugins.load("Models", options.main.model)
     family = data.family(options.dataset.dataset)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = ("Models", "Datasets", "LR_Schedules")
 PACKAGES = (*PLUGINS, "harness", "emulator")
-SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "poprun")
+SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "poprun", "inference_embedded")
 LEAVES = {
     "harness.command_line",
     "harness.fields",
@@ -31,6 +31,7 @@ TENSORFLOW = {
     "emulator.cells",
     "emulator.group",
     "emulator.inference",
+    "emulator.frozen",
     "emulator.draws",
     "harness.build",
     "harness.losses",

@@ -1,0 +1,92 @@
+"""A frozen inference program: one graph with its weights inside, which can be kept in a file and run from threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from google.protobuf.message import DecodeError
+
+from emulator.executor import named_faults, new_graph, session_config
+from emulator.precision import Precision
+from emulator.stages import layers_of, rounding, rounding_of
+from emulator.weights import Weights, assign
+from Models import _half, _segments
+from Models._layers import Variable
+from Models._segments import Segment
+
+# not the usual words, which operations of the network may have taken
+_IMAGES, _LOGIT, _CLASS, _IDENTITY = "frozen_images", "frozen_max_logit", "frozen_class", "frozen_identity"
+
+
+def freeze(
+    segments: list[Segment],
+    variables: tuple[Variable, ...],
+    *,
+    shape: tuple[int, int, int, int],
+    prepare: Callable[[tf.Tensor], tf.Tensor],
+    values: Mapping[str, np.ndarray] | None,
+    seed: int,
+    precision: Precision,
+    identity: str,
+) -> bytes:
+    """The program as bytes: uint8 images of `shape` -> (largest logit, its class) of each.
+
+    `prepare` makes of the bytes what the network takes; `values`: the weights by name, or None for the initial ones of
+    `seed`; `identity`: what the program was made from, to be asked for by `Frozen`.
+    """
+    constants = _weights(variables, values, seed, precision)
+    with new_graph().as_default() as graph:
+        images = tf.placeholder(tf.uint8, shape, _IMAGES)
+        found = prepare(images)
+        found = _half.on_grid(found, rounding(precision)) if precision.half else found
+        read = {name: tf.constant(value) for name, value in constants.items()}
+        layers = layers_of(precision)(read, training=False, rounding=rounding_of(precision))
+        logits = _segments.run(segments, layers, found)
+        tf.reduce_max(logits, axis=1, name=_LOGIT)
+        tf.argmax(logits, 1, name=_CLASS)
+        tf.constant(identity, name=_IDENTITY)
+    return graph.as_graph_def().SerializeToString()
+
+
+def _weights(
+    variables: tuple[Variable, ...], values: Mapping[str, np.ndarray] | None, seed: int, precision: Precision
+) -> dict[str, np.ndarray]:
+    """The weights as the layers use them."""
+    with new_graph().as_default() as graph:
+        weights = Weights(variables, seed, {}, precision=precision)
+        read, initialise = weights.read(), tf.global_variables_initializer()
+        with tf.Session(graph=graph, config=session_config()) as session:
+            session.run(initialise)
+            if values is not None:
+                assign(session, weights.model, values)
+            return session.run(read)
+
+
+class Frozen:
+    """A program that runs. Several threads may call it at once."""
+
+    def __init__(self, program: bytes) -> None:
+        """ValueError for bytes that hold no such program."""
+        definition = tf.GraphDef()
+        try:
+            definition.ParseFromString(program)
+            with new_graph().as_default() as graph:
+                tf.import_graph_def(definition, name="")
+            outputs = [graph.get_tensor_by_name(f"{name}:0") for name in (_LOGIT, _CLASS)]
+            images, identity = (graph.get_tensor_by_name(f"{name}:0") for name in (_IMAGES, _IDENTITY))
+        except (DecodeError, KeyError, ValueError, tf.errors.OpError) as error:
+            raise ValueError(str(error).splitlines()[0]) from None
+        self.session = tf.Session(graph=graph, config=session_config())
+        self.identity: str = self.session.run(identity).decode()
+        self._infer = self.session.make_callable(outputs, [images])
+
+    def infer(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(largest logit, its class), [batch] each, of uint8 images [batch, side, side, 3]."""
+        with named_faults(lambda: "inference"):
+            return self._infer(images)
+
+    def close(self) -> None:
+        """Frees the session's memory."""
+        self.session.close()

@@ -1,0 +1,129 @@
+"""Measures inference as a server would run it: one frozen program, built once and kept in a file, called from threads.
+
+python inference_embedded.py --model efficientnet --dataset imagenet --generated-data --micro-batch-size 1 --iterations 1000
+python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200 --num-inference-thread 2
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import validation
+from harness import checkpoints, embedded, entry, quiet
+from harness.checkpoints import Checkpoint
+from harness.embedded import Batches
+from harness.options import OptionError
+from harness.run import Run, arguments
+from log import RunLog, new_run_folder, write_atomically
+
+if TYPE_CHECKING:
+    from ipu_utils import Frozen
+
+SCRIPT = "inference_embedded"
+
+
+def main(argv: list[str]) -> int:
+    """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
+    path = entry.restore_path(argv, SCRIPT)
+    found = checkpoints.select(Path(path)) if path else [validation.RANDOM_WEIGHTS]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found[:8])
+        raise OptionError(f"--restore-path {path} holds {len(found)} checkpoints, and one program has one; name it: {names}")
+    recorded = entry.recorded_options(checkpoints.run_folder(Path(path))) if path else {}
+    recorded = {name: value for name, value in recorded.items() if name not in ("iterations", "epochs")}
+    parsed = entry.parse(argv, SCRIPT, recorded)
+    run = entry.prepare_or_describe(parsed, training=False) if parsed else None
+    if run is None:
+        return 0
+    calls = run.options.training.iterations
+    if calls is None:
+        raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
+    embedded.refuse(run)
+    return _serve(run, found[0], calls, validation.epoch_batch(run, recorded))
+
+
+def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> int:
+    log = _open_log(run)
+    try:
+        quiet.import_tensorflow()
+        program = _program(run, checkpoint, log)
+        if run.options.device.compile_only:
+            return 0
+        batches = _batches(run, min(calls, embedded.MOST_BATCHES))
+        for _ in range(run.options.checkpoint.repeat):
+            served = embedded.serve(program, batches, calls, run.options.checkpoint.num_inference_thread)
+            log.note(served.told())
+            iteration = checkpoint.iteration
+            epoch = iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1.0
+            log.validation_row(embedded.row(run, checkpoint, served, epoch))
+        program.close()
+    finally:
+        log.close()
+    return 0
+
+
+def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
+    """From its file in the working directory if that holds the same program, otherwise built, and kept there."""
+    from ipu_utils import Frozen
+    from harness.build import frozen_program
+
+    options = run.options.checkpoint
+    values = None
+    if checkpoint is not validation.RANDOM_WEIGHTS:
+        values = checkpoints.read(checkpoint)
+        checkpoints.fit(values, {variable.name: variable for variable in run.trace.variables}, checkpoint)
+        values = {variable.name: values[variable.name] for variable in run.trace.variables}
+    wanted = embedded.identity(run, values)
+    if options.tmp_execs:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"{secrets.token_hex(8)}{embedded.SUFFIX}")
+            log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, deleted after it is loaded)")
+            write_atomically(path, frozen_program(run, values, wanted))
+            return Frozen(path.read_bytes())
+    path = Path(embedded.file_name(run, checkpoint))
+    if not options.force_recompile:
+        program, reason = embedded.kept(path, wanted)
+        if program:
+            log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, built earlier)")
+            return program
+        if reason:
+            log.note(reason)
+    built = frozen_program(run, values, wanted)
+    write_atomically(path, built)
+    log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")
+    return Frozen(built)
+
+
+def _batches(run: Run, count: int) -> Batches:
+    from harness.build import byte_batches
+
+    return byte_batches(run, count)
+
+
+def _open_log(run: Run) -> RunLog:
+    logging = run.options.logging
+    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
+    log = RunLog(folder if logging.logs else None)
+    if logging.logs:
+        log.note(f" Saving to {folder}")
+    command = " ".join(sys.argv)
+    log.file_only(command)
+    log.arguments(arguments(run, command, {"logs_path": str(folder)}), restored=False)
+    for note in run.notes:
+        log.note(note)
+    if run.options.device.batches_per_step > 1:
+        log.note(
+            "--batches-per-step only names the program's file: a call takes one micro-batch, so that each has a latency"
+        )
+    threads = run.options.checkpoint.num_inference_thread
+    log.note(f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {os.cpu_count()} processors")
+    return log
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command(SCRIPT, main, None))

@@ -1,0 +1,127 @@
+"""The original's printed commands: each is accepted as it stands, or is on the list of those that cannot be."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from manual import COMMANDS, NOT_HERE, REFUSED
+from photos import write_imagenet
+
+import poprun
+from harness import cli, command_line, gc_profile, launch
+from harness.options import OptionError
+from harness.run import Run, prepare
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ("train", "validation", "restore", "inference_embedded")
+
+
+@dataclass
+class Call:
+    """A script's words, and the environment that its launcher gives it."""
+
+    words: list[str]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def script(self) -> str:
+        assert re.fullmatch(r"python3?", self.words[0]) and self.words[1].endswith(".py"), self.words[:2]
+        name = self.words[1].removesuffix(".py")
+        assert name in SCRIPTS and (ROOT / self.words[1]).exists()
+        return name
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("manual")
+    write_imagenet(folder / "imagenet", 8, 8, shards=8)
+    (folder / "run").mkdir()
+    return {"<DIR>": str(folder / "imagenet"), "<RUN>": str(folder / "run")}
+
+
+def launched(command: str, places: dict[str, str]) -> Call:
+    """What a launcher starts: its own words are read by our launcher where it is ours."""
+    for sign, path in places.items():
+        command = command.replace(sign, path)
+    call = Call(shlex.split(command), {"DATA_DIR": places["<DIR>"]})
+    while "=" in call.words[0] and not call.words[0].startswith("-"):
+        name, _, value = call.words.pop(0).partition("=")
+        call.environ[name] = value
+    if call.words[0] == "poprun":
+        asked, program = poprun.parse(call.words[1:])
+        hosts = asked.get("host") or ()
+        where = launch.layout(asked["num-replicas"], asked["num-instances"], asked.get("ipus-per-replica", 1), hosts, 2000)
+        return Call(list(program), {**call.environ, **where.variables(0)})
+    if call.words[0] == "mpirun":
+        first = next(i for i, word in enumerate(call.words) if word.startswith("python"))
+        for flag, value in zip(call.words, call.words[1:first]):
+            if flag == "-x" and "=" in value:
+                call.environ[value.partition("=")[0]] = value.partition("=")[2]
+        return Call(call.words[first:], call.environ)
+    if call.words[0] == "gc-profile":
+        assert gc_profile.__doc__
+        return Call(call.words[call.words.index("--") + 1 :], call.environ)
+    return call
+
+
+def resolved(call: Call) -> Run | None:
+    """The run that a call means; None where it only asks for help."""
+    parsed = cli.parse(
+        call.words[2:], call.script, {"dataset": "imagenet"} if call.script == "restore" else None, call.environ
+    )
+    if parsed.options.main.help:
+        assert "--group-dim" in cli.help_text(parsed.catalogue, "train.py", "")
+        return None
+    return prepare(parsed.options, call.environ, parsed.notes, training=call.script in ("train", "restore"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_printed_commands_are_accepted(name, places):
+    call = launched(COMMANDS[name], places)
+    run = resolved(call)
+    if run is None:
+        return
+    text = COMMANDS[name]
+    for flag, value in (
+        ("batch-size", run.plan.micro_batch), ("micro-batch-size", run.plan.micro_batch), ("shards", run.plan.shards),
+        ("gradient-accumulation-count", run.plan.accumulation), ("pipeline-depth", run.plan.accumulation),
+    ):  # fmt: skip
+        said = re.findall(rf"--{flag}[ =](\d+)", text)
+        if said and call.script == "train":
+            assert str(value) == said[-1], flag
+    if "poprun" in text:
+        instances = int(re.findall(r"--num-instances[ =](\d+)", text)[0])
+        assert run.plan.instances == instances if call.script == "train" else run.cluster.size == instances
+    elif "TF_CONFIG" in text:
+        assert run.plan.instances == 2
+    if "--precision" in text:
+        assert run.plan.precision.name in text
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_broken_commands_are_told_what_is_wrong(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    error = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(error):
+        code = command_line.run("poprun", poprun.main, shlex.split(command)[1:], (OptionError,))
+    assert code == 2 and REFUSED[command] in error.getvalue() and error.getvalue().count("\n") == 1
+
+
+def test_programs_that_are_not_part_of_this():
+    assert not [name for name in NOT_HERE.values() if (ROOT / name).exists()]
+
+
+def test_a_fine_tuning_with_shards_1_runs_on_one_ipu(places):
+    run = resolved(launched(COMMANDS["meme-fine-tune"], places))
+    assert run.plan.schedule == "Sequential" and run.plan.shards == 1 and run.plan.global_batch == 512
+    assert run.peak_rate == 0.25 and run.options.training.optimiser == "RMSprop" and run.image_size == 224
+    assert run.options.training.weight_avg_exp == (0.97,) and run.options.dataset.mixup_alpha == 0.1
+    assert {v.name for v in run.trace.variables if run.trained(v.name)} == {
+        v.name for v in run.trace.variables if "Top" in v.name
+    }

@@ -1,0 +1,217 @@
+"""The named configurations against the tables they come from: batch, rate, updates, stages, cuts, precision, schedule."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from harness import cli, configs
+from harness.layers import DEFAULT_CONFIG_PATH
+from harness.run import Run, prepare
+
+IMAGES = 1_281_167  # ImageNet's training set
+SIDES = {"B0": 224, "B1": 240, "B2": 260, "B3": 300, "B4": 380, "B5": 456}
+HALF_SIDES = {"B0": 160, "B1": 176, "B2": 196, "B3": 204, "B4": 252, "B5": 328}
+MIXUP = {"B0": 0.1, "B1": 0.1, "B2": 0.1, "B3": 0.2, "B4": 0.2, "B5": 0.2}
+CUTMIX = {"B0": 1.0, "B1": 0.95, "B2": 0.9, "B3": 0.9, "B4": 0.85, "B5": 0.8}
+# kind, size: micro-batch, shards, replicas, accumulation, cuts
+MEME = """
+G1-GN-Native B0 12 2 8 8 block3b
+G1-GN-Native B1 12 4 4 16 block2b block4a block5c
+G1-GN-Native B2 12 4 4 16 block2b block4a block5d
+G1-GN-Native B3 6 4 4 32 block2b block4a block5d
+G1-GN-Native B4 3 4 4 64 block2b block4b block6c
+G1-GN-Native B5 2 4 4 96 block2c block4a block5g
+G16-GN-Native B0 12 2 8 8 block3b
+G16-GN-Native B1 8 2 8 12 block4b
+G16-GN-Native B2 12 4 4 16 block2b block4a block5d
+G16-GN-Native B3 8 4 4 24 block2b block4b block5e
+G16-GN-Native B4 4 4 4 48 block2c block4c block6a
+G16-GN-Native B5 2 4 4 96 block2e block4f block6e
+G16-GN-Half B0 24 2 8 4 block4b
+G16-GN-Half B1 24 4 4 8 block2b block4a block5d
+G16-GN-Half B2 24 4 4 8 block2b block4a block5d
+G16-GN-Half B3 12 4 4 16 block2b block4b block5e
+G16-GN-Half B4 8 4 4 24 block2c block4c block6a
+G16-GN-Half B5 3 4 4 64 block2e block4e block6c
+"""
+MEME_ROWS = [
+    (kind.replace("-GN-", norm), *row)
+    for kind, *row in (line.split() for line in MEME.strip().splitlines())
+    for norm in (("-GN-",) if kind.startswith("G1-") else ("-GN-", "-LN_PN-"))
+]
+CUTS_BN, CUTS_MK1 = "b1/2/relu b2/3/relu b3/3/relu", "b1/2/relu b2/3/relu b3/5/relu"
+CUTS_16, CUTS_20 = "b1/0/relu b1/2/relu b2/3/relu", "b1/0/relu b1/2/relu b2/0/relu b2/2/relu b3/0/relu b3/3/relu"
+CUTS_G1, CUTS_G16 = "block2b block4b block6c", "block2c block4c block6a"
+# name: micro-batch, shards, replicas, accumulation, epochs, rate, cuts, precision, optimiser, schedule, order of the stages.
+# A rate is 2^exponent x batch ("^-13") or itself ("4.588").
+APPLICATION = {
+    "mk2_resnet50_gn_16ipus": (8, 1, 16, 8, 65, "^-11", "", "16.16", "momentum", "cosine", "Sequential"),
+    "mk2_resnet50_gn_64ipus": (8, 1, 64, 2, 65, "^-11", "", "16.16", "momentum", "cosine", "Sequential"),
+    "mk2_resnet50_bn_16ipus": (16, 4, 4, 256, 100, "^-13", CUTS_BN, "16.32", "momentum", "cosine", "Grouped"),
+    "mk2_resnet50_bn_64ipus": (16, 4, 16, 64, 100, "^-13", CUTS_BN, "16.32", "momentum", "cosine", "Grouped"),
+    "mk2_resnet50_bn_128ipus": (16, 4, 32, 32, 100, "^-13", CUTS_BN, "16.32", "momentum", "cosine", "Grouped"),
+    "resnet50_bn_32ipus": (16, 4, 8, 128, 100, "^-13", CUTS_BN, "16.32", "momentum", "cosine", "Grouped"),
+    "mk1_resnet50_16ipus": (4, 4, 4, 64, 65, "^-11", CUTS_MK1, "16.16", "momentum", "cosine", "Grouped"),
+    "mk2_resnext101_16ipus": (6, 2, 8, 16, 120, "^-11", "b3/3/relu", "16.16", "momentum", "cosine", "Grouped"),
+    "mk2_efficientnet_b4_g1_16ipus": (3, 4, 4, 64, 350, "^-14", CUTS_G1, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g1_32ipus": (3, 4, 8, 32, 350, "^-14", CUTS_G1, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g1_64ipus": (3, 4, 16, 16, 350, "^-14", CUTS_G1, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g16_16ipus_rmsprop":
+        (5, 4, 4, 40, 350, "^-14", CUTS_G16, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g16_64ipus_rmsprop":
+        (5, 4, 16, 8, 350, "^-14", CUTS_G16, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g16_64ipus_LARS":
+        (5, 4, 16, 38, 350, "^-9.5", CUTS_G16, "16.32", "LARS", "polynomial_decay_lr", "Grouped"),
+}  # fmt: skip
+for _ipus, _replicas, _count in ((16, 8, 256), (32, 16, 128), (64, 32, 64), (128, 64, 32), (256, 128, 16)):
+    APPLICATION[f"mk2_efficientnet_b4_g16_{_ipus}ipus"] = (
+        3, 2, _replicas, _count, 350, "^-9.5", "block4a", "16.16", "LARS", "polynomial_decay_lr", "Grouped"
+    )  # fmt: skip
+for _name, _micro, _replicas, _count, _epochs, _rate in (
+    ("mk2_resnet50_mlperf_pod16", 16, 16, 9, 44, "4.588"),
+    ("mk2_resnet50_mlperf_pod4_bs20", 20, 4, 24, 44, "3.824"),
+    ("mk2_resnet50_mlperf_pod16_bs20", 20, 16, 6, 40, "3.824"),
+    ("mk2_resnet50_mlperf_pod64_bs20", 20, 64, 2, 41, "5.098"),
+    ("mk2_resnet50_mlperf_pod128_bs20", 20, 128, 2, 41, "4.078"),
+    ("mk2_resnet50_mlperf_pod16_lars", 20, 16, 10, 38, "10.72"),
+    ("mk2_resnet50_mlperf_pod64_lars", 20, 64, 3, 38, "12.15"),
+    ("mk2_resnet50_mlperf_pod128_lars", 20, 128, 2, 41, "12.1"),
+    ("mk2_resnet50_mlperf_pod256_lars", 20, 256, 2, 45, "20.2"),
+    ("resnet50_mlperf_pod16_lars", 22, 16, 10, 38, "10.72"),
+    ("resnet50_mlperf_pod32_lars", 22, 32, 6, 38, "11.42"),
+    ("resnet50_mlperf_pod64_lars", 20, 64, 4, 40, "14.225"),
+):
+    APPLICATION[_name] = (
+        _micro, 1, _replicas, _count, _epochs, _rate, CUTS_16 if _micro == 16 else CUTS_20, "16.16",
+        "LARS" if "lars" in _name else "momentum", "polynomial_decay_lr", "Sequential",
+    )  # fmt: skip
+# a newer name: the same recipe
+SAME = {
+    "resnet8_test": "mk2_resnet8_test", "resnet50_base": "mk2_resnet50_base", "resnext101_16ipus": "mk2_resnext101_16ipus",
+    "mk2_efficientnet_b4_g1_256ipus": "mk2_efficientnet_b4_g16_256ipus",
+    "efficientnet_b4_16ipus_base": "mk2_efficientnet_b4_16ipus_base",
+    **{f"resnet50_{x}": f"mk2_resnet50_{x}" for x in ("gn_16ipus", "bn_16ipus", "bn_64ipus", "mlperf_pod16",
+                                                     "mlperf_pod16_bs20", "mlperf_pod64_bs20")},
+    **{f"efficientnet_b4_{x}": f"mk2_efficientnet_b4_{x}" for x in ("g1_16ipus", "g1_32ipus", "g1_64ipus", "g16_16ipus",
+                                                                   "g16_32ipus", "g16_64ipus")},
+}  # fmt: skip
+
+
+def resolved(name: str, *words: str) -> Run:
+    parsed = cli.parse(["--config", name, *words], "train", environ={})
+    return prepare(parsed.options, {}, parsed.notes)
+
+
+def cuts(run: Run) -> list[str]:
+    return [stage[0] for stage in run.plan.stages[1:]]
+
+
+@pytest.mark.parametrize(("kind", "size", "micro", "shards", "replicas", "count", "splits"),
+                         [(*row[:6], row[6:]) for row in MEME_ROWS])  # fmt: skip
+def test_meme(kind, size, micro, shards, replicas, count, splits):
+    run = resolved(f"{size}-{kind}_16IPU_{shards}x{replicas}", "--generated-data")
+    plan, options = run.plan, run.options
+    assert (plan.micro_batch, plan.shards, plan.replicas, plan.accumulation) == tuple(
+        map(int, (micro, shards, replicas, count))
+    )
+    assert plan.global_batch == 768 and plan.ipus == 16 and plan.schedule == "Grouped" and plan.recompute
+    assert cuts(run) == list(splits) and len(plan.stages) == int(shards)
+    assert run.image_size == (HALF_SIDES if kind.endswith("Half") else SIDES)[size]
+    assert run.peak_rate == 768 * 2.0**-14 == 0.046875
+    assert run.horizon.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
+    assert plan.precision.name == ("16.16" if (size, kind) == ("B5", "G1-GN-Native") else "16.32")
+    assert plan.precision.fp32_copy == ((size, kind) == ("B5", "G1-GN-Native")) and plan.precision.stochastic == "off"
+    model = options.model
+    assert (model.model_size, model.group_dim, model.expand_ratio) == (size, *((1, 6) if "G1-" in kind else (16, 4)))
+    assert (model.groups, model.proxy_norm) == ((1, True) if "LN_PN" in kind else (4, False))
+    assert (options.dataset.mixup_alpha, options.dataset.cutmix_lambda) == (MIXUP[size], CUTMIX[size])
+    assert options.training.optimiser == "RMSprop" and options.training.weight_avg_exp == (0.97,)
+    assert options.training.label_smoothing == 0.1 and options.dataset.eight_bit_io
+
+
+def test_there_are_thirty_meme_runs():
+    names = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names
+    expected = {f"{row[1]}-{row[0]}_16IPU_{row[3]}x{row[4]}" for row in MEME_ROWS}
+    assert len(expected) == 30 and expected == {name for name in names if "_16IPU_" in name}
+
+
+@pytest.mark.parametrize("name", APPLICATION)
+def test_application(name):
+    micro, shards, replicas, count, epochs, rate, splits, precision, optimiser, schedule, order = APPLICATION[name]
+    run = resolved(name, "--generated-data")
+    batch = micro * replicas * count
+    assert (run.plan.micro_batch, run.plan.shards, run.plan.replicas, run.plan.accumulation) == (
+        micro,
+        shards,
+        replicas,
+        count,
+    )
+    assert run.plan.global_batch == batch
+    expected = batch * 2.0 ** float(rate[1:]) if rate.startswith("^") else float(rate)
+    assert run.peak_rate == pytest.approx(expected, rel=1e-12)
+    assert run.horizon.epochs == epochs and run.horizon.iterations == int(Fraction(IMAGES) * epochs // batch)
+    assert cuts(run) == splits.split() and run.plan.schedule == order
+    assert run.plan.precision.name == precision and run.options.training.optimiser == optimiser
+    assert run.options.main.lr_schedule == schedule
+    assert max(run.rate(i) for i in range(0, run.horizon.iterations, 97)) <= expected * (1 + 1e-9)
+
+
+def test_the_large_batch_is_the_same_training_on_every_system():
+    """6,144 pictures an update, whatever the number of IPUs: what the article on scaling compares."""
+    runs = [resolved(f"mk2_efficientnet_b4_g16_{ipus}ipus", "--generated-data") for ipus in (16, 32, 64, 128, 256)]
+    assert [run.plan.ipus for run in runs] == [16, 32, 64, 128, 256]
+    assert {run.plan.global_batch for run in runs} == {6144} and {round(run.peak_rate, 3) for run in runs} == {8.485}
+    assert {run.rate(5000) for run in runs} == {runs[0].rate(5000)}
+
+
+def test_mlperf_ends_its_rates_where_it_should():
+    run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data")
+    assert run.rate(run.horizon.iterations) == pytest.approx(1e-4)
+    assert run.rate(run.horizon.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
+    assert run.plan.span == 2 and run.channels == 4 and run.options.logging.mlperf_logging
+
+
+@pytest.mark.parametrize("newer", SAME)
+def test_names_of_one_recipe(newer):
+    file = configs.ConfigFile(str(DEFAULT_CONFIG_PATH))
+    assert {k: e.value for k, e in file.block(newer).items()} == {k: e.value for k, e in file.block(SAME[newer]).items()}
+
+
+MINIATURES = {
+    "B0-G1-GN-Native_mini": "B0-G1-GN-Native_16IPU_2x8",
+    "B0-G16-GN-Native_mini": "B0-G16-GN-Native_16IPU_2x8",
+    "B0-G16-LN_PN-Native_mini": "B0-G16-LN_PN-Native_16IPU_2x8",
+    "B0-G16-GN-Half_mini": "B0-G16-GN-Half_16IPU_2x8",
+    "B0-G16-LN_PN-Half_mini": "B0-G16-LN_PN-Half_16IPU_2x8",
+    "efficientnet_b4_g1_mini": "mk2_efficientnet_b4_g1_16ipus",
+    "efficientnet_b4_g16_mini": "mk2_efficientnet_b4_g16_16ipus",
+    "efficientnet_b4_g1_with_batch_norm_mini": "efficientnet_b4_g1_with_batch_norm_16ipus",
+    "resnet50_gn_mini": "mk2_resnet50_gn_16ipus",
+    "resnet50_bn_mini": "mk2_resnet50_bn_16ipus",
+    "resnet50_mlperf_mini": "mk2_resnet50_mlperf_pod16_bs20",
+    "resnet50_mlperf_lars_mini": "mk2_resnet50_mlperf_pod16_lars",
+    "resnext101_mini": "mk2_resnext101_16ipus",
+}
+
+
+@pytest.mark.parametrize("name", MINIATURES)
+def test_a_miniature_keeps_what_makes_its_recipe(name):
+    small, large = resolved(name), resolved(MINIATURES[name], "--generated-data")
+    if name != "efficientnet_b4_g1_with_batch_norm_mini":  # a shallower network has fewer points to begin anew at
+        assert cuts(small) == cuts(large)
+    assert (small.plan.shards, small.plan.schedule, small.plan.recompute, small.plan.span, small.plan.pipelined) == (
+        large.plan.shards, large.plan.schedule, large.plan.recompute, large.plan.span, large.plan.pipelined
+    )  # fmt: skip
+    assert small.plan.precision == large.plan.precision
+    assert small.plan.replicas > 1 and small.plan.accumulation > 1
+    for part, same in (
+        ("main", "lr_schedule model"), ("training", "optimiser momentum label_smoothing weight_decay lars_weight_decay"),
+        ("dataset", "mixup_alpha cutmix_lambda cutmix_version eight_bit_io"),
+    ):  # fmt: skip
+        for option in same.split():
+            values = [getattr(getattr(run.options, part), option) for run in (small, large)]
+            if option != "lars_weight_decay" or small.options.training.optimiser == "LARS":
+                assert (values[0] or 0) == (values[1] or 0), option
+    assert small.source.spec.name.startswith("fashion") and small.plan.global_batch * 20 < 10_000

@@ -1,0 +1,282 @@
+"""The three findings of "Making EfficientNet More Efficient" in miniature: group convolutions of 16 channels against
+depthwise ones, layer norm with proxy norm against group norm, half the pixels and a fine-tuning against all of them.
+
+python tools/findings.py                     three seeds, about half an hour on two cores; a broken-off call goes on
+python tools/findings.py --seeds 5 --output logs/five
+
+Trains the small twins of configs.yml (B0-..._mini), each run on a core of its own. As no result depends on them, the
+stages share one emulated IPU and nothing is recomputed. Everything after -- is added to every training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from harness import checkpoints, cli, plot, svg
+from harness.run import prepare
+
+ONE_DEVICE = ("--shards", "1", "--no-enable-recomputation")
+AVERAGE = "weight_avg_exp_0.5"
+NATIVE, HALF = "B0-G16-GN-Native_mini", "B0-G16-GN-Half_mini"
+TUNING = (
+    "--lr-schedule", "cosine", "--epochs", "2", "--train-with-valid-preprocessing", "--base-learning-rate", "-11",
+    "--variable-filter", "Top",
+)  # fmt: skip
+HALVED, TUNED = "half, as it is", "half, fine-tuned"
+RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B0-G16-LN_PN-Native_mini"}
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 920, 470, 78, 64, 60  # pixels: the picture and its margins
+
+
+class Failed(Exception):
+    """A command did not end well."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One network at the end of its training."""
+
+    label: str
+    seed: int
+    accuracy: float  # top-1 of the averaged weights, %
+    minutes: float  # of training on one core, at the median speed
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained in one go, on one core."""
+
+    label: str
+    config: str
+    seed: int
+    folder: Path
+    more: tuple[str, ...]
+
+    def run(self, core: int) -> Iterator[Result]:
+        """Trains, or goes on, and says what came out of it."""
+        base = self.folder / f"{self.config}-{self.seed}"
+        self._train(core, base, self.config, ())
+        minutes = _minutes(base)
+        if self.config != HALF:
+            yield Result(self.label, self.seed, _accuracy(base), minutes)
+            return
+        averaged = str(base / "ckpt" / AVERAGE)
+        before, after = (base.with_name(f"{base.name}-{what}") for what in ("as-it-is", "fine-tuned"))
+        if not (before / "validation.csv").exists():
+            _clear(before)
+            _call(core, "validation.py", "--config", NATIVE, "--restore-path", averaged, "--logs-path", before)
+        yield Result(HALVED, self.seed, _accuracy(before), minutes)
+        self._train(core, after, NATIVE, (*TUNING, "--init-path", averaged))
+        yield Result(TUNED, self.seed, _accuracy(after), minutes + _minutes(after))
+
+    def _train(self, core: int, folder: Path, config: str, words: Sequence[str]) -> None:
+        if _finished(folder):
+            return
+        if checkpoints.numbered(folder):
+            _call(core, "restore.py", "--restore-path", folder)
+            return
+        _clear(folder)
+        seed = ("--seed", str(self.seed))
+        _call(core, "train.py", "--config", config, *words, *seed, *ONE_DEVICE, *self.more, "--logs-path", folder)
+
+
+def _finished(folder: Path) -> bool:
+    return any(row["name"] == AVERAGE for row in _rows(folder / "validation.csv"))
+
+
+def _clear(folder: Path) -> None:
+    """Takes what a call left that ended before its first result."""
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+
+
+def _accuracy(folder: Path) -> float:
+    return next(float(row["val_acc"]) for row in _rows(folder / "validation.csv") if row["name"] == AVERAGE)
+
+
+def _minutes(folder: Path) -> float:
+    rows = _rows(folder / "training.csv")
+    speed = median(float(row["img_per_sec"]) for row in rows)
+    pictures = float(rows[-1]["epoch"]) * _pictures()
+    return pictures / speed / 60
+
+
+def _pictures() -> int:
+    return _traced(NATIVE)[2]
+
+
+def _traced(config: str) -> tuple[float, int, int]:
+    """Millions of multiply-adds of a picture, parameters, training pictures."""
+    run = prepare(cli.parse(["--config", config], "train", environ={}).options, {})
+    return run.trace.multiply_adds / 1e6, run.trace.trainable_parameters, run.source.spec.train_images
+
+
+def _call(core: int, script: str, *words: object) -> None:
+    """One command, held to one core."""
+    command = [sys.executable, str(ROOT / script), *map(str, words)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    os.sched_setaffinity(process.pid, {core})  # Python has only begun to start: no thread of TensorFlow exists
+    _, said = process.communicate()
+    if process.returncode:
+        raise Failed(f"{' '.join(command[1:])} ended with exit code {process.returncode}:\n{said.strip()[-800:]}")
+
+
+def run_all(jobs: Sequence[Job], cores: Iterable[int]) -> list[Result]:
+    """Every job, as many at once as there are cores."""
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+    results: list[Result] = []
+    failures: list[Failed] = []
+
+    def work(core: int) -> None:
+        while not failures:
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                for result in job.run(core):
+                    results.append(result)
+                    said = f"{result.label}, seed {result.seed}: {result.accuracy:.2f} %, {result.minutes:.1f} minutes"
+                    print(said, flush=True)
+            except Failed as failure:
+                failures.append(failure)
+
+    workers = [threading.Thread(target=work, args=(core,)) for core in cores]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+# What came out of it
+
+
+def spread(values: Sequence[float]) -> float:
+    """The standard error of the mean."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def told(values: Sequence[float], unit: str = " %") -> str:
+    """mean ± standard error (each value)."""
+    error = f" ± {spread(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{error}{unit} ({', '.join(f'{value:.2f}' for value in values)})"
+
+
+def table(results: Sequence[Result]) -> str:
+    """The networks' rows, and below them the three comparisons, seed by seed."""
+    accuracies, minutes = grouped(results)
+    configs = {**RECIPES, HALVED: HALF, TUNED: HALF}
+    lines = [
+        "| network | parameters | million multiply-adds | minutes of one core | top-1 of the average |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for label, values in accuracies.items():
+        adds, parameters, _ = _traced(configs[label])
+        lines.append(f"| {label} | {parameters:,} | {adds:.1f} | {mean(minutes[label]):.1f} | {told(values)} |")
+    lines += ["", "| finding | difference in top-1 | time |", "| --- | --- | --- |"]
+    for what, first, second in (
+        ("groups of 16 with expansion 4 against depthwise with 6", "G16, GN", "G1, GN"),
+        ("layer norm with proxy norm against group norm", "G16, LN+PN", "G16, GN"),
+        ("half the pixels against all", HALVED, "G16, GN"),
+        ("half the pixels and fine-tuning against all", TUNED, "G16, GN"),
+    ):
+        differences = [a - b for a, b in zip(accuracies[first], accuracies[second])]
+        time = mean(minutes[first]) / mean(minutes[second])
+        lines.append(f"| {what} | {told(differences, ' points')} | {time:.2f} times |")
+    return "\n".join(lines)
+
+
+def grouped(results: Sequence[Result]) -> tuple[Mapping[str, list[float]], Mapping[str, list[float]]]:
+    """Accuracies and minutes of each network, by seed."""
+    ordered = sorted(results, key=lambda result: result.seed)
+    labels = (*RECIPES, HALVED, TUNED)
+    return (
+        {label: [r.accuracy for r in ordered if r.label == label] for label in labels},
+        {label: [r.minutes for r in ordered if r.label == label] for label in labels},
+    )
+
+
+def picture(results: Sequence[Result]) -> str:
+    """Accuracy over training time: a small dot for each seed, a large one for the mean."""
+    accuracies, minutes = grouped(results)
+    x0, x1 = svg.span([r.minutes for r in results], floor=0, slack=1)
+    y0, y1 = svg.span([r.accuracy for r in results], slack=1)
+    right, bottom = WIDTH - 200, HEIGHT - BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return LEFT + (x - x0) / (x1 - x0) * (right - LEFT), bottom - (y - y0) / (y1 - y0) * (bottom - TOP)
+
+    parts = [svg.text(LEFT, 30, "Validation top-1 of the averaged weights, % , over training time", size=16, weight="bold")]
+    for tick in svg.ticks(x0, x1, 8):
+        x, _ = place(tick, y0)
+        parts += [svg.rule(x, TOP, x, bottom), svg.text(x, bottom + 18, f"{tick:g}", anchor="middle")]
+    for tick in svg.ticks(y0, y1, 6):
+        _, y = place(x0, tick)
+        parts += [svg.rule(LEFT, y, right, y), svg.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")]
+    parts.append(svg.text((LEFT + right) / 2, HEIGHT - 16, "minutes of one core", anchor="middle"))
+    colours = ("#8a5a99", plot.BLUE, plot.GREEN, "#d9a37e", plot.ORANGE)
+    for k, (colour, (label, values)) in enumerate(zip(colours, accuracies.items())):
+        for x, y in zip(minutes[label], values):
+            parts.append('<circle cx="{:.1f}" cy="{:.1f}" r="4" '.format(*place(x, y)) + f'fill="{colour}" opacity="0.55"/>')
+        x, y = place(mean(minutes[label]), mean(values))
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="{colour}" stroke="#fff" stroke-width="1.5"/>')
+        line = TOP + 22 + 46 * k
+        parts.append(f'<circle cx="{right + 26}" cy="{line - 5}" r="8" fill="{colour}"/>')
+        parts.append(svg.text(right + 42, line, label) + svg.text(right + 42, line + 17, f"{mean(values):.2f} %", size=12))
+    return svg.document(WIDTH, HEIGHT, parts)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 1 to N of every network [3]")
+    parser.add_argument("--output", default="logs/findings", metavar="DIR", help="where runs, table and picture go")
+    arguments = sys.argv[1:]
+    more = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
+    asked = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    if asked.seeds < 1:
+        parser.error(f"--seeds {asked.seeds}: give 1 or more")
+    folder = Path(asked.output).resolve()
+    recipes = {TUNED: HALF, **RECIPES}
+    jobs = [
+        Job(label, config, seed, folder, tuple(more))
+        for seed in range(1, asked.seeds + 1)
+        for label, config in recipes.items()
+    ]
+    try:
+        results = run_all(jobs, sorted(os.sched_getaffinity(0)))
+    except Failed as failure:
+        print(f"findings.py: error: {failure}", file=sys.stderr)
+        return 1
+    text = table(results)
+    (folder / "findings.md").write_text(text + "\n", encoding="utf-8")
+    (folder / "findings.svg").write_text(picture(results), encoding="utf-8")
+    print(f"\n{text}\n\nThe picture is {folder / 'findings.svg'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
