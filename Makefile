@@ -1,5 +1,6 @@
 # make train   set up .venv and run the main job on the embedded photographs
 # make test    set up .venv and run the tests
+# make findings  the paper's three findings in miniature: table and picture in logs/findings, about half an hour
 # make lint    ruff
 #
 # PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
@@ -11,10 +12,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 RUN = $(VENV)/bin/python
 WORKERS = -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: train test test-slow lint setup clean
+.PHONY: train findings test test-slow lint setup clean
 
 train: $(VENV)/.runtime
 	$(RUN) train.py --config quickstart
+
+findings: $(VENV)/.runtime
+	$(RUN) tools/findings.py
 
 test: $(VENV)/.test
 	$(RUN) -m pytest -q $(WORKERS)

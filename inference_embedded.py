@@ -69,8 +69,8 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
 
 def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
     """From its file in the working directory if that holds the same program, otherwise built, and kept there."""
-    from ipu_utils import Frozen
     from harness.build import frozen_program
+    from ipu_utils import Frozen
 
     options = run.options.checkpoint
     values = None

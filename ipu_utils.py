@@ -10,8 +10,8 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from emulator.cost.trace import Trace
-from emulator.frozen import Frozen, freeze
 from emulator.executor import Features, Metrics, Stream, Training, TrainingProgram
+from emulator.frozen import Frozen, freeze
 from emulator.group import Group
 from emulator.inference import InferenceProgram, Score
 from emulator.plan import ExecutionPlan

@@ -96,7 +96,7 @@ def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def standardised_on_device(image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None) -> tf.Tensor:
-    """What is left to do to standardised pictures: nothing, or everything if they are bytes; whole ones without `moments`."""
+    """What is left to do to standardised pictures: nothing, or all of it if they are bytes; whole ones without `moments`."""
     if not request.eight_bit:
         return image
     found = _moments_of_whole(image) if moments is None else moments

@@ -16,7 +16,6 @@ from Datasets._spec import ReadRequest
 from Datasets.generated import synthetic
 from harness import embedded, losses, optimisers, rules
 from harness.embedded import Batches
-from harness.options import OptionError
 from harness.run import Run
 from ipu_utils import Features, Group, InferenceProgram, TrainingProgram
 
@@ -78,8 +77,6 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
 def byte_batches(run: Run, count: int) -> Batches:
     """The first `count` micro-batches of the validation set, or all if there are fewer, in host memory."""
     request = replace(run.validation_request(), eight_bit=True)
-    if run.options.dataset.synthetic_data:
-        raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
         session.run(iterator.initializer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -54,7 +55,7 @@ class Served:
     def latency(self, percentile: float) -> float:
         """Milliseconds within which so many per cent of the calls ended."""
         ordered = sorted(self.latencies)
-        place = max(0, math.ceil(percentile / 100 * len(ordered)) - 1)
+        place = max(0, math.ceil(round(percentile / 100 * len(ordered), 6)) - 1)
         return 1000 * ordered[place]
 
     @property
@@ -70,6 +71,8 @@ class Served:
 
 def refuse(run: Run) -> None:
     """OptionError for what this program cannot be."""
+    if run.options.dataset.synthetic_data:
+        raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
     if run.options.dataset.hostside_norm and not run.options.dataset.eight_bit_io:
         raise OptionError("--hostside-norm: the program takes bytes and normalises them itself; leave the option out")
 
@@ -101,7 +104,8 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
         "shape": shape(run),
         "pictures": [
-            run.source.spec.name, run.source.spec.standardised, dataset.normalise_input, dataset.symmetric_input, run.channels
+            run.source.spec.name, run.source.spec.standardised, run.channels,
+            dataset.normalise_input, dataset.symmetric_input,
         ],
         "precision": str(run.plan.precision),
         "seed": run.options.device.seed if values is None else None,  # a drawn one is as good as another
@@ -145,17 +149,15 @@ def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served
             program.infer(batches.pictures[first])
             ready.wait()
             results.append(_timed(program, batches, [(first + k) % count for k in range(calls)]))
-        except BaseException as error:  # noqa: BLE001 - told to the caller
+        except BaseException as error:
             failures.append(error)
             ready.abort()
 
     workers = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(threads)]
     for worker in workers:
         worker.start()
-    try:
+    with contextlib.suppress(threading.BrokenBarrierError):
         ready.wait()
-    except threading.BrokenBarrierError:
-        pass
     started = time.perf_counter()
     for worker in workers:
         worker.join()

@@ -29,7 +29,8 @@ WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
-    "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict", "dataset_benchmark", "compile_only", "profile", "gc_profile", "distributed",
+    "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict", "dataset_benchmark",
+    "compile_only", "profile", "gc_profile", "distributed",
 )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     """The options, or None when the call only asked for help or an explanation (which is printed)."""
     parsed = cli.parse(argv, script, recorded)
     if parsed.options.main.help:
-        print(cli.help_text(parsed.catalogue, f"{script}.py", INTRODUCTIONS[script]), end="")
+        print(cli.help_text(parsed, f"{script}.py", INTRODUCTIONS[script]), end="")
         return None
     if parsed.options.main.explain:
         print(cli.explain(parsed.options))

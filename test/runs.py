@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+import inference_embedded
 import restore
 import train
 import validation
@@ -22,7 +23,10 @@ from Datasets import _checksums
 from harness import entry
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
-SCRIPTS = {"train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main}
+SCRIPTS = {
+    "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
+    "inference_embedded": inference_embedded.main,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

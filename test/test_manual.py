@@ -76,7 +76,7 @@ def resolved(call: Call) -> Run | None:
         call.words[2:], call.script, {"dataset": "imagenet"} if call.script == "restore" else None, call.environ
     )
     if parsed.options.main.help:
-        assert "--group-dim" in cli.help_text(parsed.catalogue, "train.py", "")
+        assert "--group-dim" in cli.help_text(parsed, "train.py", "")
         return None
     return prepare(parsed.options, call.environ, parsed.notes, training=call.script in ("train", "restore"))
 

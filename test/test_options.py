@@ -371,6 +371,9 @@ ELSEWHERE = {
     "max_ckpts_to_keep": "test_train.py::test_checkpoint_and_validation_points",
     "validation": "test_train.py::test_checkpoint_and_validation_points",
     "repeat": "test_train.py::test_validation_of_one_checkpoint",
+    "num_inference_thread": "test_embedded.py::test_threads_share_one_program",
+    "force_recompile": "test_embedded.py::test_the_program_is_built_once",
+    "tmp_execs": "test_embedded.py::test_a_temporary_program_leaves_nothing",
     "inference": "test_train.py::test_validation_of_one_checkpoint",
     "predict": "test_lite.py::test_photographs_are_named_by_the_command",
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm

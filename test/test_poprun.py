@@ -12,6 +12,7 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import manual
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,28 +36,11 @@ def called(*words: object) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
-POD16 = ("--vipu-server-host=10.1.3.101 --vipu-server-timeout=300 --vipu-partition=p --vipu-cluster=c --reset-partition=yes "
-         "--update-partition=no --num-ilds=2")  # fmt: skip
 COMMANDS = {
-    "v21": '-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output" python3 '
-    "train.py --config mk2_resnet50_gn_16ipus --data-dir D --no-validation",
-    "validation": '-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output" '
-    "python3 validation.py --config mk2_resnet50_gn_16ipus --data-dir D --no-stochastic-rounding --restore-path x",
-    "bn": '-v --numa-aware 1 --num-instances 4 --num-replicas 4 --ipus-per-replica 4 --mpi-local-args="--tag-output" python3 '
-    "train.py --config mk2_resnet50_bn_16ipus --no-validation",
-    "pod64": f"-v --host h1,h2,h3,h4 --numa-aware=yes {POD16} --num-replicas=64 --num-instances=16 --ipus-per-replica=1 "
-    '--mpi-global-args="--mca btl_tcp_if_include eth0" --mpi-local-args="-x IPUOF_LOG_LEVEL -x TF_POPLAR_FLAGS" '
-    "python3 train.py --config x --data-dir D --no-validation",
-    "mlperf": '-vv --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica=1 --vipu-server-host=h '
-    '--vipu-partition=p --mpi-local-args="--tag-output" python train.py --config mk2_resnet50_mlperf_pod16_bs20 '
-    "--epochs-per-sync 20 --data-dir D --no-validation",
-    "meme": "--numa-aware=yes --num-replicas=8 --ipus-per-replica=2 --num-instances=8 --only-output-from-instance 0 python "
-    "train.py --config-path=c.yml --config B0-G16-GN-Native_16IPU_2x8 --no-validation",
-    "meme-validate": "-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --only-output-from-instance 0 "
-    "python validation.py --config-path=c.yml --config B0 --restore-path=logs/x",
+    **{name: command.removeprefix("poprun ") for name, command in manual.COMMANDS.items() if command.startswith("poprun ")},
     "cache": "--executable-cache-path=/tmp/c --offline-mode no --remove-partition no --print-topology yes --num-instances=2 "
     "--num-replicas=2 python3 train.py",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from harness import checkpoints, cli, plot, svg
+from harness.plugins import ROOT
 from harness.run import prepare
 
 ONE_DEVICE = ("--shards", "1", "--no-enable-recomputation")

@@ -1,0 +1,134 @@
+"""inference_embedded.py: one frozen program, kept in a file as long as it is the right one, and what it answers."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from runs import rows, run, succeed
+
+from harness import cli, embedded
+from harness.build import byte_batches, frozen_program
+from harness.embedded import Batches, Served
+from harness.run import prepare
+from ipu_utils import Frozen
+
+NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two updates."""
+    folder = tmp_path_factory.mktemp("embedded") / "run"
+    words = f"{NET} --iterations 2 --seed 3 --ckpts-per-epoch 1000 --precision 32.32"
+    succeed("train", *words.split(), "--logs-path", folder)
+    return folder
+
+
+def infer(folder, *words):
+    return run("inference_embedded", "--logs-path", folder, *words)
+
+
+def accuracy(folder) -> str:
+    return rows(folder / "validation.csv")[-1]["val_acc"]
+
+
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision):
+    monkeypatch.chdir(tmp_path)
+    words = ("--restore-path", trained / "ckpt-2", "--precision", precision)
+    succeed("validation", *words, "--logs-path", tmp_path / "v")
+    result = infer(tmp_path / "i", *words, "--iterations", 40)  # 40 micro-batches of 50 are all of the 2,000 pictures
+    assert result.code == 0, result.err
+    assert float(accuracy(tmp_path / "i")) == pytest.approx(float(accuracy(tmp_path / "v")), abs=1e-9)
+    row = rows(tmp_path / "i/validation.csv")[0]
+    assert (row["name"], row["iteration"], row["val_size"]) == ("ckpt-2", "2", "2000")
+    told = re.search(
+        r"Latencies - avg: ([\d.]+) ms, .*99th percentile: ([\d.]+) ms, 99.9th percentile: ([\d.]+) ms", result.out
+    )
+    assert told and float(told[1]) > 0 and float(told[2]) <= float(told[3])
+
+
+def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--restore-path", trained / "ckpt-2", "--iterations", 2)
+    name = "model_resnet8_bs_50_bps_1000_ckpt-2_withlabels.frozen.pb"
+
+    def said(folder: str, *more: object) -> str:
+        result = infer(tmp_path / folder, *words, *more)
+        assert result.code == 0, result.err
+        return next(line for line in result.out.splitlines() if line.startswith("Poplar executable: " + name))
+
+    assert "MB" in said("a") and (tmp_path / name).exists()
+    written = (tmp_path / name).stat().st_mtime_ns
+    assert "built earlier" in said("b") and (tmp_path / name).stat().st_mtime_ns == written
+    assert "built earlier" not in said("c", "--force-recompile")
+    # another precision has the same name, and so do other weights: the file says what it was built from
+    assert "built earlier" not in said("d", "--precision", "16.16")
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:5000])
+    assert "built earlier" not in said("e")
+    (tmp_path / name).write_bytes(b"")
+    assert "built earlier" not in said("f") and "built earlier" in said("g")
+
+
+def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--dataset", "imagenet", "--generated-data", "--model-size", 18, "--image-size", 32, "--micro-batch-size", 2)
+    result = infer(tmp_path / "l", *words, "--iterations", 3, "--tmp-execs")
+    assert result.code == 0, result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["l"] and "deleted" in result.out
+    assert accuracy(tmp_path / "l") == "-1.0"  # generated labels are none
+
+
+def test_threads_share_one_program():
+    asked = prepare(cli.parse(NET.split(), "validation", environ={}).options, {}, training=False)
+    program = Frozen(frozen_program(asked, None, "x"))
+    batches = byte_batches(asked, 4)
+    alone = [program.infer(images) for images in batches.pictures]
+    calls = []
+
+    class Watched:
+        def infer(self, images):
+            calls.append(next(k for k, known in enumerate(batches.pictures) if known is images))
+            return program.infer(images)
+
+    served = embedded.serve(Watched(), batches, 8, 3)
+    assert len(served.latencies) == 24 and len(calls) == 27 and served.samples == 24 * 50
+    hits = [int((classes == labels).sum()) for (_, classes), labels in zip(alone, batches.labels)]
+    assert served.hits == sum(hits[(start + k) % 4] for start in (0, 1, 2) for k in range(8))
+    program.close()
+
+
+def test_a_failing_thread_ends_all():
+    class Broken:
+        def infer(self, images):
+            raise RuntimeError("no")
+
+    batches = Batches((np.zeros(1),), (np.zeros(1),))
+    with pytest.raises(RuntimeError):
+        embedded.serve(Broken(), batches, 2, 2)
+
+
+def test_percentiles():
+    served = Served(tuple(k / 1000 for k in range(1000, 0, -1)), 1.0, 0, 1)
+    assert [round(served.latency(p), 6) for p in (50, 99, 99.9, 100)] == [500, 990, 999, 1000] and round(
+        served.mean, 6
+    ) == 500.5
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("", "--iterations is missing"),
+        ("--iterations 2 --restore-path RUN", "holds 2 checkpoints, and one program has one; name it: ckpt-0, ckpt-2"),
+        ("--iterations 2 --synthetic-data", "--synthetic-data has no pictures on the host"),
+        ("--iterations 2 --num-inference-thread 0", "num_inference_thread is '0'"),
+        ("--iterations 2 --hostside-norm", "--hostside-norm: the program takes bytes"),
+    ],
+)
+def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):
+    monkeypatch.chdir(tmp_path)
+    result = infer(tmp_path / "l", *NET.split(), *words.replace("RUN", str(trained)).split())
+    assert result.code == 2 and part in result.err and result.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,32 @@
+"""The walks of a new user, shortened: the scripts of test/walks, whose commands README and docs print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import rows
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT = {  # what each walk leaves: files, and rows of validation.csv
+    "quickstart": (("quickstart/ckpt-8.index", "quickstart/training.svg"), {"quickstart-validation": 2, "quickstart-inference": 1}),
+    "mini": (("mini/ckpt-2.index", "mini/ckpt/mean_of_two.index"), {"mini-validation": 1}),
+    "meme": (("half/ckpt/weight_avg_exp_0.5.index", "tuned/ckpt/weight_avg_exp_0.5.index", "half-two/ckpt-4.index"),
+             {"tuned-validation": 3, "two-validation": 6}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("walk", LEFT)
+def test_walk(walk, tmp_path):
+    environ = {**os.environ, "PYTHON": sys.executable, "RUNS": str(tmp_path), "SHORT": "1"}
+    done = subprocess.run(
+        ["sh", f"test/walks/{walk}.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=900
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
+    files, tables = LEFT[walk]
+    assert [name for name in files if not (tmp_path / name).exists()] == []
+    assert {name: len(rows(tmp_path / name / "validation.csv")) for name in tables} == tables
+    assert sorted(path.stem for path in (ROOT / "test/walks").glob("*.sh")) == sorted(LEFT)
