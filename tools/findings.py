@@ -39,7 +39,7 @@ TUNING = (
 )  # fmt: skip
 HALVED, TUNED = "half, as it is", "half, fine-tuned"
 RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B0-G16-LN_PN-Native_mini"}
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 920, 470, 78, 64, 60  # pixels: the picture and its margins
+WIDTH, LEFT, RIGHT, TOP, ROW = 920, 150, 190, 70, 46  # pixels: the picture, its margins, the height of a row
 
 
 class Failed(Exception):
@@ -220,33 +220,40 @@ def grouped(results: Sequence[Result]) -> tuple[Mapping[str, list[float]], Mappi
 
 
 def picture(results: Sequence[Result]) -> str:
-    """Accuracy over training time: a small dot for each seed, a large one for the mean."""
+    """A row for each network: a small dot for each seed, a large one for the mean, a bar of one standard error."""
     accuracies, minutes = grouped(results)
-    x0, x1 = svg.span([r.minutes for r in results], floor=0, slack=1)
-    y0, y1 = svg.span([r.accuracy for r in results], slack=1)
-    right, bottom = WIDTH - 200, HEIGHT - BOTTOM
+    x0, x1 = svg.span([value for label, values in accuracies.items() if label != HALVED for value in values], slack=1)
+    right, bottom = WIDTH - RIGHT, TOP + ROW * len(accuracies)
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        return LEFT + (x - x0) / (x1 - x0) * (right - LEFT), bottom - (y - y0) / (y1 - y0) * (bottom - TOP)
+    def across(value: float) -> float:
+        return LEFT + (value - x0) / (x1 - x0) * (right - LEFT)
 
-    parts = [svg.text(LEFT, 30, "Validation top-1 of the averaged weights, % , over training time", size=16, weight="bold")]
+    title = f"Top-1 of the averaged weights on the validation pictures, %; {len(accuracies[HALVED])} seeds"
+    parts = [svg.text(24, 32, title, size=16, weight="bold")]
     for tick in svg.ticks(x0, x1, 8):
-        x, _ = place(tick, y0)
-        parts += [svg.rule(x, TOP, x, bottom), svg.text(x, bottom + 18, f"{tick:g}", anchor="middle")]
-    for tick in svg.ticks(y0, y1, 6):
-        _, y = place(x0, tick)
-        parts += [svg.rule(LEFT, y, right, y), svg.text(LEFT - 8, y + 4, f"{tick:g}", anchor="end")]
-    parts.append(svg.text((LEFT + right) / 2, HEIGHT - 16, "minutes of one core", anchor="middle"))
+        parts += [
+            svg.rule(across(tick), TOP, across(tick), bottom),
+            svg.text(across(tick), bottom + 20, f"{tick:g}", anchor="middle"),
+        ]
+    parts.append(svg.text(right + 24, TOP - 12, "mean; minutes of one core", size=12))
     colours = ("#8a5a99", plot.BLUE, plot.GREEN, "#d9a37e", plot.ORANGE)
     for k, (colour, (label, values)) in enumerate(zip(colours, accuracies.items())):
-        for x, y in zip(minutes[label], values):
-            parts.append('<circle cx="{:.1f}" cy="{:.1f}" r="4" '.format(*place(x, y)) + f'fill="{colour}" opacity="0.55"/>')
-        x, y = place(mean(minutes[label]), mean(values))
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="{colour}" stroke="#fff" stroke-width="1.5"/>')
-        line = TOP + 22 + 46 * k
-        parts.append(f'<circle cx="{right + 26}" cy="{line - 5}" r="8" fill="{colour}"/>')
-        parts.append(svg.text(right + 42, line, label) + svg.text(right + 42, line + 17, f"{mean(values):.2f} %", size=12))
-    return svg.document(WIDTH, HEIGHT, parts)
+        y, average = TOP + ROW * (k + 0.5), mean(values)
+        parts.append(svg.text(LEFT - 18, y + 5, label, anchor="end"))
+        parts.append(svg.text(right + 24, y + 5, f"{average:.2f} %; {mean(minutes[label]):.1f}"))
+        if average < x0:
+            parts.append(svg.text(LEFT + 8, y + 5, f"◂ {min(values):.2f} to {max(values):.2f}, off this scale", fill=colour))
+            continue
+        error = spread(values) if len(values) > 1 else 0.0
+        low, high = across(average - error), across(average + error)
+        parts.append(
+            f'<rect x="{low:.1f}" y="{y - 2:.1f}" width="{high - low:.1f}" height="4" fill="{colour}" opacity="0.6"/>'
+        )
+        parts += [f'<circle cx="{across(v):.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" opacity="0.5"/>' for v in values]
+        parts.append(
+            f'<circle cx="{across(average):.1f}" cy="{y:.1f}" r="8" fill="{colour}" stroke="#fff" stroke-width="1.5"/>'
+        )
+    return svg.document(WIDTH, bottom + 40, parts)
 
 
 def main() -> int:
