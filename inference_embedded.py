@@ -10,12 +10,14 @@ import os
 import secrets
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import validation
 from harness import checkpoints, embedded, entry, quiet
 from harness.checkpoints import Checkpoint
+from harness.cluster import ALONE
 from harness.embedded import Batches
 from harness.options import OptionError
 from harness.run import Run, arguments
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ipu_utils import Frozen
 
 SCRIPT = "inference_embedded"
+NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "batches_per_step")  # from a training
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +38,7 @@ def main(argv: list[str]) -> int:
         names = ", ".join(each.name for each in found[:8])
         raise OptionError(f"--restore-path {path} holds {len(found)} checkpoints, and one program has one; name it: {names}")
     recorded = entry.recorded_options(checkpoints.run_folder(Path(path))) if path else {}
-    recorded = {name: value for name, value in recorded.items() if name not in ("iterations", "epochs")}
+    recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     parsed = entry.parse(argv, SCRIPT, recorded)
     run = entry.prepare_or_describe(parsed, training=False) if parsed else None
     if run is None:
@@ -44,6 +47,9 @@ def main(argv: list[str]) -> int:
     if calls is None:
         raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
     embedded.refuse(run)
+    run = replace(run, cluster=ALONE)  # every process of a launcher is a server of its own
+    if run.options.device.compile_only:
+        return _compile_only(run, found[0])
     return _serve(run, found[0], calls, validation.epoch_batch(run, recorded))
 
 
@@ -52,18 +58,26 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
     try:
         quiet.import_tensorflow()
         program = _program(run, checkpoint, log)
-        if run.options.device.compile_only:
-            return 0
         batches = _batches(run, min(calls, embedded.MOST_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, run.options.checkpoint.num_inference_thread)
             log.note(served.told())
+            log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             iteration = checkpoint.iteration
             epoch = iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1.0
             log.validation_row(embedded.row(run, checkpoint, served, epoch))
         program.close()
     finally:
         log.close()
+    return 0
+
+
+def _compile_only(run: Run, checkpoint: Checkpoint) -> int:
+    """Builds the program, or finds it in its file, and writes nothing else."""
+    log = RunLog(None)
+    quiet.import_tensorflow()
+    _program(run, checkpoint, log).close()
+    log.close()
     return 0
 
 
@@ -94,8 +108,11 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
         if reason:
             log.note(reason)
     built = frozen_program(run, values, wanted)
-    write_atomically(path, built)
-    log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")
+    try:
+        write_atomically(path, built)
+        log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")
+    except OSError as error:
+        log.note(f"warning: {path} cannot be written ({error.strerror}): the program is not kept; --tmp-execs does without")
     return Frozen(built)
 
 
@@ -114,12 +131,8 @@ def _open_log(run: Run) -> RunLog:
     command = " ".join(sys.argv)
     log.file_only(command)
     log.arguments(arguments(run, command, {"logs_path": str(folder)}), restored=False)
-    for note in run.notes:
+    for note in (*run.notes, *embedded.notes(run)):
         log.note(note)
-    if run.options.device.batches_per_step > 1:
-        log.note(
-            "--batches-per-step only names the program's file: a call takes one micro-batch, so that each has a latency"
-        )
     threads = run.options.checkpoint.num_inference_thread
     log.note(f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {os.cpu_count()} processors")
     return log

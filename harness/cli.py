@@ -80,6 +80,8 @@ def _model_defaults(
     optimiser = values.get("optimiser", known.options["optimiser"].default)
     exponent = exponents.get(optimiser.lower()) if isinstance(exponents, dict) else exponents
     defaults["base_learning_rate_exponent"] = exponent
+    if optimiser.lower() == "lars":  # has a decay of its own
+        defaults["weight_decay"] = 0.0
     for group in EXCLUSIVE:
         if any(values.get(name) for name in group):
             lost |= set(group)

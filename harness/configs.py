@@ -20,6 +20,7 @@ from harness.options import OptionError
 MAX_BYTES = 4 << 20
 MAX_MERGES = 1000
 MAX_NESTING = 50
+MOST_LISTED = 24  # names in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
 
@@ -75,8 +76,13 @@ class ConfigFile:
         if name not in self._blocks:
             near = get_close_matches(name, self.names, n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"{self.path}: no configuration '{name}'{hint}\nThere are: {', '.join(self.names)}")
+            raise OptionError(f"{self.path}: no configuration '{name}'{hint}\n{self._listed()}")
         return self._flatten(self._blocks[name][1], f"configuration '{name}'", 0)
+
+    def _listed(self) -> str:
+        shown = self.names if len(self.names) <= MOST_LISTED else self.names[: MOST_LISTED // 3]
+        more = f", ... ({len(self.names)} in the file)" if len(shown) < len(self.names) else ""
+        return f"There are: {', '.join(shown)}{more}"
 
     def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
         self._merges += 1

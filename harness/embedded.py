@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -12,6 +11,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,6 @@ class Batches:
     pictures: tuple[np.ndarray, ...]
     labels: tuple[np.ndarray, ...]
 
-    @property
-    def samples(self) -> int:
-        """Real pictures of one pass."""
-        return sum(int((labels >= 0).sum()) for labels in self.labels)
-
 
 @dataclass(frozen=True)
 class Served:
@@ -49,7 +45,8 @@ class Served:
 
     latencies: tuple[float, ...]  # seconds
     seconds: float  # from the first timed call to the end of the last one
-    hits: int
+    inferred: int  # pictures, each as often as it was
+    hits: int  # of pictures that were inferred at least once, each counted once
     samples: int
 
     def latency(self, percentile: float) -> float:
@@ -70,11 +67,26 @@ class Served:
 
 
 def refuse(run: Run) -> None:
-    """OptionError for what this program cannot be."""
+    """OptionError for what this program cannot do."""
+    device = run.options.device
+    asked = {
+        "--profile": device.profile, "--gc-profile": device.gc_profile not in (None, "NO_PROFILE"),
+        "--distributed": run.options.training.distributed,
+    }  # fmt: skip
+    for flag in (flag for flag, on in asked.items() if on):
+        raise OptionError(f"{flag} is for training and validation; leave it out")
     if run.options.dataset.synthetic_data:
         raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
-    if run.options.dataset.hostside_norm and not run.options.dataset.eight_bit_io:
-        raise OptionError("--hostside-norm: the program takes bytes and normalises them itself; leave the option out")
+
+
+def notes(run: Run) -> list[str]:
+    """What the log says of options that mean something else here."""
+    found = []
+    if run.options.dataset.hostside_norm:
+        found.append("--hostside-norm is ignored: the program takes bytes and normalises them itself")
+    if "batches_per_step" in run.options.sources:
+        found.append("--batches-per-step only names the program's file: a call takes one micro-batch")
+    return found
 
 
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
@@ -82,7 +94,7 @@ def file_name(run: Run, checkpoint: Checkpoint) -> str:
     made = run.options.dataset.generated_data or run.options.dataset.synthetic_data
     size = getattr(run.options.model, "model_size", None) or ""
     parts = (
-        f"model_{run.options.main.model}{size}", f"bs_{run.plan.micro_batch}", f"bps_{run.options.device.batches_per_step}",
+        f"model_{run.options.main.model}{size}", f"bs_{run.validation_batch}", f"bps_{run.options.device.batches_per_step}",
         checkpoint.name.replace(os.sep, "_"), "nolabels" if made else "withlabels",
     )  # fmt: skip
     return "_".join(parts) + SUFFIX
@@ -93,9 +105,9 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
     digest = hashlib.sha256()
     for name in sorted(values or {}):
         digest.update(name.encode() + values[name].tobytes())
-    for folder in ("Models", "emulator", "Datasets"):
-        for source in sorted((plugins.ROOT / folder).rglob("*.py")):
-            digest.update(source.read_bytes())
+    sources = [file for folder in ("Models", "emulator", "Datasets") for file in (plugins.ROOT / folder).rglob("*.py")]
+    for source in (*sorted(sources), plugins.ROOT / "harness" / "build.py", Path(__file__)):
+        digest.update(source.read_bytes())
     dataset = run.options.dataset
     described = {
         "model": run.options.main.model,
@@ -103,6 +115,8 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "classes": run.source.spec.num_classes,
         "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
         "shape": shape(run),
+        "side": run.image_size,
+        "tensorflow": _version("tensorflow", "tensorflow-cpu", "tf-nightly"),
         "pictures": [
             run.source.spec.name, run.source.spec.standardised, run.channels,
             dataset.normalise_input, dataset.symmetric_input,
@@ -114,10 +128,17 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
     return json.dumps(described, sort_keys=True, default=str)
 
 
+def _version(*packages: str) -> str:
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            return version_of(package)
+    return "unknown"
+
+
 def shape(run: Run) -> tuple[int, int, int, int]:
     """Of one micro-batch of pictures as they are sent."""
     side = 32 if run.source.spec.standardised else run.image_size
-    return (run.plan.micro_batch, side, side, 3)
+    return (run.validation_batch, side, side, 3)
 
 
 def kept(path: Path, wanted: str) -> tuple[Frozen | None, str]:
@@ -136,10 +157,21 @@ def kept(path: Path, wanted: str) -> tuple[Frozen | None, str]:
     return None, f"{path} was built from other options, weights or code and is built anew"
 
 
+@dataclass(frozen=True)
+class _Thread:
+    """What one thread did: when, and which micro-batches with which answers."""
+
+    started: float
+    ended: float
+    latencies: tuple[float, ...]
+    hits: Mapping[int, int]  # by micro-batch
+    order: Sequence[int]
+
+
 def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served:
     """`calls` timed calls of each thread, and an untimed one before them; each thread begins at another micro-batch."""
-    ready = threading.Barrier(threads + 1)
-    results: list[tuple[list[float], int, int]] = []
+    ready = threading.Barrier(threads)
+    results: list[_Thread] = []
     failures: list[BaseException] = []
 
     def work(thread: int) -> None:
@@ -156,28 +188,31 @@ def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served
     workers = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(threads)]
     for worker in workers:
         worker.start()
-    with contextlib.suppress(threading.BrokenBarrierError):
-        ready.wait()
-    started = time.perf_counter()
     for worker in workers:
         worker.join()
-    seconds = time.perf_counter() - started
     if failures:
         raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
-    latencies = tuple(itertools.chain.from_iterable(found for found, _, _ in results))
-    return Served(latencies, seconds, sum(hits for _, hits, _ in results), sum(samples for _, _, samples in results))
+    real = [int((labels >= 0).sum()) for labels in batches.labels]
+    hits = {k: count for result in results for k, count in result.hits.items()}
+    return Served(
+        latencies=tuple(latency for result in results for latency in result.latencies),
+        seconds=max(result.ended for result in results) - min(result.started for result in results),
+        inferred=sum(real[k] for result in results for k in result.order),
+        hits=sum(hits.values()),
+        samples=sum(real[k] for k in hits),
+    )
 
 
-def _timed(program: Frozen, batches: Batches, order: Sequence[int]) -> tuple[list[float], int, int]:
-    latencies, hits, samples = [], 0, 0
+def _timed(program: Frozen, batches: Batches, order: Sequence[int]) -> _Thread:
+    latencies, hits = [], {}
+    begun = time.perf_counter()
     for k in order:
         started = time.perf_counter()
         _, classes = program.infer(batches.pictures[k])
         latencies.append(time.perf_counter() - started)
-        real = batches.labels[k] >= 0
-        hits += int((classes == batches.labels[k])[real].sum())
-        samples += int(real.sum())
-    return latencies, hits, samples
+        if k not in hits:
+            hits[k] = int(((classes == batches.labels[k]) & (batches.labels[k] >= 0)).sum())
+    return _Thread(begun, time.perf_counter(), tuple(latencies), hits, order)
 
 
 def row(run: Run, checkpoint: Checkpoint, served: Served, epoch: float) -> dict[str, Any]:
@@ -192,7 +227,7 @@ def row(run: Run, checkpoint: Checkpoint, served: Served, epoch: float) -> dict[
         "raw_acc": accuracy,
         "val_time": served.seconds,
         "val_size": served.samples,
-        "img_per_sec": served.samples / served.seconds,
+        "img_per_sec": served.inferred / served.seconds,
         "latency": served.mean,
         "top5_acc": "",
         "loss": "",

@@ -363,14 +363,25 @@ def _resolution_notes(options: RunOptions, plan: ExecutionPlan, traced: Trace, i
         notes.append(f"--saturate-on-overflow changes nothing: with {plan.precision.name} nothing is half")
     if plan.global_batch > images:
         notes.append(f"one update takes {plan.global_batch} samples: more than the {images} images of an epoch")
+    return notes
+
+
+def _layout_notes(options: RunOptions, plan: ExecutionPlan) -> list[str]:
+    """What the log says of stages and their memory; OptionError for a list that does not fit the shards it is for."""
+    notes = []
+    stages = len(plan.stages)
     if options.device.pipeline and options.device.shards == 1:
-        notes.append(f"--pipeline with --shards 1: {len(plan.stages)} stages on one device, run as Sequential")
-    memory = options.device.available_memory_proportion
-    if len(memory) not in (0, 1, 2 * options.device.shards):
-        raise OptionError(
-            f"--available-memory-proportion has {len(memory)} values but needs 1, or 2 for each of the "
-            f"{options.device.shards} shards"
-        )
+        counted = f"{stages} stages" if stages > 1 else "one stage"
+        notes.append(f"--pipeline with --shards 1: {counted} on one device, run as Sequential")
+    memory, shards = options.device.available_memory_proportion, options.device.shards
+    if len(memory) not in (0, 1, 2 * shards):
+        said = f"--available-memory-proportion has {len(memory)} values but needs 1, or 2 for each of the {shards} shards"
+        places = [
+            options.sources.get(name, "").startswith(COMMAND_LINE) for name in ("available_memory_proportion", "shards")
+        ]
+        if places[0] or not places[1]:
+            raise OptionError(said)
+        notes.append(f"{said}: the configuration's list, which changes nothing here, was for other shards")
     return notes
 
 
@@ -379,6 +390,7 @@ def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) ->
     if not training:
         return []
     return [
+        *_layout_notes(options, plan),
         *rules.mixing_notes(options.dataset, plan.micro_batch),
         *rules.averaging_notes(options.training, options.checkpoint),
     ]

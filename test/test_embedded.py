@@ -64,7 +64,8 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     written = (tmp_path / name).stat().st_mtime_ns
     assert "built earlier" in said("b") and (tmp_path / name).stat().st_mtime_ns == written
     assert "built earlier" not in said("c", "--force-recompile")
-    # another precision has the same name, and so do other weights: the file says what it was built from
+    # another precision, size or weights have the same name: the file says what it was built from
+    assert "built earlier" not in said("h", "--image-size", 24)
     assert "built earlier" not in said("d", "--precision", "16.16")
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:5000])
     assert "built earlier" not in said("e")
@@ -94,9 +95,10 @@ def test_threads_share_one_program():
             return program.infer(images)
 
     served = embedded.serve(Watched(), batches, 8, 3)
-    assert len(served.latencies) == 24 and len(calls) == 27 and served.samples == 24 * 50
+    assert len(served.latencies) == 24 and len(calls) == 27
+    assert served.inferred == 24 * 50 and served.samples == 4 * 50  # each picture counts once
     hits = [int((classes == labels).sum()) for (_, classes), labels in zip(alone, batches.labels)]
-    assert served.hits == sum(hits[(start + k) % 4] for start in (0, 1, 2) for k in range(8))
+    assert served.hits == sum(hits)
     program.close()
 
 
@@ -111,7 +113,7 @@ def test_a_failing_thread_ends_all():
 
 
 def test_percentiles():
-    served = Served(tuple(k / 1000 for k in range(1000, 0, -1)), 1.0, 0, 1)
+    served = Served(tuple(k / 1000 for k in range(1000, 0, -1)), 1.0, 0, 0, 1)
     assert [round(served.latency(p), 6) for p in (50, 99, 99.9, 100)] == [500, 990, 999, 1000] and round(
         served.mean, 6
     ) == 500.5
@@ -124,7 +126,7 @@ def test_percentiles():
         ("--iterations 2 --restore-path RUN", "holds 2 checkpoints, and one program has one; name it: ckpt-0, ckpt-2"),
         ("--iterations 2 --synthetic-data", "--synthetic-data has no pictures on the host"),
         ("--iterations 2 --num-inference-thread 0", "num_inference_thread is '0'"),
-        ("--iterations 2 --hostside-norm", "--hostside-norm: the program takes bytes"),
+        ("--iterations 2 --profile", "--profile is for training and validation"),
     ],
 )
 def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):
@@ -132,3 +134,11 @@ def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):
     result = infer(tmp_path / "l", *NET.split(), *words.replace("RUN", str(trained)).split())
     assert result.code == 2 and part in result.err and result.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_training_recorded_for_itself_is_not_taken_over(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_resnet8_bs_7_bps_1000_ckpt-2_withlabels.frozen.pb").mkdir()  # nothing can be kept there
+    result = infer(tmp_path / "l", "--restore-path", trained / "ckpt-2", "--iterations", 2, "--valid-batch-size", 7)
+    assert result.code == 0 and "warning: model_resnet8_bs_7" in result.out and "14 different ones" in result.out
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == "l" and len(list(tmp_path.iterdir())) == 2

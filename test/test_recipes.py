@@ -154,6 +154,12 @@ def test_application(name):
     assert run.horizon.epochs == epochs and run.horizon.iterations == int(Fraction(IMAGES) * epochs // batch)
     assert cuts(run) == splits.split() and run.plan.schedule == order
     assert run.plan.precision.name == precision and run.options.training.optimiser == optimiser
+    training = run.options.training
+    if optimiser == "LARS":
+        decays = (5e-5, 5e-5) if "mlperf" in name else (0, 1e-5 if name.endswith("_LARS") else 2.5e-6)
+        assert (training.weight_decay, training.lars_weight_decay) == decays
+    else:
+        assert training.weight_decay == (2.5e-5 if "mlperf" in name else 1e-5 if "efficientnet" in name else 1e-4)
     assert run.options.main.lr_schedule == schedule
     assert max(run.rate(i) for i in range(0, run.horizon.iterations, 97)) <= expected * (1 + 1e-9)
 

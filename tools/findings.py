@@ -15,7 +15,9 @@ import csv
 import math
 import os
 import queue
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -26,9 +28,11 @@ from statistics import mean, median, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import checkpoints, cli, plot, svg
+from harness import checkpoints, cli, locks, plot, svg
+from harness.options import OptionError
 from harness.plugins import ROOT
 from harness.run import prepare
+from log import LogError
 
 ONE_DEVICE = ("--shards", "1", "--no-enable-recomputation")
 AVERAGE = "weight_avg_exp_0.5"
@@ -40,6 +44,9 @@ TUNING = (
 HALVED, TUNED = "half, as it is", "half, fine-tuned"
 RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B0-G16-LN_PN-Native_mini"}
 WIDTH, LEFT, RIGHT, TOP, ROW = 920, 150, 190, 70, 46  # pixels: the picture, its margins, the height of a row
+
+
+RUNNING: dict[int, subprocess.Popen[str]] = {}  # the commands, by process
 
 
 class Failed(Exception):
@@ -76,7 +83,7 @@ class Job:
             return
         averaged = str(base / "ckpt" / AVERAGE)
         before, after = (base.with_name(f"{base.name}-{what}") for what in ("as-it-is", "fine-tuned"))
-        if not (before / "validation.csv").exists():
+        if not _finished(before):
             _clear(before)
             _call(core, "validation.py", "--config", NATIVE, "--restore-path", averaged, "--logs-path", before)
         yield Result(HALVED, self.seed, _accuracy(before), minutes)
@@ -101,6 +108,8 @@ def _finished(folder: Path) -> bool:
 def _clear(folder: Path) -> None:
     """Takes what a call left that ended before its first result."""
     if folder.exists():
+        with locks.held(folder):  # not that of a training that still runs
+            pass
         shutil.rmtree(folder)
 
 
@@ -109,7 +118,10 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _accuracy(folder: Path) -> float:
-    return next(float(row["val_acc"]) for row in _rows(folder / "validation.csv") if row["name"] == AVERAGE)
+    for row in _rows(folder / "validation.csv"):
+        if row["name"] == AVERAGE:
+            return float(row["val_acc"])
+    raise Failed(f"{folder} has no validated {AVERAGE}: the comparison is of averages, so leave averaging and validation on")
 
 
 def _minutes(folder: Path) -> float:
@@ -132,11 +144,36 @@ def _traced(config: str) -> tuple[float, int, int]:
 def _call(core: int, script: str, *words: object) -> None:
     """One command, held to one core."""
     command = [sys.executable, str(ROOT / script), *map(str, words)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    RUNNING[process.pid] = process
     os.sched_setaffinity(process.pid, {core})  # Python has only begun to start: no thread of TensorFlow exists
     _, said = process.communicate()
+    del RUNNING[process.pid]
     if process.returncode:
-        raise Failed(f"{' '.join(command[1:])} ended with exit code {process.returncode}:\n{said.strip()[-800:]}")
+        told = [line for line in said.splitlines() if f"{script}: error: " in line] or said.strip().splitlines()[-1:] or [""]
+        raise Failed(f"{told[-1]} (exit code {process.returncode}, of {' '.join(command[1:])})")
+
+
+def _stop(number: int, frame: object) -> None:
+    """A signal ends the trainings, which save; the next call goes on with them."""
+    for process in list(RUNNING.values()):
+        process.terminate()
+    for process in list(RUNNING.values()):
+        process.wait()
+    print(f"\nfindings.py: stopped by signal {number}; the same call goes on", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+def _same_words(folder: Path, more: Sequence[str]) -> None:
+    """Runs of other options must not come into one table."""
+    path, words = folder / "words.txt", shlex.join(more)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_text(words + "\n", encoding="utf-8")
+    elif (before := path.read_text(encoding="utf-8").strip()) != words:
+        raise OptionError(f"{folder} has runs with '{before}' after --, not with '{words}'; give another --output")
 
 
 def run_all(jobs: Sequence[Job], cores: Iterable[int]) -> list[Result]:
@@ -145,7 +182,7 @@ def run_all(jobs: Sequence[Job], cores: Iterable[int]) -> list[Result]:
     for job in jobs:
         waiting.put(job)
     results: list[Result] = []
-    failures: list[Failed] = []
+    failures: list[Exception] = []
 
     def work(core: int) -> None:
         while not failures:
@@ -158,7 +195,7 @@ def run_all(jobs: Sequence[Job], cores: Iterable[int]) -> list[Result]:
                     results.append(result)
                     said = f"{result.label}, seed {result.seed}: {result.accuracy:.2f} %, {result.minutes:.1f} minutes"
                     print(said, flush=True)
-            except Failed as failure:
+            except Exception as failure:  # to be raised where it is seen
                 failures.append(failure)
 
     workers = [threading.Thread(target=work, args=(core,)) for core in cores]
@@ -190,7 +227,8 @@ def table(results: Sequence[Result]) -> str:
     accuracies, minutes = grouped(results)
     configs = {**RECIPES, HALVED: HALF, TUNED: HALF}
     lines = [
-        "| network | parameters | million multiply-adds | minutes of one core | top-1 of the average |",
+        "| network | parameters | million multiply-adds of a training picture | minutes of one core "
+        "| top-1 of the average |",
         "| --- | --- | --- | --- | --- |",
     ]
     for label, values in accuracies.items():
@@ -273,11 +311,14 @@ def main() -> int:
         for seed in range(1, asked.seeds + 1)
         for label, config in recipes.items()
     ]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
+        _same_words(folder, more)
         results = run_all(jobs, sorted(os.sched_getaffinity(0)))
-    except Failed as failure:
+    except (Failed, LogError, OptionError, OSError) as failure:
         print(f"findings.py: error: {failure}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(failure, OptionError) else 1
     text = table(results)
     (folder / "findings.md").write_text(text + "\n", encoding="utf-8")
     (folder / "findings.svg").write_text(picture(results), encoding="utf-8")
