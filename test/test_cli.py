@@ -601,3 +601,19 @@ def test_the_committed_readme_names_options_that_exist():
                 words = ["--model", model, "--lr-schedule", schedule, "-h"]
                 known |= cli.parse(words, script, None, {}).catalogue.flags().keys()
     assert written - known - {"--slow"} == set()
+
+
+def test_a_list_of_a_block_can_be_emptied(block):
+    words = block(weight_avg_exp="[0.97, 0.9]", lars_skip_list="[beta]")
+    assert values(words, "weight_avg_exp", "lars_skip_list") == [(0.97, 0.9), ("beta",)]
+    assert values(words + "--no-weight-avg-exp --no-lars-skip-list", "weight_avg_exp", "lars_skip_list") == [(), ()]
+    assert values(block(no_lars_skip_list="true"), "lars_skip_list") == [()]
+    assert values(block(no_lars_skip_list="false"), "lars_skip_list") == [("beta", "gamma", "bias")]
+    assert "takes no value" in refused(words + "--no-weight-avg-exp 0.5")
+
+
+def test_lars_has_one_weight_decay_unless_two_are_asked_for():
+    lars = "--optimiser LARS --abs-learning-rate 1 --dataset imagenet --data-dir x"
+    assert values(lars, "weight_decay", "lars_weight_decay") == [0.0, 1e-4]
+    assert values(lars + " --weight-decay 1e-3", "weight_decay", "lars_weight_decay") == [1e-3, 1e-4]
+    assert values("--optimiser momentum --dataset imagenet --data-dir x", "weight_decay") == [1e-4]
