@@ -311,10 +311,11 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
             flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
             log.note(f"warning: those weights were trained on pictures that were normalised with {flag}")
     trained_at = recorded.get("image_size")
-    if isinstance(trained_at, int) and trained_at % 32 != run.image_size % 32:
+    stride = run.trace.stride
+    if isinstance(trained_at, int) and trained_at % stride != run.image_size % stride:
         log.note(
             f"warning: those weights were trained at {trained_at} px and go on at {run.image_size} px, which differ modulo "
-            "32; SAME padding falls on other sides then, and accuracy suffers"
+            f"{stride}, the network's stride; SAME padding falls on other sides then, and accuracy suffers"
         )
 
 

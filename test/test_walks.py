@@ -19,11 +19,12 @@ LEFT = {  # what each walk leaves: files, and rows of validation.csv
 }  # fmt: skip
 
 
+@pytest.mark.timeout(1800)  # a dozen commands, each of which builds its programs
 @pytest.mark.parametrize("walk", LEFT)
 def test_walk(walk, tmp_path):
     environ = {**os.environ, "PYTHON": sys.executable, "RUNS": str(tmp_path), "SHORT": "1"}
     done = subprocess.run(
-        ["sh", f"test/walks/{walk}.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=900
+        ["sh", f"test/walks/{walk}.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1700
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
     files, tables = LEFT[walk]

@@ -5,6 +5,7 @@ The second reader of the layer vocabulary; it knows nothing of time, memory layo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,6 +68,12 @@ class Trace:
     def trainable_parameters(self) -> int:
         """Parameters that gradients move."""
         return sum(variable.elements for variable in self.variables if variable.trainable)
+
+    @property
+    def stride(self) -> int:
+        """Of the whole network: pixels of the picture for one of the last feature map. Branches stride alike."""
+        found = {(operation.segment, operation.source.height, operation.stride) for operation in self.operations}
+        return math.prod(stride for _, _, stride in found)
 
     @property
     def multiply_adds(self) -> int:
