@@ -177,7 +177,7 @@ def two_of(program: str, **more: object) -> subprocess.Popen[str]:
 
 
 def test_signals_go_on_to_the_instances():
-    process = two_of("import time; print('here', flush=True); time.sleep(60)")
+    process = two_of("import os, time; os.write(1, b'here\\n'); time.sleep(60)")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
 
@@ -185,7 +185,7 @@ def test_signals_go_on_to_the_instances():
 def test_a_terminal_s_interrupt_comes_once():
     """The terminal sends it to poprun's whole group; a second one would end a run at once, with nothing saved."""
     counting = (
-        "import signal, time; got = []; signal.signal(signal.SIGINT, lambda *_: got.append(1)); print('here', flush=True)\n"
+        "import os, signal, time; got = []; signal.signal(signal.SIGINT, lambda *_: got.append(1)); os.write(1, b'here\\n')\n"
         "while not got: time.sleep(0.05)\n"
         "time.sleep(1); raise SystemExit(len(got))"
     )
