@@ -97,10 +97,9 @@ def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
 
 def standardised_on_device(image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None) -> tf.Tensor:
     """What is left to do to standardised pictures: nothing, or all of it if they are bytes; whole ones without `moments`."""
-    if not request.eight_bit:
+    if moments is None and not request.eight_bit:
         return image
-    found = _moments_of_whole(image) if moments is None else moments
-    return from_bytes(image, found, request.image_size)
+    return from_bytes(image, _moments_of_whole(image) if moments is None else moments, request.image_size)
 
 
 def _moments_of_whole(image: tf.Tensor) -> tf.Tensor:

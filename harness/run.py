@@ -366,20 +366,22 @@ def _resolution_notes(options: RunOptions, plan: ExecutionPlan, traced: Trace, i
     return notes
 
 
-def _layout_notes(options: RunOptions, plan: ExecutionPlan) -> list[str]:
+def _on_command_line(options: RunOptions, name: str) -> bool:
+    return options.sources.get(name, "").startswith(COMMAND_LINE)
+
+
+def _layout_notes(options: RunOptions, plan: ExecutionPlan, training: bool) -> list[str]:
     """What the log says of stages and their memory; OptionError for a list that does not fit the shards it is for."""
     notes = []
     stages = len(plan.stages)
-    if options.device.pipeline and options.device.shards == 1:
+    if training and options.device.pipeline and options.device.shards == 1:
         counted = f"{stages} stages" if stages > 1 else "one stage"
         notes.append(f"--pipeline with --shards 1: {counted} on one device, run as Sequential")
     memory, shards = options.device.available_memory_proportion, options.device.shards
     if len(memory) not in (0, 1, 2 * shards):
+        given = {name for name in ("available_memory_proportion", "shards") if _on_command_line(options, name)}
         said = f"--available-memory-proportion has {len(memory)} values but needs 1, or 2 for each of the {shards} shards"
-        places = [
-            options.sources.get(name, "").startswith(COMMAND_LINE) for name in ("available_memory_proportion", "shards")
-        ]
-        if places[0] or not places[1]:
+        if "available_memory_proportion" in given or (training and "shards" not in given):
             raise OptionError(said)
         notes.append(f"{said}: the configuration's list, which changes nothing here, was for other shards")
     return notes
@@ -387,10 +389,11 @@ def _layout_notes(options: RunOptions, plan: ExecutionPlan) -> list[str]:
 
 def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) -> list[str]:
     """What concerns nobody who only validates."""
+    layout = _layout_notes(options, plan, training)
     if not training:
-        return []
+        return layout
     return [
-        *_layout_notes(options, plan),
+        *layout,
         *rules.mixing_notes(options.dataset, plan.micro_batch),
         *rules.averaging_notes(options.training, options.checkpoint),
     ]
