@@ -18,7 +18,6 @@ import validation
 from harness import checkpoints, embedded, entry, quiet
 from harness.checkpoints import Checkpoint
 from harness.cluster import ALONE
-from harness.embedded import Batches
 from harness.options import OptionError
 from harness.run import Run, arguments
 from log import RunLog, new_run_folder, write_atomically
@@ -57,8 +56,10 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
     log = _open_log(run)
     try:
         quiet.import_tensorflow()
+        from harness.build import byte_batches
+
         program = _program(run, checkpoint, log)
-        batches = _batches(run, min(calls, embedded.MOST_BATCHES))
+        batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, run.options.checkpoint.num_inference_thread)
             log.note(served.told())
@@ -114,12 +115,6 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
     except OSError as error:
         log.note(f"warning: {path} cannot be written ({error.strerror}): the program is not kept; --tmp-execs does without")
     return Frozen(built)
-
-
-def _batches(run: Run, count: int) -> Batches:
-    from harness.build import byte_batches
-
-    return byte_batches(run, count)
 
 
 def _open_log(run: Run) -> RunLog:

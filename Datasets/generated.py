@@ -78,7 +78,8 @@ class GeneratedSource:
         return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Normalisation as for the data set that is imitated; nothing for standardised images without moments."""
+        """Normalisation as for the data set that is imitated; standardised images are made ready already, unless
+        they are bytes."""
         from Datasets import _augment
 
         if self.spec.standardised:

@@ -9,10 +9,9 @@ import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
 from emulator.executor import named_faults, new_graph, session_config
+from emulator.inference import logits_of
 from emulator.precision import Precision
-from emulator.stages import layers_of, rounding, rounding_of
 from emulator.weights import Weights, assign
-from Models import _half, _segments
 from Models._layers import Variable
 from Models._segments import Segment
 
@@ -39,11 +38,8 @@ def freeze(
     constants = _weights(variables, values, seed, precision)
     with new_graph().as_default() as graph:
         images = tf.placeholder(tf.uint8, shape, _IMAGES)
-        found = prepare(images)
-        found = _half.on_grid(found, rounding(precision)) if precision.half else found
         read = {name: tf.constant(value) for name, value in constants.items()}
-        layers = layers_of(precision)(read, training=False, rounding=rounding_of(precision))
-        logits = _segments.run(segments, layers, found)
+        logits = logits_of(segments, read, prepare(images), precision)
         tf.reduce_max(logits, axis=1, name=_LOGIT)
         tf.argmax(logits, 1, name=_CLASS)
         tf.constant(identity, name=_IDENTITY)

@@ -89,6 +89,15 @@ class InferenceProgram:
         self.session.close()
 
 
+def logits_of(
+    segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
+) -> tf.Tensor:
+    """The network's answer [batch, classes] to a micro-batch of prepared images, float32 [batch, side, side, channels]."""
+    image = _half.on_grid(image, rounding(precision)) if precision.half else image
+    layers = layers_of(precision)(weights, training=False, rounding=rounding_of(precision))
+    return _segments.run(segments, layers, image)
+
+
 def _inference_step(
     segments: list[Segment],
     weights: Weights,
@@ -104,9 +113,7 @@ def _inference_step(
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.control_dependencies([i]):
             found = features(tf.constant(0, tf.int64), i)
-        image = _half.on_grid(found["image"], rounding(precision)) if precision.half else found["image"]
-        layers = layers_of(precision)(values, training=False, rounding=rounding_of(precision))
-        logits = _segments.run(segments, layers, image)
+        logits = logits_of(segments, values, found["image"], precision)
         sums = score.sums(logits, found["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 

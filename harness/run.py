@@ -168,6 +168,7 @@ def prepare(
             *replaced,
             *rules.input_notes(options.dataset, family),
             *_resolution_notes(options, plan, traced, source.spec.train_images),
+            *_layout_notes(options, plan, training),
             *_training_notes(options, plan, training),
         ),
     )
@@ -176,7 +177,7 @@ def prepare(
 def _with_replicas(options: RunOptions, cluster: Cluster, before: int | None) -> tuple[RunOptions, list[str]]:
     """poprun says how many replicas an instance has; otherwise a run that goes on has as many in all as `before`."""
     asked, given = options.device.replicas, cluster.replicas
-    chosen = options.sources.get("replicas", "").startswith(COMMAND_LINE)
+    chosen = _on_command_line(options, "replicas")
     if given is None and before and not chosen and before % cluster.size == 0:
         total = before // cluster.size
         return dataclasses.replace(options, device=dataclasses.replace(options.device, replicas=total)), []
@@ -264,7 +265,7 @@ def _precision(options: RunOptions) -> Precision:
 
 def _validation_wishes(options: RunOptions) -> Wishes:
     device = options.device
-    asked = options.sources.get("select_ipu", "").startswith(COMMAND_LINE)  # a recorded one may be for training
+    asked = _on_command_line(options, "select_ipu")  # a recorded one may be for training
     chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
     return Wishes(
         micro_batch=options.training.micro_batch_size,
@@ -389,11 +390,9 @@ def _layout_notes(options: RunOptions, plan: ExecutionPlan, training: bool) -> l
 
 def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) -> list[str]:
     """What concerns nobody who only validates."""
-    layout = _layout_notes(options, plan, training)
     if not training:
-        return layout
+        return []
     return [
-        *layout,
         *rules.mixing_notes(options.dataset, plan.micro_batch),
         *rules.averaging_notes(options.training, options.checkpoint),
     ]
