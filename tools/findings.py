@@ -4,8 +4,9 @@ depthwise ones, layer norm with proxy norm against group norm, half the pixels a
 python tools/findings.py                     three seeds, about half an hour on two cores; a broken-off call goes on
 python tools/findings.py --seeds 5 --output logs/five
 
-Trains the small twins of configs.yml (B0-..._mini), each run on a core of its own. As no result depends on them, the
-stages share one emulated IPU and nothing is recomputed. Everything after -- is added to every training.
+Trains the small twins of configs.yml (B0-..._mini) with fewer blocks, for three epochs and in single precision, each run on
+a core of its own. As no result depends on them, the stages share one emulated IPU and nothing is recomputed. Everything
+after -- is added to every training.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from harness.plugins import ROOT
 from harness.run import prepare
 from log import LogError
 
-ONE_DEVICE = ("--shards", "1", "--no-enable-recomputation")
+ONE_DEVICE = ("--shards", "1", "--no-pipeline-splits", "--no-enable-recomputation")
+SHORTER = ("--depth-coefficient", "0.5", "--epochs", "3", "--precision", "32.32", *ONE_DEVICE)
 AVERAGE = "weight_avg_exp_0.5"
 NATIVE, HALF = "B0-G16-GN-Native_mini", "B0-G16-GN-Half_mini"
 TUNING = (
@@ -85,7 +87,7 @@ class Job:
         before, after = (base.with_name(f"{base.name}-{what}") for what in ("as-it-is", "fine-tuned"))
         if not _finished(before):
             _clear(before)
-            _call(core, "validation.py", "--config", NATIVE, "--restore-path", averaged, "--logs-path", before)
+            _call(core, "validation.py", "--config", NATIVE, *SHORTER, "--restore-path", averaged, "--logs-path", before)
         yield Result(HALVED, self.seed, _accuracy(before), minutes)
         self._train(core, after, NATIVE, (*TUNING, "--init-path", averaged))
         yield Result(TUNED, self.seed, _accuracy(after), minutes + _minutes(after))
@@ -98,7 +100,7 @@ class Job:
             return
         _clear(folder)
         seed = ("--seed", str(self.seed))
-        _call(core, "train.py", "--config", config, *words, *seed, *ONE_DEVICE, *self.more, "--logs-path", folder)
+        _call(core, "train.py", "--config", config, *SHORTER, *words, *seed, *self.more, "--logs-path", folder)
 
 
 def _finished(folder: Path) -> bool:
@@ -137,7 +139,7 @@ def _pictures() -> int:
 
 def _traced(config: str) -> tuple[float, int, int]:
     """Millions of multiply-adds of a picture, parameters, training pictures."""
-    run = prepare(cli.parse(["--config", config], "train", environ={}).options, {})
+    run = prepare(cli.parse(["--config", config, *SHORTER], "train", environ={}).options, {})
     return run.trace.multiply_adds / 1e6, run.trace.trainable_parameters, run.source.spec.train_images
 
 
