@@ -14,7 +14,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -24,9 +24,11 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 import validation
-from harness import checkpoints, cli, entry, locks, mlperf, profile, quiet, saving
+from emulator.record import Mark
+from harness import checkpoints, cli, compilation, entry, locks, mlperf, profile, quiet, saving
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
+from harness.compilation import Compilation, FirstUpdates
 from harness.meter import Meter
 from harness.options import OptionError
 from harness.run import Run, arguments
@@ -116,8 +118,10 @@ def compile_only(run: Run) -> int:
     """Builds the programs, says what they are, and stops; writes nothing."""
     log = RunLog(None)
     _head(run, log)
-    quiet.import_tensorflow()
     program = _compiled(run, log, 0)
+    if run.options.device.profile_compilation:
+        for line in Compilation(program.marks, compilation.target(None, os.environ)).report():
+            log.note(line)
     megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
     log.note(
         f"The training graph was successfully compiled: {len(program.graph.get_operations()):,} operations, "
@@ -143,7 +147,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
             events.begun()
             session = _start(run, team, folder, log, newest, signals, writer, events)
             events.built(start)
-            for first, end in _apart(run.horizon.steps(start, stop), session.profiled):
+            for first, end in _apart(run.horizon.steps(start, stop), session.apart):
                 session.advance(first, end)
             session.finish(stop)
             team.part()
@@ -169,10 +173,11 @@ def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str) -> 
         log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder))}")
 
 
-def _apart(pieces: Iterable[tuple[int, int]], update: int) -> Iterator[tuple[int, int]]:
-    """The pieces, with one update in a piece of its own."""
+def _apart(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:
+    """The pieces, with some updates in pieces of their own."""
+    cuts = sorted({cut for update in updates for cut in (update, update + 1)})
     for first, end in pieces:
-        inside = [cut for cut in (update, update + 1) if first < cut < end]
+        inside = [cut for cut in cuts if first < cut < end]
         yield from itertools.pairwise([first, *inside, end])
 
 
@@ -249,7 +254,6 @@ def _start(
     events: mlperf.Events,
 ) -> Session:
     """Builds the program, restores or saves the initial weights."""
-    quiet.import_tensorflow()
     begin = newest.iteration if newest else 0
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
     recorded = bool(team.told("yes" if wanted else ""))  # the instances cut their host steps alike
@@ -284,6 +288,9 @@ def _start(
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
         )
+    if run.options.device.profile_compilation:
+        trace = compilation.target(folder, os.environ) if team.first else None
+        session.compilation = FirstUpdates(Compilation(program.marks, trace), begin)
     if recorded:
         # the first update of a call warms caches up
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
@@ -321,11 +328,14 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
 
 def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group: Group | None = None) -> TrainingProgram:
     """The training program, its data beginning at update `begin`."""
+    prepared = Mark(compilation.PREPARED, time.perf_counter())
+    quiet.import_tensorflow()
     from harness.build import training_program
 
     started = time.perf_counter()
     program = training_program(run, begin, recording, group)
     program.compile()
+    program.marks[:0] = [prepared, Mark(compilation.IMPORTED, started)]
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
     return program
 

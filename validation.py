@@ -16,9 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import checkpoints, entry, predictions, profile, quiet
+from emulator import record
+from emulator.record import Mark
+from harness import checkpoints, compilation, entry, predictions, profile, quiet
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
+from harness.compilation import Compilation
 from harness.options import OptionError
 from harness.run import Run, arguments
 from harness.team import Team, introduction
@@ -100,7 +103,11 @@ def _compile_only(run: Run) -> int:
     """Builds the program, says what it is, and stops; writes nothing."""
     log = RunLog(None)
     log.note(_what(run))
-    report_compiled(build(run, log), log)
+    program = build(run, log)
+    if run.options.device.profile_compilation:
+        for line in Compilation(program.marks, compilation.target(None, os.environ)).report():
+            log.note(line)
+    report_compiled(program, log)
     log.close()
     return 0
 
@@ -111,6 +118,8 @@ def _predict(run: Run, found: list[Checkpoint]) -> int:
     log = RunLog(None)
     for note in run.notes:
         log.note(note)
+    if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
+        log.note("--predict records no profile; leave it out to have one of validation")
     predictions.show(run, max(found, key=lambda checkpoint: checkpoint.iteration), log)
     log.close()
     return 0
@@ -123,6 +132,7 @@ def report_compiled(program: InferenceProgram, log: RunLog) -> None:
 
 def build(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
+    prepared = Mark(compilation.PREPARED, time.perf_counter())
     quiet.import_tensorflow()
     from harness.build import validation_program
 
@@ -130,12 +140,24 @@ def build(run: Run, log: RunLog) -> InferenceProgram:
     program = validation_program(run)
     program.rewind()
     program.step(0, 0)
+    program.marks[:0] = [prepared, Mark(compilation.IMPORTED, started)]
+    program.marks.append(Mark(record.OPTIMISED, time.perf_counter()))
     log.note(f"Validation program ready in {time.perf_counter() - started:.1f}s.")
     return program
 
 
 def _profile(run: Run, program: InferenceProgram, log: RunLog) -> None:
-    """Records one micro-batch, if that is asked for."""
+    """Records the compilation and one micro-batch, if that is asked for."""
+    if run.options.device.profile_compilation:
+        found = Compilation(program.marks, compilation.target(log.folder, os.environ))
+        program.rewind()
+        program.step(0, 1)
+        found.over("first micro-batch")
+        program.rewind()
+        started = time.perf_counter()
+        program.step(0, 1)
+        for line in found.again(time.perf_counter() - started):
+            log.note(line)
     wanted = profile.requested(run.options.device, log.folder or Path(), os.environ)
     if wanted is None:
         return

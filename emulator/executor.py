@@ -11,6 +11,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -24,13 +25,13 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client.timeline import Timeline
 
-from emulator import draws
+from emulator import draws, record
 from emulator.cells import KINDS, Cells, Order, Tokens
 from emulator.cost.trace import Operation, Trace
 from emulator.group import Group
 from emulator.plan import ExecutionPlan, PlanError
 from emulator.precision import ALL
-from emulator.record import Ran
+from emulator.record import Mark, Ran
 from emulator.schedules import Action
 from emulator.stages import ACCURACY, LOSS, LOST, Features, Network, call, chunks, rounding
 from emulator.weights import STEP, Weights, assign
@@ -264,12 +265,15 @@ class TrainingProgram:
             initialise = [tf.global_variables_initializer()]
             if training.stream.iterator is not None:
                 initialise.append(training.stream.iterator.initializer)
+        self.marks = [Mark(record.GRAPH, time.perf_counter(), f"{len(self.graph.get_operations()):,} operations")]
         self.session = new_session(self.graph, training.plan.homes, group)
         self.session.run(initialise)
+        self.marks.append(Mark(record.SESSION, time.perf_counter()))
 
     def compile(self) -> None:
         """Optimises the graph and sets the executors up, with a host step of no updates: no state moves."""
         self.session.run(self._step, {self._rates: np.zeros([0], np.float32)})
+        self.marks.append(Mark(record.OPTIMISED, time.perf_counter()))
 
     def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
         """One host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from emulator import record
 from emulator.executor import (
     NextFeatures,
     Stream,
@@ -19,6 +21,7 @@ from emulator.executor import (
     session_config,
 )
 from emulator.precision import SINGLE, Precision
+from emulator.record import Mark
 from emulator.stages import layers_of, rounding, rounding_of
 from emulator.weights import Weights, assign
 from Models import _half, _segments
@@ -61,8 +64,10 @@ class InferenceProgram:
             self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
             self._step = _inference_step(segments, self.weights, self._stream.features, score, precision, *self._range)
             initialise = tf.global_variables_initializer()
+        self.marks = [Mark(record.GRAPH, time.perf_counter(), f"{len(self.graph.get_operations()):,} operations")]
         self.session = tf.Session(graph=self.graph, config=session_config((home,)))
         self.session.run(initialise)
+        self.marks.append(Mark(record.SESSION, time.perf_counter()))
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""

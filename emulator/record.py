@@ -7,6 +7,17 @@ from dataclasses import dataclass
 
 from emulator.schedules import Action
 
+GRAPH, SESSION, OPTIMISED = "graph", "session and initial weights", "optimisation of the graph"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The end of a phase of the compilation, which began where the one before ended."""
+
+    phase: str
+    at: float  # seconds of time.perf_counter
+    note: str = ""
+
 
 @dataclass(frozen=True)
 class Ran:

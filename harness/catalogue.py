@@ -75,12 +75,6 @@ class Option:
             raise OptionError(f"{where}: {self.name} is '{raw}' but must be one of {known}{hint}")
         return self.base(lowered[str(raw).lower()])
 
-    def asks_for_more(self, value: Any) -> bool:
-        """Whether the value needs something that does not exist yet."""
-        if self.meta["later"]:
-            return value in self.meta["later"]
-        return self.meta["kind"] == "later" and value not in (self.default, None)
-
 
 @dataclass(frozen=True)
 class Spelling:
@@ -133,7 +127,7 @@ def catalogue(model_options: type, schedule_options: type, script: str) -> Catal
 
 DEFAULT_META: dict[str, Any] = {
     "help": "", "aliases": (), "rewrites": {}, "choices": (), "check": None, "kind": "now", "read": None, "bare": None,
-    "off": None, "later": (), "flags": (), "scripts": (),
+    "off": None, "flags": (), "scripts": (),
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """argv + configs.yml -> RunOptions: command line over configuration over model default over field default.
 
-Says where every value came from, refuses what is unknown, misspelt, contradictory or not available yet, and
-never imports TensorFlow.
+Says where every value came from, refuses what is unknown, misspelt or contradictory, and never imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 
 from harness import configs, data, layers, plugins
 from harness.catalogue import Catalogue, Option, catalogue, section_options, shown
+from harness.fields import HINT
 from harness.layers import COMMAND_LINE, RECORDED, Given, Layer
 from harness.options import EXCLUSIVE, SECTIONS, MainOptions, OptionError, RunOptions
 
@@ -54,7 +54,6 @@ def parse(
     values, sources, lost = _merge(known, found)
     values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
     if not values.get("help"):
-        _refuse_unavailable(known, values, sources)
         _model_defaults(model, known, values, sources, lost, environ)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
     return Parsed(options, tuple(notes + _hint_notes(known, values, sources)), known)
@@ -112,7 +111,7 @@ def _hint_notes(known: Catalogue, values: Mapping[str, Any], sources: Mapping[st
     hints = [
         known.options[name].flag
         for name in values
-        if known.options[name].meta["kind"] == "hint" and values[name] != known.options[name].default
+        if known.options[name].meta["kind"] == HINT and values[name] != known.options[name].default
     ]
     return [f"recorded, without effect on the emulated arithmetic: {' '.join(hints)}"] if hints else []
 
@@ -219,14 +218,6 @@ def _source(layer: Layer, given: Given) -> str:
     return f"{layer.source} ({given.where})" if layer.source.startswith("configuration") else given.where
 
 
-def _refuse_unavailable(known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    for name, value in values.items():
-        # a recorded run's values were accepted when it began
-        if known.options[name].asks_for_more(value) and not sources[name].startswith(RECORDED):
-            what = "" if value is True else f" {shown(value)}"
-            raise OptionError(f"{sources[name]}: {known.options[name].flag}{what} is not available yet")
-
-
 def _assemble(
     plugin_options: Mapping[str, type], known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]
 ) -> RunOptions:
@@ -246,7 +237,7 @@ def _add_help(group: Any, option: Option) -> None:
     flags = [option.flag, *meta["flags"]]
     if option.base is bool and option.default is True:
         flags = ["--no-" + option.flag[2:]]
-    status = {"later": " (not available yet)", "hint": " (recorded; no effect on the arithmetic)"}.get(meta["kind"], "")
+    status = " (recorded; no effect on the arithmetic)" if meta["kind"] == HINT else ""
     default = "" if option.base is bool or option.default in (None, ()) else f" [{shown(option.default)}]"
     text = (meta["help"] + default + status).replace("%", "%%")
     if option.base is bool:

@@ -71,6 +71,7 @@ def refuse(run: Run) -> None:
     device = run.options.device
     asked = {
         "--profile": device.profile, "--gc-profile": device.gc_profile not in (None, "NO_PROFILE"),
+        "--profile-compilation": device.profile_compilation,
         "--distributed": run.options.training.distributed,
     }  # fmt: skip
     for flag in (flag for flag, on in asked.items() if on):

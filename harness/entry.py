@@ -30,7 +30,7 @@ WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
     "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict", "dataset_benchmark",
-    "compile_only", "profile", "gc_profile", "distributed",
+    "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-NOW, HINT, LATER = "now", "hint", "later"
+NOW, HINT = "now", "hint"
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -26,7 +26,6 @@ def opt(
     read: Callable[[str], str] | None = None,
     bare: str | None = None,
     off: str | None = None,
-    later: tuple[str, ...] = (),
     flags: tuple[str, ...] = (),
     scripts: tuple[str, ...] = (),
 ) -> Any:
@@ -35,10 +34,10 @@ def opt(
     `aliases`: older spellings with the same value. `rewrites`: older spellings whose value means something
     else (spelling -> function of the raw value giving {option: raw value}).
     `check`: the rule a value breaks, as text ("must be at least 1"), or None.
-    `kind`: "now" works; "hint" is recorded for the cost model and changes no arithmetic; "later" is refused
-    when its value asks for more than the default. `read`: rewrites the raw text before it is converted.
+    `kind`: "now" works; "hint" is recorded for the cost model and changes no arithmetic.
+    `read`: rewrites the raw text before it is converted.
     `bare`: the raw value when the flag stands alone; `off`: that of its --no- form.
-    `later`: choices that are refused so far. `flags`: spellings other than --field-name.
+    `flags`: spellings other than --field-name.
     `scripts`: the scripts that know the option; empty means all of them.
     """
     return dataclasses.field(
@@ -53,7 +52,6 @@ def opt(
             "read": read,
             "bare": bare,
             "off": off,
-            "later": later,
             "flags": flags,
             "scripts": scripts,
         },

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.fields import HINT, LATER, above, at_least, between, opt
+from harness.fields import HINT, above, at_least, between, opt
 
 ACCUMULATION = "gradient_accumulation_count"
 
@@ -297,7 +297,9 @@ class DeviceOptions:
         None, "the same in profile.* of the run's folder, or of gc-profile -d", bare="IPU_PROFILE", off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
     )  # fmt: skip
-    profile_compilation: bool = opt(False, "profile the compilation", kind=LATER)
+    profile_compilation: bool = opt(
+        False, "say where the time until the first update goes: a table, and compilation.json in the run's folder"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

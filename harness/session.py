@@ -15,6 +15,7 @@ import numpy as np
 
 from harness import averages, checkpoints, entry, mlperf, plot, profile
 from harness.checkpoints import Checkpoint
+from harness.compilation import FirstUpdates
 from harness.gradients import LostGradients
 from harness.meter import Meter
 from harness.run import Run
@@ -47,6 +48,7 @@ class Session:
     mlperf: mlperf.Events
     profile: profile.Request | None = None
     profiled: int = -1  # the update that is
+    compilation: FirstUpdates | None = None
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     diverged: bool = False
     told: bool = False  # that there is nothing to validate on
@@ -57,6 +59,11 @@ class Session:
             self.signals.share(partial(self.program.stop, drop_update=True))
         self.saved = -1  # updates that the newest checkpoint of this call has
         self.saved_at = time.monotonic()
+
+    @property
+    def apart(self) -> set[int]:
+        """The updates that get host steps of their own, because they are recorded or timed."""
+        return {self.profiled, *(self.compilation.apart if self.compilation else ())}
 
     @property
     def saves(self) -> bool:
@@ -124,6 +131,8 @@ class Session:
     def _updates(self, first: int, end: int) -> int:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
         run = self.run
+        if self.compilation:
+            self.compilation.begins(first)
         started = time.perf_counter()
         if first == self.profiled and self.profile:
             metrics = self._profiled_step(first)
@@ -133,6 +142,8 @@ class Session:
             self.team.agreed_to_stop = True
             self.signals.follow(metrics.leaving[0])
         done = first + len(metrics.loss)
+        for line in self.compilation.ended(first) if self.compilation else ():
+            self.log.note(line)
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         self.lost.add(first, metrics.lost)
         self._judge(first, metrics.loss)
@@ -238,6 +249,8 @@ class Session:
 
     def finish(self, done: int) -> None:
         """What is left after the last update of this call."""
+        for line in self.compilation.settled() if self.compilation else ():
+            self.log.note(line)
         if done < self.run.horizon.iterations:
             self.mlperf.ended("aborted")
             self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")

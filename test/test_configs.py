@@ -339,7 +339,6 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
          "and 1"),
         ("model: alexnet", "FILE:3: no model 'alexnet': Models/alexnet.py not found; did you mean resnet or resnext?"),
         ("lr_schedule: step", "FILE:3: no learning-rate schedule 'step': LR_Schedules/step.py not found; did you mean stepped?"),
-        ("profile_compilation: true", "configuration a (FILE:3): --profile-compilation is not available yet"),
         ("model_size: 21", "configuration a (FILE:3): no model size 21 for cifar-sized data; did you mean 32, 29 or 20?"),
         ("restore_path: logs/x", "FILE:3: a: restore_path has a meaning on the command line only"),
         ("config: b", "FILE:3: a: config has a meaning on the command line only"),

@@ -127,6 +127,7 @@ def test_percentiles():
         ("--iterations 2 --synthetic-data", "--synthetic-data has no pictures on the host"),
         ("--iterations 2 --num-inference-thread 0", "num_inference_thread is '0'"),
         ("--iterations 2 --profile", "--profile is for training and validation"),
+        ("--iterations 2 --profile-compilation", "--profile-compilation is for training and validation"),
     ],
 )
 def test_wrong_calls_are_one_line(trained, tmp_path, monkeypatch, words, part):

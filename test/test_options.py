@@ -1,5 +1,5 @@
-"""Every option: that it exists with the right type and default, and that it changes something a person can see,
-is a hint that is said to be one, or is refused as not available yet.
+"""Every option: that it exists with the right type and default, and that it changes something a person can see or
+is a hint that is said to be one.
 
 The rows are held against the catalogues, so a new option without a row fails.
 """
@@ -21,7 +21,7 @@ from runs import succeed
 from emulator.cost.trace import CountingLayers
 from harness import cli, plugins
 from harness.catalogue import Option, section_options
-from harness.options import SECTIONS, OptionError
+from harness.options import SECTIONS
 from harness.run import Run, prepare
 from Models import _segments
 
@@ -381,6 +381,7 @@ ELSEWHERE = {
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",
     "profile": "test_profile.py::test_a_profile_beside_the_run_or_where_it_is_wanted",
     "gc_profile": "test_profile.py::test_gc_profile_runs_a_command",
+    "profile_compilation": "test_profile.py::test_where_the_time_before_the_first_update_went",
     "latency": "test_options.py::test_latency_is_of_one_micro_batch_at_a_time",
     "logs": "test_train.py::test_no_logs_leaves_nothing_behind",
     "log_dir": "test_train.py::test_logs_path_and_suffix",
@@ -408,7 +409,6 @@ HINTS = {
     "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
 }  # fmt: skip
 PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
-NOT_YET = {"profile_compilation": ""}
 
 
 def every_option() -> dict[str, Option]:
@@ -423,15 +423,13 @@ def every_option() -> dict[str, Option]:
 
 OPTIONS = every_option()
 KINDS = {key: option.meta["kind"] for key, option in OPTIONS.items()}
-REFUSED_CHOICES = [(key, choice) for key, option in OPTIONS.items() for choice in option.meta["later"]]
 
 
 def test_every_option_has_a_row_of_its_kind():
     """An option that was accepted and forgotten would have none."""
     working = PREPARED.keys() | BUILT.keys() | ELSEWHERE.keys()
-    of_kind = {kind: {key for key, its in KINDS.items() if its == kind} for kind in ("now", "hint", "later")}
+    of_kind = {kind: {key for key, its in KINDS.items() if its == kind} for kind in ("now", "hint")}
     assert of_kind["hint"] == HINTS.keys()
-    assert of_kind["later"] | {key for key, _ in REFUSED_CHOICES} == NOT_YET.keys()
     assert of_kind["now"] == working
 
 
@@ -500,20 +498,16 @@ def test_option_changes_the_prepared_run(key):
     assert {name for name in before if before[name] != after[name]} == expected
 
 
-def asked(key: str, value: str) -> tuple[list[str], str, str]:
-    """The command line's words for an option that is not available, the same as a YAML line, and its flag."""
-    name = key.split("/")[-1]
-    option = OPTIONS[key]
+def asked(key: str, value: str) -> tuple[list[str], str]:
+    """The command line's words for a hint, and its flag."""
+    flag = OPTIONS[key].flag
     model = ["--model", key.split("/")[0]] if "/" in key else []
-    if value == "false":
-        return [*model, "--no-" + option.flag[2:]], f"{name}: false", option.flag
-    written = f"[{', '.join(value.split())}]" if option.several else value or "true"
-    return [*model, option.flag, *value.split()], f"{name}: {written}", option.flag
+    return [*model, "--no-" + flag[2:]] if value == "false" else [*model, flag, *value.split()], flag
 
 
 @pytest.mark.parametrize("key", HINTS)
 def test_hint_is_recorded_and_said_and_changes_nothing(key):
-    given, _, flag = asked(key, HINTS[key])
+    given, flag = asked(key, HINTS[key])
     base = [*BASE.split(), *(given[:2] if given[0] == "--model" else [])]
     words = [*BASE.split(), *given]
     parsed = cli.parse(words, "train", None, {})
@@ -522,42 +516,6 @@ def test_hint_is_recorded_and_said_and_changes_nothing(key):
     before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
     differ = {name for name in before if before[name] != after[name]}
     assert differ == ({"plan"} if key in PLANNED else set())
-
-
-REFUSED = [*NOT_YET.items(), *REFUSED_CHOICES]
-
-
-@pytest.mark.parametrize("key, value", REFUSED)
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_what_is_not_available_is_refused_by_name(key, value, script, tmp_path):
-    words, line, flag = asked(key, value)
-    with pytest.raises(OptionError) as given:
-        cli.parse(["--dataset", "cifar-10", *words], script, None, {})
-    assert re.fullmatch(rf"command line: --[\w-]+: {flag}( .+)? is not available yet", str(given.value))
-
-    file = tmp_path / "c.yml"
-    model = key.split("/")[0] if "/" in key else "resnet"
-    file.write_text(f"a:\n  model: {model}\n  dataset: cifar-10\n  {line}\n")
-    with pytest.raises(OptionError) as given:
-        cli.parse(["--config", "a", "--config-path", str(file)], script, None, {})
-    assert re.fullmatch(
-        rf"configuration a \({re.escape(str(file))}:4\): {flag}( .+)? is not available yet", str(given.value)
-    )
-
-
-@pytest.mark.parametrize("key", [key for key in NOT_YET if KINDS[key] == "later"])
-def test_the_default_of_what_is_not_available_is_accepted(key):
-    """A script that writes --shards 1 or --no-eight-bit-io means what happens anyway."""
-    option = OPTIONS[key]
-    if option.default is None:
-        pytest.skip("no value means the default")
-    if option.several and not option.default:
-        pytest.skip("an empty list cannot be written on the command line")
-    values = [str(v) for v in option.default] if option.several else [str(option.default)]
-    words = ["--no-" + option.flag[2:]] if option.default is False else [option.flag, *values]
-    words = [option.flag] if option.default is True else words
-    model = ["--model", key.split("/")[0]] if "/" in key else []
-    cli.parse(["--dataset", "cifar-10", *model, *words], "train", None, {})
 
 
 SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "

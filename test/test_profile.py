@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -124,6 +126,40 @@ def test_a_profile_is_of_the_call_that_asks_for_it(tmp_path):
     result = run("restore", "--restore-path", tmp_path / "run", "--iterations", 5, "--profile")
     assert result.code == 0, result.err
     assert "update 5" in (tmp_path / "run/profile.svg").read_text()  # the only one left
+
+
+def phases(told: str) -> dict[str, float]:
+    """The table of a compilation's profile: seconds by phase."""
+    table = told.split("Profile of the compilation, ")[1].split("\nIts phases")[0]
+    return {name: float(seconds) for name, seconds in re.findall(r"^  (\S.*?) +([\d.]+) s(?:  .*)?$", table, re.M)}
+
+
+def test_where_the_time_before_the_first_update_went(tmp_path):
+    words = [*RESNET.split(), "--iterations", 6, "--no-validation", "--batches-per-step", 6]
+    compiled = ["options, data and plan", "import of TensorFlow", "graph", "session and initial weights",
+                "optimisation of the graph"]  # fmt: skip
+    out = succeed("train", *words, "--logs-path", tmp_path / "one", "--profile-compilation").out
+    found = phases(out)
+    assert list(found) == [*compiled, "restoring, first checkpoint", "first update"]
+    assert re.search(r"first update +[\d.]+ s  the second took [\d.]+ s\n", out)
+    assert re.search(r"graph +[\d.]+ s  [\d,]{5,} operations\n", out)
+    events = json.loads((tmp_path / "one/compilation.json").read_text())["traceEvents"]
+    assert {event["name"]: round(event["dur"] / 1e6, 2) for event in events} == found
+    assert all(math.isclose(a["ts"] + a["dur"], b["ts"], abs_tol=1) for a, b in itertools.pairwise(events))
+
+    succeed("train", *words, "--logs-path", tmp_path / "two")  # six updates in one go, not one, one and four
+    assert not (tmp_path / "two/compilation.json").exists()
+    assert_same_bits(*(variables(tmp_path / name, 6) for name in ("one", "two")))
+    out = succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 7, "--profile-compilation").out
+    assert list(phases(out))[-1] == "first update" and "the second took" not in out
+    assert "Profile of" not in succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 8).out
+
+    out = succeed(
+        "validation", "--restore-path", tmp_path / "one", "--profile-compilation", "--logs-path", tmp_path / "v"
+    ).out
+    assert list(phases(out)) == [*compiled, "first micro-batch"] and (tmp_path / "v/compilation.json").exists()
+    out = succeed("train", *words, "--logs-path", tmp_path / "three", "--profile-compilation", "--compile-only").out
+    assert list(phases(out)) == compiled and not (tmp_path / "three").exists()
 
 
 def test_gc_profile_runs_a_command(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,22 @@ LEFT = {  # what each walk leaves: files, and rows of validation.csv
     "meme": (("half/ckpt/weight_avg_exp_0.5.index", "tuned/ckpt/weight_avg_exp_0.5.index", "half-two/ckpt-4.index"),
              {"tuned-validation": 3, "two-validation": 3}),
 }  # fmt: skip
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a page or a walk, as somebody would type them, less where a validation's log goes."""
+    text = re.sub(r"\\\n\s*", "", text).replace('"', "")
+    text = re.sub(r" \$(quick|short)\b| \$\{\w+:\+[^}]*\}", "", text)  # only there when a walk is shortened
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text).replace("$python poprun.py", "poprun").replace("$python", "python")
+    lines = [" ".join(line.split()) for line in text.replace("$runs", "logs").splitlines()]
+    return [re.sub(r"(validation.py .*) --logs-path \S+", r"\1", line) for line in lines if re.match("python|poprun", line)]
+
+
+def test_the_walk_of_the_recipes_is_the_one_that_is_printed():
+    printed = commands((ROOT / "docs/recipes.md").read_text().split("In miniature")[1].split("\n## ")[0])
+    walked = commands((ROOT / "test/walks/meme.sh").read_text())
+    assert len(printed) == 5
+    assert [command for command in printed if command not in [line.replace(" --stop-after 20", "") for line in walked]] == []
 
 
 @pytest.mark.timeout(1800)  # a dozen commands, each of which builds its programs

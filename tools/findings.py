@@ -307,11 +307,11 @@ def main() -> int:
     if asked.seeds < 1:
         parser.error(f"--seeds {asked.seeds}: give 1 or more")
     folder = Path(asked.output).resolve()
-    recipes = {TUNED: HALF, **RECIPES}
+    recipes = {**RECIPES, TUNED: HALF}  # the longest first, so that no core waits long for the last
     jobs = [
         Job(label, config, seed, folder, tuple(more))
-        for seed in range(1, asked.seeds + 1)
         for label, config in recipes.items()
+        for seed in range(1, asked.seeds + 1)
     ]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
