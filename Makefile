@@ -1,6 +1,6 @@
 # make train   set up .venv and run the main job on the embedded photographs
 # make test    set up .venv and run the tests
-# make findings  the paper's three findings in miniature: table and picture in logs/findings, about half an hour
+# make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
 # make lint    ruff
 #
 # PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.

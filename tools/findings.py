@@ -1,7 +1,7 @@
 """The three findings of "Making EfficientNet More Efficient" in miniature: group convolutions of 16 channels against
 depthwise ones, layer norm with proxy norm against group norm, half the pixels and a fine-tuning against all of them.
 
-python tools/findings.py                     three seeds, about half an hour on two cores; a broken-off call goes on
+python tools/findings.py                     three seeds, 37 minutes on two slow cores; a broken-off call goes on
 python tools/findings.py --seeds 5 --output logs/five
 
 Trains the small twins of configs.yml (B0-..._mini) with fewer blocks, for three epochs and in single precision, each run on
