@@ -18,9 +18,10 @@ import validation
 from harness import checkpoints, embedded, entry, quiet
 from harness.checkpoints import Checkpoint
 from harness.cluster import ALONE
+from harness.files import write_atomically
 from harness.options import OptionError
 from harness.run import Run, arguments
-from log import RunLog, new_run_folder, write_atomically
+from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:
     from ipu_utils import Frozen

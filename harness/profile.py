@@ -18,8 +18,8 @@ from emulator.machine import cores
 from emulator.plan import ExecutionPlan
 from emulator.record import Ran
 from harness import timeline
+from harness.files import write_atomically
 from harness.options import DeviceOptions, OptionError
-from log import write_atomically
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"

@@ -199,11 +199,17 @@ class Session:
         self._refuse_faulty(values, iteration)
         if not self.writes:
             return saved, values
-        state = {**self.meter.state(), checkpoints.ROLLING: rolling}
+        state = {
+            **self.meter.state(),
+            checkpoints.ITERATION: iteration,
+            checkpoints.ROLLING: rolling,
+            **self.log.kept(iteration, stays=not rolling),
+        }
         what = "initial " if initial else "safety " if rolling else ""
         model = {name: values[name] for name in self.program.weights.model}
 
         def write() -> None:
+            self._sync_rows()
             checkpoints.save(saved, values, state)
             seconds = "" if initial else f" in {time.perf_counter() - started:.2f}s"
             print_of_weights = checkpoints.fingerprint(model)
@@ -216,6 +222,13 @@ class Session:
         self._settle()
         self.writer.begin(write)
         return saved, values
+
+    def _sync_rows(self) -> None:
+        """The rows that a checkpoint belongs to are on the disk before it is."""
+        try:
+            self.log.sync()
+        except OSError as error:
+            raise SaveError(f"the rows in {self.folder} cannot be written: {error.strerror}") from None
 
     def _refuse_faulty(self, values: Values, iteration: int) -> None:
         """Weights that are not finite are no use to anyone, unless the run is to go on all the same."""
@@ -272,7 +285,9 @@ class Session:
         for name, amount in averages.wanted(self.run.options.training):
             averaged, values = Checkpoint(str(self.folder / name), -1), None
             if self.team.first:
-                averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
+                averaged, count, damaged = averages.of_run(self.folder, name, amount, self.run.horizon)
+                for warning in damaged:
+                    self.log.note(warning)
                 self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
                 values = checkpoints.read(averaged)
             self.validate(averaged, self.team.shared(values))
