@@ -17,6 +17,7 @@ from harness import checkpoints, cli, command_line, input_benchmark, layers, plo
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.cluster import TF_CONFIG
+from harness.files import NotRegular
 from harness.heartbeat import WorkerError
 from harness.options import OptionError
 from harness.run import Run, prepare
@@ -25,7 +26,7 @@ from harness.signals import StopRequest
 from harness.summary import layer_table
 from log import LogError
 
-WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
+WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError, NotRegular)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
     "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",

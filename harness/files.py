@@ -15,6 +15,9 @@ MOST_TEXT = 64 << 20  # bytes of a JSON or CSV file that a run writes; the large
 class NotRegular(OSError):
     """A link, a pipe, a device or a folder where a regular file belongs."""
 
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
 
 def append(path: Path) -> BinaryIO:
     """Opens a file for appending, made if it is not there; NotRegular for anything but a file of this folder alone.

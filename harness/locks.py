@@ -16,16 +16,14 @@ _NAME = ".lock"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which ends with the process however that ends; OptionError if another process holds it.
+    """Holds the folder's lock, which ends with the process however that ends; OptionError if another process holds it,
+    OSError if the file that says so cannot be written.
 
     The folder itself is locked, so nothing is gained by deleting the file of that name, which says who holds the lock. The
     file is locked too, for file systems that cannot lock a folder.
     """
     with ExitStack() as stack:
-        try:
-            file = stack.enter_context(files.append(folder / _NAME))
-        except files.NotRegular as error:
-            raise OptionError(f"{error.filename}: {error.strerror}") from None
+        file = stack.enter_context(files.append(folder / _NAME))
         itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, itself)
         for descriptor in (itself, file.fileno()):
