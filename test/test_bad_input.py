@@ -305,6 +305,10 @@ def test_questions_about_options_do_not_import_tensorflow(script):
         assert "TensorFlow was imported" not in result.stderr
         assert (result.returncode, result.stdout[: len(start)]) == (code, start), result.stderr
         assert bool(result.stderr) == (code == 2)
+        if "--dry-run" in words:  # only training has a learning rate and weight updates
+            assert all(
+                (told in result.stdout) == (script == "train") for told in ("learning rate", "Updates: ", " updates per")
+            )
 
 
 def test_a_terminal_without_unicode(tmp_path):
