@@ -142,7 +142,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
         team.before_exit = partial(_leave, run, folder, log, writer)
-        events = mlperf.Events(run, log.note if run.options.logging.mlperf_logging else None)
+        events = mlperf.Events(run, log)
         try:
             events.begun()
             session = _start(run, team, folder, log, newest, signals, writer, events)

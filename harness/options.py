@@ -317,7 +317,9 @@ class LoggingOptions:
     log_all_instances: bool = opt(
         False, "every instance prints and writes logs, instance k in instance-k of the run's folder", bare="true"
     )
-    mlperf_logging: bool = opt(False, "lines for MLPerf's compliance checker (:::MLLOG ...)")
+    mlperf_logging: bool = opt(
+        False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
+    )
     wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in")
     wandb_project: str = opt("tf-cnn", "its project")
     wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",))
