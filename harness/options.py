@@ -294,7 +294,8 @@ class DeviceOptions:
         None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
     )
     gc_profile: str | None = opt(
-        None, "the same in profile.* of the run's folder, or of gc-profile -d", bare="IPU_PROFILE", off="NO_PROFILE",
+        None, "the same in profile.* of the run's folder, or of gc-profile -d, with execution.json and stdout.txt (what was "
+        "printed)", bare="IPU_PROFILE", off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
     )  # fmt: skip
     profile_compilation: bool = opt(
