@@ -5,6 +5,7 @@ So a resumed run gets the answers of the unbroken one. `first`: updates done bef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -63,6 +64,15 @@ class Horizon:
 
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
+
+    def longer(self, in_iterations: bool) -> list[str]:
+        """The option that makes the run half as long again, or by one epoch or update; nothing if none can."""
+        if in_iterations:
+            more = min(self.iterations + (self.iterations + 1) // 2, MOST_ITERATIONS)
+            return ["--iterations", str(more)] if more > self.iterations else []
+        least = -(-(self.iterations + 1) * self.global_batch // self.images)  # an epoch may be less than an update
+        epochs = max(math.ceil(1.5 * self.epochs), least)
+        return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MOST_ITERATIONS else []
 
     def grid_start(self, first: int) -> int:
         """Start of the host step that contains update `first`."""

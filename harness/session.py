@@ -191,6 +191,14 @@ class Session:
 
         return report
 
+    def resumes(self, newest: Checkpoint) -> None:
+        """Says where the checkpoints are that the run has already, in the lines that tell of new ones."""
+        self.saved = newest.iteration
+        if checkpoints.at(self.folder, 0) in checkpoints.numbered(self.folder):
+            self.log.note(f"Saved initial checkpoint to {checkpoints.at(self.folder, 0).prefix}\n  when the run began")
+        if newest.iteration:
+            self.log.note(f"Saved checkpoint to {newest.prefix}\n  before this call, which goes on from it")
+
     def save(self, iteration: int, initial: bool = False, rolling: bool = False) -> tuple[Checkpoint, Values]:
         """Has a checkpoint written while training goes on; `rolling`: until the next one. It, and what is in it."""
         started = time.perf_counter()
@@ -289,12 +297,14 @@ class Session:
             note(f"No logs were kept; checkpoints, if any, are in {self.folder}")
             return
         note(f"The run is in {self.folder}; its picture: {plot.write_run_svg(self.folder)}")
-        path = str(self.folder)
         horizon = self.run.horizon
         if done < horizon.iterations:
             note(f"Go on:           {entry.command('restore', *entry.resuming(self.run, self.folder))}")
             return
-        if self.saves:
-            note(f"Validate again:  {entry.command('validation', '--restore-path', path)}")
-            longer = f"{4 * max(1, round(horizon.epochs / 3)):g}"
-            note(f"Train further:   {entry.command('restore', '--restore-path', path, '--epochs', longer)}")
+        if not self.saves:
+            return
+        if self.run.source.spec.validation_images:
+            note(f"Validate again:  {entry.command('validation', '--restore-path', str(self.folder))}")
+        longer = horizon.longer(self.run.options.training.iterations is not None)
+        if longer:
+            note(f"Train further:   {entry.command('restore', *entry.resuming(self.run, self.folder), *longer)}")

@@ -153,6 +153,29 @@ def test_a_longer_run_has_the_same_grid():
 
 
 @pytest.mark.parametrize(
+    "iterations, rest, words",
+    [
+        (None, {"epochs": 4}, "--epochs 6"),  # was told to train on to epoch 4
+        (None, {"epochs": 1}, "--epochs 2"),
+        (None, {"epochs": 0.01}, "--epochs 1"),
+        (None, {"epochs": 1, "images": 10, "global_batch": 100}, "--epochs 20"),
+        (None, {"epochs": 21e6}, ""),  # 31 million are too many updates
+        (240, {}, "--iterations 360"),
+        (1, {}, "--iterations 2"),
+        (2**31 - 1, {}, ""),
+    ],
+)
+def test_the_option_that_lengthens_a_run(iterations, rest, words):
+    horizon = of(iterations, **rest)
+    asked = iterations is not None
+    assert horizon.longer(asked) == words.split()
+    if words:
+        length = int(words.split()[1])
+        there = of(length) if asked else of(**{**rest, "epochs": length})
+        assert there.iterations > horizon.iterations
+
+
+@pytest.mark.parametrize(
     "rest, text",
     [
         ({}, "give epochs or iterations"),
