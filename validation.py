@@ -201,8 +201,8 @@ def validate(
         "val_size": int(totals["samples"]),
         "img_per_sec": totals["samples"] / seconds,
         "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
-        "top5_acc": 100 * totals["top5"] / samples if "top5" in totals else "",
-        "loss": totals["loss"] / samples if "loss" in totals else "",
+        "top5_acc": 100 * totals["top5"] / samples,
+        "loss": totals["loss"] / samples,
     }
 
 

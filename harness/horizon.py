@@ -101,13 +101,15 @@ class Horizon:
         return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
 
     def checkpoints(self, first: int, end: int) -> bool:
-        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`."""
-        period, left = self.iterations_per_ckpt, self.iterations - end
+        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`.
+
+        That is the host step in which an epoch, or the period asked for, ends, and the run's last one, however near they are.
+        """
+        period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):
             return False
         late_enough = end * self.global_batch >= self.ckpt_epochs_offset * self.images
-        # Not twice near the end: the last checkpoint stands for one less than half a period before it.
-        return left == 0 or (2 * left >= period and late_enough and _crosses(period, self.grid_start(first), end))
+        return end == self.iterations or (late_enough and _crosses(period, self.grid_start(first), end))
 
     def is_checkpoint(self, iteration: int) -> bool:
         """Whether an unstopped run saves after `iteration` updates."""

@@ -204,7 +204,10 @@ class CheckpointOptions:
         False, "inference_embedded.py: keep the program in a temporary file only", scripts=("inference_embedded",)
     )
     inference: bool = opt(
-        False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",)
+        False,
+        "validation.py: leaves out sums over replicas, of which there are none here: the same row",
+        bare="true",
+        scripts=("validation",),
     )
     predict: tuple[str, ...] = opt(
         (), "validation.py: name what these photographs (JPEG, PNG) show, instead of validating", scripts=("validation",)
