@@ -103,7 +103,7 @@ class Horizon:
     def checkpoints(self, first: int, end: int) -> bool:
         """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`.
 
-        That is the host step in which an epoch, or the period asked for, ends, and the run's last one, however near they are.
+        Those are the host steps in which an epoch, or the period asked for, ends, and the run's last one, however near.
         """
         period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):

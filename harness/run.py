@@ -22,7 +22,7 @@ from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
 from harness import cluster as clusters
-from harness import data, plugins, rules
+from harness import data, doubts, plugins, rules
 from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
@@ -157,6 +157,7 @@ def prepare(
     _refuse_what_is_forced_both_ways(*forced, traced)
     plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else None
+    rate = (lambda i: 0.0) if peak is None else _rate(options, horizon, peak)
     return Run(
         options=options,
         source=source,
@@ -167,7 +168,7 @@ def prepare(
         plan=plan,
         horizon=horizon,
         peak_rate=peak,
-        rate=(lambda i: 0.0) if peak is None else _rate(options, horizon, peak),
+        rate=rate,
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
@@ -179,6 +180,7 @@ def prepare(
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_layout_notes(options, plan, training),
             *_training_notes(options, plan, training),
+            *_doubts(options, source, traced, plan, horizon, peak, rate, cluster, environ),
         ),
     )
 
@@ -404,6 +406,24 @@ def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) ->
     return [
         *rules.mixing_notes(options.dataset, plan.micro_batch),
         *rules.averaging_notes(options.training, options.checkpoint),
+    ]
+
+
+def _doubts(
+    options: RunOptions, source: DataSource, traced: Trace, plan: ExecutionPlan, horizon: Horizon, peak: float | None,
+    rate: Callable[[int], float], cluster: Cluster, environ: Mapping[str, str],
+) -> list[str]:  # fmt: skip
+    """What is most likely not meant, in a line each; OptionError for what cannot be."""
+    if peak is None:
+        if not options.checkpoint.predict:
+            doubts.validation_data(source)
+        return []
+    batch_norm = any("batch_norm/moving" in variable.name for variable in traced.variables)
+    return [
+        *doubts.training_data(options, source),
+        *doubts.update(options, source.spec.num_classes, horizon, peak, rate),
+        *doubts.neighbours(cluster, environ),
+        *doubts.without_effect(options, plan, horizon, batch_norm),
     ]
 
 

@@ -51,7 +51,6 @@ class Session:
     compilation: FirstUpdates | None = None
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     diverged: bool = False
-    told: bool = False  # that there is nothing to validate on
 
     def __post_init__(self) -> None:
         self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
@@ -246,10 +245,7 @@ class Session:
         run = self.run
         if not run.options.checkpoint.validation or saved.name in self.validated:
             return
-        if not run.source.spec.validation_images:
-            if not self.told:
-                self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
-            self.told = True
+        if not run.source.spec.validation_images:  # of which the log's head tells
             return
         row = self.mlperf.evaluated(saved.iteration, lambda: self.score(saved, values))
         self.validated[saved.name] = row
