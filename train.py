@@ -167,24 +167,26 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
             team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             events.ended("aborted")
-            _leave(run, folder, log, writer, str(error))
+            # the same call would end at the same update again
+            gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
+            _leave(run, folder, log, writer, str(error), *gentler)
             raise
         finally:
             log.close()
     return 0
 
 
-def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str) -> None:
-    """What is left to do and to say when a run ends early."""
+def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *changed: str) -> None:
+    """What is left to do and to say when a run ends early; `changed`: options with which going on is no repetition."""
     log.note(f"Stopped: {reason}")
     try:
         writer.settle()
     except SaveError as error:
         log.note(f"warning: {error}")
     saved = checkpoints.numbered(folder)
-    if saved and run.options.logging.logs:
+    if saved and run.options.logging.logs and run.cluster.instance == 0:
         log.note(f"The newest checkpoint is {saved[-1].name}.")
-        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder))}")
+        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder), *changed)}")
 
 
 def _apart(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:

@@ -293,6 +293,8 @@ class Session:
             note(f"No logs were kept; checkpoints, if any, are in {self.folder}")
             return
         note(f"The run is in {self.folder}; its picture: {plot.write_run_svg(self.folder)}")
+        if not self.team.first:  # instance 0's folder is the one to go on with
+            return
         horizon = self.run.horizon
         if done < horizon.iterations:
             note(f"Go on:           {entry.command('restore', *entry.resuming(self.run, self.folder))}")

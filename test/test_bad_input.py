@@ -227,6 +227,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     for script in ("train", "validation"):
         message = refused(script, *GENERATED, "--logs-path", finished.folder)
         assert message.startswith(f"--logs-path {finished.folder} holds a run already; give another folder")
+        assert f"python restore.py --restore-path {finished.folder} --epochs NUMBER" in message
     assert tree(finished.folder) == before
     record = {"dataset": "cifar-10"}
     (tmp_path / "arguments.json").write_text(json.dumps(record))
