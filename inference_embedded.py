@@ -67,7 +67,9 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             iteration = checkpoint.iteration
             epoch = iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1.0
-            log.validation_row(embedded.row(run, checkpoint, served, epoch))
+            known = embedded.labelled(run)
+            found = embedded.scored(program, batches, served.micro_batches) if known else embedded.NOT_LABELLED
+            log.validation_row(embedded.row(run, checkpoint, served, found, epoch))
         program.close()
     finally:
         log.close()

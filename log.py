@@ -9,6 +9,7 @@ import io
 import json
 import os
 import secrets
+import shlex
 import string
 import sys
 import tempfile
@@ -57,8 +58,11 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             folder = Path(logs_path)
             saved = list(folder.glob("ckpt-*.index"))
             if saved or (folder / "arguments.json").exists():
+                command = f"python restore.py --restore-path {shlex.quote(str(folder))}"
                 instead = (
-                    f"go on with it: python restore.py --restore-path {folder}" if saved else "delete it: it saved nothing"
+                    f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
+                    if saved
+                    else "delete it: it saved nothing"
                 )
                 raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
             folder.mkdir(parents=True, exist_ok=True)

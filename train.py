@@ -48,19 +48,23 @@ def main(argv: list[str]) -> int:
     if path is not None:
         return resume(argv, path, "train")
     parsed = entry.parse(argv, "train")
-    run = entry.prepare_or_describe(parsed) if parsed else None
+    run = entry.prepare_or_describe(parsed, refuse=_refuse_beginning) if parsed else None
     if run is None:
         return 0
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
-    if run.options.training.init_path and run.cluster.instance == 0:
-        checkpoints.beginning(Path(run.options.training.init_path))  # refused before a folder is made for the run
     logging = run.options.logging
     with Team(run.cluster, run.options.training.worker_timeout) as team:
         run = replace(run, seed=team.meet(run))
         first = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs) if team.first else None
         return train(run, team, own_folder(run, team, first), None, {})
+
+
+def _refuse_beginning(run: Run) -> None:
+    """Weights to begin with that are not there; before a folder is made for the run."""
+    if run.options.training.init_path and run.cluster.instance == 0:
+        checkpoints.beginning(Path(run.options.training.init_path))
 
 
 def resume(argv: list[str], path: str, script: str) -> int:
@@ -74,19 +78,14 @@ def resume(argv: list[str], path: str, script: str) -> int:
         newest, damaged, missing = None, [], error  # another instance may have them
     recorded = entry.recorded_options(Path(path))
     parsed = entry.parse(argv, script, recorded)
-    run = entry.prepare_or_describe(parsed, total_replicas=recorded.get("total_replicas")) if parsed else None
+    done = newest.iteration if newest else 0
+    refuse = partial(_refuse_going_on, recorded=recorded, done=done)
+    replicas = recorded.get("total_replicas")
+    run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse) if parsed else None
     if run is None:
         return 0
     if missing and run.cluster.instance == 0:
         raise missing
-    if not run.options.logging.logs:
-        raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
-    trained_with = recorded.get("total_batch_size", run.plan.global_batch)
-    if trained_with != run.plan.global_batch:
-        raise OptionError(
-            f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
-            "counted in global batches; keep the batch, or begin a new run"
-        )
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
@@ -100,6 +99,19 @@ def resume(argv: list[str], path: str, script: str) -> int:
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         return train(run, team, own_folder(run, team, Path(path)), newest, values)
+
+
+def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
+    """What a run that has done so many updates cannot go on with."""
+    if not run.options.logging.logs:
+        raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
+    trained_with = recorded.get("total_batch_size", run.plan.global_batch)
+    if trained_with != run.plan.global_batch:
+        raise OptionError(
+            f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
+            "counted in global batches; keep the batch, or begin a new run"
+        )
+    _stop(run, done)
 
 
 def own_folder(run: Run, team: Team, folder: Path | None) -> Path:
@@ -142,11 +154,13 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
     """One run in its folder, from the beginning or from its newest checkpoint, whose tensors instance 0 has read."""
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
-    with locks.held(folder) if _writes(run) else nullcontext(), Signals() as signals, Writer() as writer:
+    wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
+    printed = profile.copied_output(wanted)
+    with locks.held(folder) if _writes(run) else nullcontext(), Signals() as signals, Writer() as writer, printed:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
         team.before_exit = partial(_leave, run, folder, log, writer)
-        events = mlperf.Events(run, log.note if run.options.logging.mlperf_logging else None)
+        events = mlperf.Events(run, log)
         try:
             events.begun()
             session = _start(run, team, folder, log, newest, values, signals, writer, events)
@@ -157,24 +171,26 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             events.ended("aborted")
-            _leave(run, folder, log, writer, str(error))
+            # the same call would end at the same update again
+            gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
+            _leave(run, folder, log, writer, str(error), *gentler)
             raise
         finally:
             log.close()
     return 0
 
 
-def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str) -> None:
-    """What is left to do and to say when a run ends early."""
+def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *changed: str) -> None:
+    """What is left to do and to say when a run ends early; `changed`: options with which going on is no repetition."""
     log.note(f"Stopped: {reason}")
     try:
         writer.settle()
     except SaveError as error:
         log.note(f"warning: {error}")
     saved = checkpoints.numbered(folder)
-    if saved and run.options.logging.logs:
+    if saved and run.options.logging.logs and run.cluster.instance == 0:
         log.note(f"The newest checkpoint is {saved[-1].name}.")
-        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder))}")
+        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder), *changed)}")
 
 
 def _apart(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -304,7 +320,7 @@ def _start(
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
     log.open_board(begin)
     if newest is not None:
-        session.saved = newest.iteration
+        session.resumes(newest)
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
         session.validate(newest, restored)  # if the run ended between saving and validating it
     return session

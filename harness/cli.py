@@ -120,14 +120,13 @@ def help_text(parsed: Parsed, prog: str, intro: str) -> str:
     """The assembled parser's help, in argument groups; those of the model and of the schedule are the chosen ones'."""
     known, chosen = parsed.catalogue, parsed.options.main
     parser = argparse.ArgumentParser(prog=prog, description=intro, add_help=False, usage=f"{prog} [options]")
-    titles = {name: cls.__doc__ for name, cls in SECTIONS.items()}
-    titles |= {
-        "model": f"Model {chosen.model}{_others('Models', '--model', chosen.model)}",
-        "schedule": f"Learning-rate schedule {chosen.lr_schedule}"
-        f"{_others('LR_Schedules', '--lr-schedule', chosen.lr_schedule)}",
-    }
+    titles: dict[str, tuple[str | None, ...]] = {name: (cls.__doc__,) for name, cls in SECTIONS.items()}
+    published = getattr(plugins.load("Models", chosen.model), "TITLE", chosen.model)
+    titles["model"] = published, _others("Models", "--model", chosen.model)
+    curve = f"Learning-rate schedule {chosen.lr_schedule}"
+    titles["schedule"] = curve, _others("LR_Schedules", "--lr-schedule", chosen.lr_schedule)
     for section in known.sections():
-        group = parser.add_argument_group(titles[section])
+        group = parser.add_argument_group(*titles[section])
         for option in known.options.values():
             if option.section == section:
                 _add_help(group, option)
@@ -135,7 +134,7 @@ def help_text(parsed: Parsed, prog: str, intro: str) -> str:
 
 
 def _others(folder: str, flag: str, chosen: str) -> str:
-    return f" (--help with {flag} {'|'.join(name for name in plugins.names(folder) if name != chosen)} shows theirs)"
+    return f"(--help with {flag} {'|'.join(name for name in plugins.names(folder) if name != chosen)} shows theirs)"
 
 
 def explain(options: RunOptions) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,12 +65,18 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     return parsed
 
 
-def prepare_or_describe(parsed: Parsed, training: bool = True, total_replicas: int | None = None) -> Run | None:
+def prepare_or_describe(
+    parsed: Parsed, training: bool = True, *, total_replicas: int | None = None, done: int = 0,
+    refuse: Callable[[Run], None] | None = None,
+) -> Run | None:  # fmt: skip
     """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input.
 
-    `total_replicas`: of a run that goes on, which its instances divide anew.
+    `total_replicas`: of a run that goes on, which its instances divide anew; `done`: the weight updates that it has;
+    `refuse`: what else would stop it, which a description must not hide.
     """
     run = prepare(parsed.options, os.environ, parsed.notes, training=training, total_replicas=total_replicas)
+    if refuse:
+        refuse(run)
     asked = parsed.options.main
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
@@ -79,14 +86,14 @@ def prepare_or_describe(parsed: Parsed, training: bool = True, total_replicas: i
     if asked.dry_run:
         for note in run.notes:
             print(note)
-        print(describe(run) if training else run.summary())
+        print(describe(run, done) if training else run.summary())
     if asked.summary:
         print(layer_table(run.trace, run.plan))
     return None
 
 
-def describe(run: Run) -> str:
-    """The resolved run as text: summary, learning-rate curve, log and checkpoint points."""
+def describe(run: Run, done: int = 0) -> str:
+    """The resolved run as text: summary, learning-rate curve, log and checkpoint points. `done`: updates that it has."""
     horizon = run.horizon
     points = [end for first, end in horizon.steps() if horizon.checkpoints(first, end)] if horizon.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:8])) + (f", ... {points[-1]}" if len(points) > 8 else "")
@@ -94,6 +101,7 @@ def describe(run: Run) -> str:
     return "\n".join(
         [
             run.summary(),
+            *[f"Done: {done} of {horizon.iterations} updates, {horizon.iterations - done} are left"] * (done > 0),
             f"Host steps of {horizon.iterations_per_step} updates; a log line "
             + (f"every {horizon.log_interval}" if horizon.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
@@ -143,7 +151,8 @@ def resuming(run: Run, folder: Path) -> list[str]:
 def command(script: str, *words: str) -> str:
     """A command line that the user can paste."""
     python = os.path.relpath(sys.executable)
-    python = python if not python.startswith("..") and os.sep in python else "python"
+    if python.startswith("..") or os.sep not in python:
+        python = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
     return " ".join([python, os.path.relpath(plugins.ROOT / f"{script}.py"), *map(shlex.quote, words)])
 
 

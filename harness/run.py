@@ -22,7 +22,7 @@ from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
 from harness import cluster as clusters
-from harness import data, plugins, rules
+from harness import data, doubts, plugins, rules
 from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
@@ -45,7 +45,7 @@ class Run:
     trace: Trace
     plan: ExecutionPlan
     horizon: Horizon
-    peak_rate: float
+    peak_rate: float | None  # None where nothing is trained
     rate: Callable[[int], float]
     seed: int
     name: str
@@ -106,20 +106,29 @@ class Run:
 
     def summary(self) -> str:
         """The head of a log: what is about to run."""
-        spec, horizon = self.source.spec, self.horizon
+        spec = self.source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
             f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
             self.plan.summary(),
-            f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
-            f"{self.options.training.optimiser}, learning rate up to {self.peak_rate:.4g} ({self.options.main.lr_schedule})",
+            *self._updates(),
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
             f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations a picture",
         ]
         return "\n".join(lines)
+
+    def _updates(self) -> list[str]:
+        """How long and how fast is trained, if anything is."""
+        if self.peak_rate is None:
+            return []
+        horizon, training = self.horizon, self.options.training
+        return [
+            f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
+            f"{training.optimiser}, learning rate up to {self.peak_rate:.4g} ({self.options.main.lr_schedule})"
+        ]
 
 
 def prepare(
@@ -147,7 +156,8 @@ def prepare(
         _refuse_filters_that_match_nothing(f"--force-weight-to-{kind}", names, traced)
     _refuse_what_is_forced_both_ways(*forced, traced)
     plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training, cluster)
-    peak = _peak_rate(options, plan.global_batch) if training else 0.0
+    peak = _peak_rate(options, plan.global_batch) if training else None
+    rate = (lambda i: 0.0) if peak is None else _rate(options, horizon, peak)
     return Run(
         options=options,
         source=source,
@@ -158,7 +168,7 @@ def prepare(
         plan=plan,
         horizon=horizon,
         peak_rate=peak,
-        rate=_rate(options, horizon, peak) if training else lambda i: 0.0,
+        rate=rate,
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
@@ -170,6 +180,7 @@ def prepare(
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_layout_notes(options, plan, training),
             *_training_notes(options, plan, training),
+            *_doubts(options, source, traced, plan, horizon, peak, rate, cluster, environ),
         ),
     )
 
@@ -244,7 +255,7 @@ def _plan_and_horizon(
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
-    return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step), horizon
+    return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step if for_training else 0), horizon
 
 
 def _precision(options: RunOptions) -> Precision:
@@ -395,6 +406,24 @@ def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) ->
     return [
         *rules.mixing_notes(options.dataset, plan.micro_batch),
         *rules.averaging_notes(options.training, options.checkpoint),
+    ]
+
+
+def _doubts(
+    options: RunOptions, source: DataSource, traced: Trace, plan: ExecutionPlan, horizon: Horizon, peak: float | None,
+    rate: Callable[[int], float], cluster: Cluster, environ: Mapping[str, str],
+) -> list[str]:  # fmt: skip
+    """What is most likely not meant, in a line each; OptionError for what cannot be."""
+    if peak is None:
+        if not options.checkpoint.predict:
+            doubts.validation_data(source)
+        return []
+    batch_norm = any("batch_norm/moving" in variable.name for variable in traced.variables)
+    return [
+        *doubts.training_data(options, source),
+        *doubts.update(options, source.spec.num_classes, horizon, peak, rate),
+        *doubts.neighbours(cluster, environ),
+        *doubts.without_effect(options, plan, horizon, batch_norm),
     ]
 
 

@@ -258,6 +258,7 @@ def test_every_block_of_the_repository(name, script):
     run = prepare(parsed.options, {})
     assert run.peak_rate > 0
     assert not [note for note in parsed.notes if "not used by" in note or "older spelling" in note]
+    assert not [note for note in run.notes if note.startswith("warning")]  # what was published is not doubted
     sources = parsed.options.sources.values()
     assert len([s for s in sources if s.startswith(f"configuration {name} (configs.yml:")]) >= len(written) - 1
 

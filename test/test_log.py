@@ -223,9 +223,12 @@ def test_mlperf_s_checker_is_content(tmp_path):
     )
     out = succeed("train", *words.split(), "--logs-path", tmp_path / "run").out
     (tmp_path / "lines").write_text(out)
-    found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
-    assert checker.main(str(tmp_path / "lines"), "training_3.1.0/common.yaml", found)[0]
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    told = [line for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    assert (tmp_path / "run/result_3.txt").read_text().splitlines() == told
+    for file in ("lines", "run/result_3.txt"):
+        found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
+        assert checker.main(str(tmp_path / file), "training_3.1.0/common.yaml", found)[0]
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in told]
     told = {event["key"]: event["value"] for event in events}
     assert (told["seed"], told["global_batch_size"], told["train_samples"], told["opt_name"]) == (3, 8, 10_000, "sgd")
     assert [e["key"] for e in events][-4:] == ["eval_start", "eval_accuracy", "eval_stop", "run_stop"]
