@@ -30,9 +30,9 @@ from log import LogError
 WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError, NotRegular)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
-    "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
-    "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict", "dataset_benchmark",
-    "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
+    "config", "config_path", "release", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after",
+    "repeat", "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict",
+    "dataset_benchmark", "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
 )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ class MainOptions:
     lr_schedule: str = opt("stepped", "the learning-rate curve: a module of LR_Schedules/")
     config: str | None = opt(None, "named block of the configuration file")
     config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
+    release: str | None = opt(None, "with --config: the values that the name had in this release (2.1; default: its last)")
     restore_path: str | None = opt(
         None, "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)"
     )
