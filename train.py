@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -305,9 +305,9 @@ def _start(
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
         log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
-        meter = _restored_meter(
-            run, increment, newest, json.loads(team.told(json.dumps(_counted(run, increment, newest, state, log))))
-        )
+        if team.first:
+            state = _averages(run, increment, newest, state, log)
+        meter = Meter(run.horizon, increment, run.rate, json.loads(team.told(json.dumps(state))))
         validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
@@ -365,22 +365,17 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
     return program
 
 
-def _counted(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
-    """The averages' state; without one, what the rows tell of it."""
-    if state:
-        return state
+def _averages(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
+    """The state of the averages at the checkpoint; if it is lost, what the rows tell of it."""
+    with suppress(TypeError, ValueError):
+        if state:
+            Meter(run.horizon, increment, run.rate, state)
+            return state
     log.note(
-        f"warning: {newest.name} has no {newest.state_path.name}: steps and averages go on from the rows of training.csv"
+        f"warning: {newest.name} comes without a sound {newest.state_path.name}: steps and averages go on from the rows of "
+        "training.csv"
     )
     return state_of_rows(log.rows("training.csv"), run.horizon, increment, newest.iteration)
-
-
-def _restored_meter(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any]) -> Meter:
-    """The averages as they were at the checkpoint."""
-    try:
-        return Meter(run.horizon, increment, run.rate, state)
-    except (TypeError, ValueError):
-        raise checkpoints.CheckpointError(f"{newest.state_path} is damaged: it does not hold the run's averages") from None
 
 
 def _scorer(run: Run, team: Team, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:

@@ -125,7 +125,10 @@ def _predict(run: Run, found: list[Checkpoint]) -> int:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
-    predictions.show(run, max(found, key=lambda checkpoint: checkpoint.iteration), log)
+    checkpoint, values, damaged = checkpoints.newest_of(found, f"--restore-path {run.options.main.restore_path}")
+    for warning in damaged:
+        log.note(warning)
+    predictions.show(run, checkpoint, values, log)
     log.close()
     return 0
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,24 +114,36 @@ def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
     newer one that is not. Without TensorFlow."""
 
     def look(checkpoint: Checkpoint) -> Checkpoint:
-        verify(checkpoint)
+        _verify(checkpoint)
         return checkpoint
 
-    return _newest(_existing(folder), f"--restore-path {folder}", look)
+    return _newest(_numbered(_existing(folder), "--restore-path"), f"--restore-path {folder}", look)
 
 
 def newest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
     """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
     on each newer one that is damaged."""
-    (checkpoint, values), warnings = _newest(folder, f"{option} {folder}", lambda checkpoint: (checkpoint, read(checkpoint)))
+    return newest_of(_numbered(folder, option), f"{option} {folder}")
+
+
+def newest_of(found: Iterable[Checkpoint], asked: str) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+    """The same of some checkpoints, which `asked` stands for; the error of one that is alone is its own."""
+    ordered = sorted(found, key=lambda checkpoint: checkpoint.iteration)
+    if len(ordered) == 1:
+        return ordered[0], read(ordered[0]), []
+    (checkpoint, values), warnings = _newest(ordered, asked, lambda checkpoint: (checkpoint, _read(checkpoint)))
     return checkpoint, values, warnings
 
 
-def _newest(folder: Path, asked: str, look: Callable[[Checkpoint], _Looked]) -> tuple[_Looked, list[str]]:
-    """What `look` gives of the newest checkpoint for which it raises no CheckpointError."""
+def _numbered(folder: Path, option: str) -> list[Checkpoint]:
     found = numbered(folder)
     if not found:
-        raise CheckpointError(f"{asked} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+        raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+    return found
+
+
+def _newest(found: Sequence[Checkpoint], asked: str, look: Callable[[Checkpoint], _Looked]) -> tuple[_Looked, list[str]]:
+    """What `look` gives of the last checkpoint for which it raises no CheckpointError."""
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in reversed(found):
         try:
@@ -141,8 +153,9 @@ def _newest(folder: Path, asked: str, look: Callable[[Checkpoint], _Looked]) -> 
     raise CheckpointError(f"{asked}: all {len(found)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
 
 
-def verify(checkpoint: Checkpoint) -> None:
-    """CheckpointError if the files are not those that the manifest tells of, or the state is another checkpoint's."""
+def _verify(checkpoint: Checkpoint) -> None:
+    """CheckpointError, without the checkpoint's name, if the files are not those that the manifest tells of, or the state
+    is another checkpoint's."""
     wrong = manifests.damage(Path(checkpoint.prefix))
     if wrong:
         raise CheckpointError(wrong)
@@ -156,7 +169,7 @@ def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
     kept, damaged = [], []
     for checkpoint in found:
         try:
-            read(checkpoint)
+            _read(checkpoint)
             kept.append(checkpoint)
         except CheckpointError as error:
             damaged.append(_left_out(checkpoint.name, error))
@@ -221,7 +234,6 @@ def beginning(path: Path) -> Checkpoint | Path:
         return path
     prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
     if not path.is_dir() and prefix.with_name(prefix.name + ".index").exists():
-        verify(_at(prefix))
         return _at(prefix)
     _refuse_foreign("--init-path", path)
     raise CheckpointError(
@@ -313,11 +325,19 @@ def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     file = archives.located(Path(checkpoint.prefix))
     if file:
         return _of_archive(archives.arrays, file)
-    verify(checkpoint)
+    try:
+        return _read(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
+
+
+def _read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """The same; errors without the checkpoint's name."""
+    _verify(checkpoint)
     values = _tensors(checkpoint)
     done, named = values.get(_STEP), _number(checkpoint)
     if named is not None and done is not None and done.tolist() != named:
-        raise CheckpointError(f"{checkpoint.prefix} holds the weights of update {done.tolist()}: it was copied or renamed")
+        raise CheckpointError(f"it holds the weights of update {done.tolist()}: it was copied or renamed")
     return values
 
 
@@ -328,7 +348,7 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         reader = tf.train.NewCheckpointReader(checkpoint.prefix)
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
-        raise CheckpointError(f"checkpoint {checkpoint.prefix} cannot be read: {_reason(error)}") from None
+        raise CheckpointError(f"it cannot be read: {_reason(error)}") from None
 
 
 def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint: Checkpoint) -> None:

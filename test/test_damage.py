@@ -106,7 +106,7 @@ def test_without_manifests_and_states_a_run_goes_on_all_the_same(whole, folder):
         file.unlink()
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
     out = succeed("restore", "--restore-path", folder).out
-    assert "checkpoint ckpt-6 is damaged and left out" in out and "ckpt-4 has no ckpt-4.state.json" in out
+    assert "checkpoint ckpt-6 is damaged and left out" in out and "ckpt-4 comes without a sound ckpt-4.state.json" in out
     assert_same_bits(variables(whole, 6), variables(folder, 6))
     assert [row["step"] for row in rows(folder / "training.csv")] == [row["step"] for row in rows(whole / "training.csv")]
 
@@ -139,6 +139,8 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     chosen, values, (warning,) = checkpoints.newest(folder)
     assert chosen.iteration == good and name in warning and "left out" in warning
     assert_same_bits(values, variables(folder, good))
+    shown = checkpoints.newest_of(checkpoints.select(folder), "--restore-path")  # for --predict
+    assert shown[0] == chosen and shown[2] == [warning]
     begun = checkpoints.initial(folder)
     assert begun[0] == chosen and begun[2] == [warning]
     for path in (folder / name, folder / f"{name}.index"):
