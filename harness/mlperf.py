@@ -23,10 +23,12 @@ class Events:
         self._run, self._write = run, write
         self._block = -1  # the weight update that the present one began with
         self._over = True  # so that a run that never began is not ended
+        self._zero = time.time() - time.monotonic()  # asked once: times must not go back with the clock
 
     def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
         if self._write:
-            line = {"namespace": "", "time_ms": int(1000 * time.time()), "event_type": kind, "key": key, "value": value}
+            now = round(1000 * (self._zero + time.monotonic()))
+            line = {"namespace": "", "time_ms": now, "event_type": kind, "key": key, "value": value}
             self._write(":::MLLOG " + json.dumps({**line, "metadata": {"file": "train.py", "lineno": 0, **metadata}}))
 
     def begun(self) -> None:
