@@ -16,7 +16,9 @@ from Models._layers import Variable
 from Models._segments import Segment
 
 # not the usual words, which operations of the network may have taken
-_IMAGES, _LOGIT, _CLASS, _IDENTITY = "frozen_images", "frozen_max_logit", "frozen_class", "frozen_identity"
+_IMAGES, _LOGITS, _LOGIT, _CLASS, _IDENTITY = (
+    f"frozen_{name}" for name in ("images", "logits", "max_logit", "class", "identity")
+)
 
 
 def freeze(
@@ -39,7 +41,7 @@ def freeze(
     with new_graph().as_default() as graph:
         images = tf.placeholder(tf.uint8, shape, _IMAGES)
         read = {name: tf.constant(value) for name, value in constants.items()}
-        logits = logits_of(segments, read, prepare(images), precision)
+        logits = tf.identity(logits_of(segments, read, prepare(images), precision), _LOGITS)
         tf.reduce_max(logits, axis=1, name=_LOGIT)
         tf.argmax(logits, 1, name=_CLASS)
         tf.constant(identity, name=_IDENTITY)
@@ -71,17 +73,23 @@ class Frozen:
             with new_graph().as_default() as graph:
                 tf.import_graph_def(definition, name="")
             outputs = [graph.get_tensor_by_name(f"{name}:0") for name in (_LOGIT, _CLASS)]
-            images, identity = (graph.get_tensor_by_name(f"{name}:0") for name in (_IMAGES, _IDENTITY))
+            images, identity, logits = (graph.get_tensor_by_name(f"{name}:0") for name in (_IMAGES, _IDENTITY, _LOGITS))
         except (DecodeError, KeyError, ValueError, tf.errors.OpError) as error:
             raise ValueError(str(error).splitlines()[0]) from None
         self.session = tf.Session(graph=graph, config=session_config())
         self.identity: str = self.session.run(identity).decode()
         self._infer = self.session.make_callable(outputs, [images])
+        self._logits = self.session.make_callable(logits, [images])
 
     def infer(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(largest logit, its class), [batch] each, of uint8 images [batch, side, side, 3]."""
         with named_faults(lambda: "inference"):
             return self._infer(images)
+
+    def logits(self, images: np.ndarray) -> np.ndarray:
+        """All logits, [batch, classes], of such images."""
+        with named_faults(lambda: "inference"):
+            return self._logits(images)
 
     def close(self) -> None:
         """Frees the session's memory."""

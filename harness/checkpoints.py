@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness import archives, manifests, saving
+from harness import archives, files, manifests, saving
 from harness.archives import ArchiveError
-from log import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
-_NUMBERED = re.compile(r"^ckpt-(\d+)$")
+ITERATION = "iteration"  # in every state: the updates that the run had done
+_DIGEST = "digest"
+_STEP = "global_step"  # the variable that counts them
+_NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)")
+_Looked = TypeVar("_Looked")
 
 
 class CheckpointError(Exception):
@@ -52,10 +57,11 @@ def at(folder: Path, iteration: int) -> Checkpoint:
 def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Writes a numbered checkpoint, and the file that says which is the newest, where TensorFlow's own programs look."""
     prefix = Path(checkpoint.prefix)
-    saving.place(prefix, values, state)
+    state = json.loads(json.dumps(state))  # as it will be read
+    saving.place(prefix, values, {**state, _DIGEST: _digest(state)})
     named = f'"{prefix.name}"'
     try:
-        write_atomically(
+        files.write_atomically(
             prefix.parent / "checkpoint", f"model_checkpoint_path: {named}\nall_model_checkpoint_paths: {named}\n"
         )
     except OSError as error:
@@ -97,26 +103,74 @@ def numbered(folder: Path) -> list[Checkpoint]:
     """The ckpt-<n> of a folder in order of n."""
     found = []
     for index in folder.glob("ckpt-*.index"):
-        match = _NUMBERED.match(index.name[: -len(".index")])
+        match = _NUMBERED.fullmatch(index.name[: -len(".index")])
         if match:
             found.append(Checkpoint(str(index)[: -len(".index")], int(match[1])))
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
 def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is not."""
-    found = numbered(_existing(folder))
+    """The newest checkpoint of a run folder that is whole as far as its manifest and its state tell, and a line on each
+    newer one that is not. Without TensorFlow."""
+
+    def look(checkpoint: Checkpoint) -> Checkpoint:
+        verify(checkpoint)
+        return checkpoint
+
+    return _newest(_existing(folder), f"--restore-path {folder}", look)
+
+
+def newest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+    """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
+    on each newer one that is damaged."""
+    (checkpoint, values), warnings = _newest(folder, f"{option} {folder}", lambda checkpoint: (checkpoint, read(checkpoint)))
+    return checkpoint, values, warnings
+
+
+def _newest(folder: Path, asked: str, look: Callable[[Checkpoint], _Looked]) -> tuple[_Looked, list[str]]:
+    """What `look` gives of the newest checkpoint for which it raises no CheckpointError."""
+    found = numbered(folder)
     if not found:
-        raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
-    damaged: list[tuple[Checkpoint, str]] = []
+        raise CheckpointError(f"{asked} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+    damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in reversed(found):
-        wrong = manifests.damage(Path(checkpoint.prefix))
-        if wrong is None:
-            return checkpoint, [f"warning: checkpoint {each.name} is damaged and left out: {why}" for each, why in damaged]
-        damaged.append((checkpoint, wrong))
-    raise CheckpointError(
-        f"--restore-path {folder}: all {len(found)} checkpoints are damaged; of {damaged[0][0].name}, {damaged[0][1]}"
-    )
+        try:
+            return look(checkpoint), [_left_out(name, why) for name, why in damaged]
+        except CheckpointError as error:
+            damaged.append((checkpoint.name, error))
+    raise CheckpointError(f"{asked}: all {len(found)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
+
+
+def verify(checkpoint: Checkpoint) -> None:
+    """CheckpointError if the files are not those that the manifest tells of, or the state is another checkpoint's."""
+    wrong = manifests.damage(Path(checkpoint.prefix))
+    if wrong:
+        raise CheckpointError(wrong)
+    done, named = state(checkpoint).get(ITERATION), _number(checkpoint)
+    if named is not None and done is not None and done != named:
+        raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
+
+
+def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
+    """Those that can be read and hold the weights of their numbers, and a line on each other one."""
+    kept, damaged = [], []
+    for checkpoint in found:
+        try:
+            read(checkpoint)
+            kept.append(checkpoint)
+        except CheckpointError as error:
+            damaged.append(_left_out(checkpoint.name, error))
+    return kept, damaged
+
+
+def _left_out(name: str, why: CheckpointError) -> str:
+    return f"warning: checkpoint {name} is damaged and left out: {why}"
+
+
+def _number(checkpoint: Checkpoint) -> int | None:
+    """The updates that a checkpoint's name promises; None for a name of another kind."""
+    match = re.search(r"ckpt-(0|[1-9][0-9]*)$", checkpoint.name)
+    return int(match[1]) if match else None
 
 
 def select(path: Path) -> list[Checkpoint]:
@@ -146,25 +200,34 @@ def select(path: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
-def initial(path: Path) -> Checkpoint:
-    """What `--init-path` means: a checkpoint's prefix, a run folder's newest checkpoint, or weights in a .npz file."""
+def initial(path: Path) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+    """What `--init-path` means, and its tensors: a checkpoint's prefix, the newest checkpoint of a run folder that is
+    whole, or weights in a .npz file; and a line on each newer one that is damaged."""
+    found = beginning(path)
+    if isinstance(found, Path):
+        return newest(found, "--init-path")
+    return found, read(found), []
+
+
+def beginning(path: Path) -> Checkpoint | Path:
+    """Where `--init-path` leads: to a checkpoint, or to a folder that has some. CheckpointError if to neither; weights in a
+    .npz file are looked at."""
     file = archives.located(path)
     if file:
         for read_part in (archives.options, archives.arrays):
             _of_archive(read_part, file)  # refused before anything is written
-        found = [Checkpoint(str(file), -1)]
-    elif path.is_dir():
-        found = numbered(path)
-    else:
-        prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
-        found = [_at(prefix)] if prefix.with_name(prefix.name + ".index").exists() else []
-    if not found:
-        _refuse_foreign("--init-path", path)
-        raise CheckpointError(
-            f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
-            f"or {' or '.join(archives.BUNDLED)}"
-        )
-    return found[-1]
+        return Checkpoint(str(file), -1)
+    if path.is_dir() and numbered(path):
+        return path
+    prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
+    if not path.is_dir() and prefix.with_name(prefix.name + ".index").exists():
+        verify(_at(prefix))
+        return _at(prefix)
+    _refuse_foreign("--init-path", path)
+    raise CheckpointError(
+        f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
+        f"or {' or '.join(archives.BUNDLED)}"
+    )
 
 
 def _refuse_foreign(option: str, path: Path) -> None:
@@ -188,7 +251,7 @@ def begin(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], classifie
 
 
 def _at(prefix: Path) -> Checkpoint:
-    match = re.search(r"-(\d+)$", prefix.name)
+    match = re.search(r"-([0-9]{1,18})$", prefix.name)
     return Checkpoint(str(prefix), int(match[1]) if match else -1)
 
 
@@ -209,14 +272,34 @@ def run_folder(path: Path) -> Path:
 
 
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state that is not a variable; empty if it is missing."""
-    return _json(checkpoint.state_path) if checkpoint.state_path.exists() else {}
+    """The state that is not a variable; empty if it is missing. CheckpointError if it is damaged."""
+    if not os.path.lexists(checkpoint.state_path):
+        return {}
+    found = _json(checkpoint.state_path)
+    if found.pop(_DIGEST, None) not in (None, _digest(found)):
+        raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
+    return found
+
+
+def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
+    """(updates, state) of every checkpoint of a folder up to `newest` of which the state is sound."""
+    found = []
+    for checkpoint in numbered(folder):
+        if checkpoint.iteration <= newest.iteration:
+            with suppress(CheckpointError):
+                found.append((checkpoint.iteration, state(checkpoint)))
+    return [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Of a state's content, which is checked where there is no manifest, too."""
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _json(path: Path) -> dict[str, Any]:
     """A file with one JSON object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(files.read(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {_reason(error)}") from None
     if not isinstance(found, dict):
@@ -225,10 +308,20 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint by name."""
+    """Every tensor of a checkpoint by name; CheckpointError for one that is damaged, or holds another update's weights
+    than its name says."""
     file = archives.located(Path(checkpoint.prefix))
     if file:
         return _of_archive(archives.arrays, file)
+    verify(checkpoint)
+    values = _tensors(checkpoint)
+    done, named = values.get(_STEP), _number(checkpoint)
+    if named is not None and done is not None and done.tolist() != named:
+        raise CheckpointError(f"{checkpoint.prefix} holds the weights of update {done.tolist()}: it was copied or renamed")
+    return values
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     import tensorflow.compat.v1 as tf
 
     try:
@@ -287,4 +380,5 @@ def _of_archive(read: Callable[[Path], Any], file: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return (getattr(error, "message", None) or str(error) or type(error).__name__).splitlines()[0]
+    told = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return (told or type(error).__name__).splitlines()[0]

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from harness import svg
+from harness import files, svg
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
@@ -100,9 +100,9 @@ def write_run_svg(run_dir: str | Path) -> Path:
     """Draw a run's `training.csv` and `validation.csv` as its `training.svg`, whole or not at all."""
     folder = Path(run_dir)
     picture = run_svg(_read(folder / "training.csv"), _read(folder / "validation.csv"), folder.resolve().name)
-    target, partial = folder / "training.svg", folder / "training.svg.partial"
-    partial.write_text(picture, encoding="utf-8")
-    return partial.replace(target)
+    target = folder / "training.svg"
+    files.write_atomically(target, picture)
+    return target
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     for script in ("train", "validation"):
         message = refused(script, *GENERATED, "--logs-path", finished.folder)
         assert message.startswith(f"--logs-path {finished.folder} holds a run already; give another folder")
+        assert f"python restore.py --restore-path {finished.folder} --epochs NUMBER" in message
     assert tree(finished.folder) == before
     record = {"dataset": "cifar-10"}
     (tmp_path / "arguments.json").write_text(json.dumps(record))
@@ -305,6 +306,10 @@ def test_questions_about_options_do_not_import_tensorflow(script):
         assert "TensorFlow was imported" not in result.stderr
         assert (result.returncode, result.stdout[: len(start)]) == (code, start), result.stderr
         assert bool(result.stderr) == (code == 2)
+        if "--dry-run" in words:  # only training has a learning rate and weight updates
+            assert all(
+                (told in result.stdout) == (script == "train") for told in ("learning rate", "Updates: ", " updates per")
+            )
 
 
 def test_a_terminal_without_unicode(tmp_path):

@@ -42,7 +42,9 @@ def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision
     result = infer(tmp_path / "i", *words, "--iterations", 40)  # 40 micro-batches of 50 are all of the 2,000 pictures
     assert result.code == 0, result.err
     assert float(accuracy(tmp_path / "i")) == pytest.approx(float(accuracy(tmp_path / "v")), abs=1e-9)
-    row = rows(tmp_path / "i/validation.csv")[0]
+    row, validated = (rows(tmp_path / name / "validation.csv")[0] for name in ("i", "v"))
+    assert float(row["top5_acc"]) == pytest.approx(float(validated["top5_acc"]), abs=1e-9)
+    assert float(row["loss"]) == pytest.approx(float(validated["loss"]), rel=1e-5)
     assert (row["name"], row["iteration"], row["val_size"]) == ("ckpt-2", "2", "2000")
     told = re.search(
         r"Latencies - avg: ([\d.]+) ms, .*99th percentile: ([\d.]+) ms, 99.9th percentile: ([\d.]+) ms", result.out
@@ -80,6 +82,7 @@ def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
     assert result.code == 0, result.err
     assert [path.name for path in tmp_path.iterdir()] == ["l"] and "deleted" in result.out
     assert accuracy(tmp_path / "l") == "-1.0"  # generated labels are none
+    assert "" not in rows(tmp_path / "l/validation.csv")[0].values()
 
 
 def test_threads_share_one_program():

@@ -38,7 +38,7 @@ SHARED = {
     "main": {
         "model": (str, "resnet"), "lr_schedule": (str, "stepped"), "restore_path": (str, None), "help": (bool, False),
         "config": (str, None), "config_path": (str, None), "explain": (bool, False), "dry_run": (bool, False),
-        "summary": (bool, False),
+        "summary": (bool, False), "release": (str, None),
     },
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
@@ -348,6 +348,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
 ELSEWHERE = {
     "config": "test_configs.py::test_every_block_of_the_repository",
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
+    "release": "test_recipes.py::test_every_block_of_a_release",
     "skip_bad_records": "test_inputs.py::test_one_bad_record_too_many_is_an_error",
     "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
     "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,7 +101,8 @@ def test_mlperf_s_times_do_not_go_back(monkeypatch):
     lines: list[str] = []
     now = iter([2e9, *[1e9] * 20])
     monkeypatch.setattr(time, "time", lambda: next(now))
-    events = mlperf.Events(None, lines.append)
+    run = SimpleNamespace(options=SimpleNamespace(logging=SimpleNamespace(mlperf_logging=True)))
+    events = mlperf.Events(run, SimpleNamespace(folder=None, note=lines.append))
     for key in ("one", "two", "three"):
         events._event(key)
     times = [json.loads(line.removeprefix(":::MLLOG "))["time_ms"] for line in lines]
