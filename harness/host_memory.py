@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from Datasets._spec import DataSpec
 from emulator.cost import host_memory
 from emulator.cost.host_memory import HostMemory, gigabytes
 from emulator.cost.trace import Trace
@@ -21,7 +22,7 @@ SLOTS = {"SGD": 0, "momentum": 1, "RMSprop": 2, "LARS": 1, "LAMB": 2}  # of each
 _KINDS = {ADDRESSES: "address space", DATA: "writable memory"}
 
 
-def of_training(options: RunOptions, trace: Trace, plan: ExecutionPlan, picture: int) -> HostMemory:
+def of_training(options: RunOptions, spec: DataSpec, trace: Trace, plan: ExecutionPlan, picture: int) -> HostMemory:
     """What training takes, its validation included; `picture`: numbers in one."""
     wanted = options.training.variable_filter
     validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
@@ -30,15 +31,26 @@ def of_training(options: RunOptions, trace: Trace, plan: ExecutionPlan, picture:
         plan,
         slots=SLOTS[options.training.optimiser],
         picture=picture,
+        records=_records(options, spec, spec.train_images + (spec.validation_images if validated else 0)),
         validated=validated,
         trained=named_by(wanted) if wanted else lambda name: True,
     )
 
 
-def of_validation(options: RunOptions, trace: Trace, plan: ExecutionPlan, picture: int) -> HostMemory:
+def of_validation(options: RunOptions, spec: DataSpec, trace: Trace, plan: ExecutionPlan, picture: int) -> HostMemory:
     """What validating, serving or naming photographs takes."""
     batch = 1 if options.checkpoint.predict else options.checkpoint.valid_batch_size or plan.micro_batch
-    return host_memory.inference(trace, plan.precision, batch, picture)
+    records = 0 if options.checkpoint.predict else _records(options, spec, spec.validation_images)
+    return host_memory.inference(trace, plan.precision, batch, picture, records)
+
+
+def _records(options: RunOptions, spec: DataSpec, images: int) -> int:
+    """Bytes of raw records that are kept at once. Those of photographs are not counted: they come one by one, and take a
+    part of the memory that there is."""
+    made = options.dataset.generated_data or options.dataset.synthetic_data
+    if made or not options.dataset.dataset_cache or spec.image_size is None:
+        return 0
+    return images * 3 * spec.image_size**2
 
 
 def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:

@@ -125,7 +125,7 @@ class Run:
 
     def memory_of(self, plan: ExecutionPlan) -> HostMemory:
         """What training takes by another plan."""
-        return host_memory.of_training(self.options, self.trace, plan, self.picture)
+        return host_memory.of_training(self.options, self.source.spec, self.trace, plan, self.picture)
 
     @property
     def picture(self) -> int:
@@ -182,7 +182,7 @@ def prepare(
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
-        memory=memory(options, traced, plan, _channels(options.dataset, family) * image_size**2),
+        memory=memory(options, source.spec, traced, plan, _channels(options.dataset, family) * image_size**2),
         cluster=cluster,
         notes=(
             *notes,

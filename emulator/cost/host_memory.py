@@ -1,6 +1,11 @@
 """Host memory: what this process takes at most to carry out a plan, from the plan and the trace alone.
 
-The memory of the machine that emulates, never that of the IPUs that it stands for.
+The memory of the machine that emulates, never that of the IPUs that it stands for. The constants were fitted on 20 processes
+(ResNet-8, 18, 50 and EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 128; 0 to 2 slots;
+recomputation, four stages, folded micro-batches, validation) with TensorFlow 2.21 on two cores of an Intel Xeon.
+Predicted resident peaks are 0.91 to 1.07 of those measured, address space 0.87 to 1.11, writable memory 0.80 to 1.17; a core
+more or less is about 0.1 GB of these two. Records of photographs are not in it: they are kept while memory allows
+(`Datasets._payloads`). Nor are the traces of a profile.
 """
 
 from __future__ import annotations
@@ -71,10 +76,12 @@ def gigabytes(size: int) -> str:
 
 
 def training(
-    trace: Trace, plan: ExecutionPlan, *, slots: int, picture: int, validated: int = 0, trained: Callable[[str], bool]
-) -> HostMemory:
-    """Of a training process. `slots`: of the optimiser, for each weight; `picture`: numbers in one; `validated`: pictures of
-    one micro-batch in validation, 0 without it; `trained`: the names that updates move."""
+    trace: Trace, plan: ExecutionPlan, *, slots: int, picture: int, records: int = 0, validated: int = 0,
+    trained: Callable[[str], bool],
+) -> HostMemory:  # fmt: skip
+    """Of a training process. `slots`: of the optimiser, for each weight; `picture`: numbers in one; `records`: bytes of the
+    data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0 without it; `trained`: the names
+    that updates move."""
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
     saved = sum(_kept(plan, v.name, v.elements, slots) for v in moved)
     saved += sum(FP32 * v.elements for v in trace.variables) - sum(FP32 * v.elements for v in moved)
@@ -85,17 +92,17 @@ def training(
         fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
         weights=int(weights) + (scoring.weights if scoring else 0),
         activations=max(_in_flight(trace, plan), scoring.activations if scoring else 0),
-        pictures=FETCHED * plan.call_batch * picture * FP32,
+        pictures=FETCHED * plan.call_batch * picture * FP32 + records,
     )
 
 
-def inference(trace: Trace, precision: Precision, batch: int, picture: int) -> HostMemory:
+def inference(trace: Trace, precision: Precision, batch: int, picture: int, records: int = 0) -> HostMemory:
     """Of a process that only validates, in micro-batches of `batch` pictures: nothing is kept for a backward pass."""
     return HostMemory(
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
         weights=2 * FP32 * trace.parameters,
         activations=int(WORKED_ON * batch * _largest(trace.operations)),
-        pictures=FETCHED * batch * picture * FP32,
+        pictures=FETCHED * batch * picture * FP32 + records,
     )
 
 
@@ -147,8 +154,9 @@ def _kept_for_backward(operation: Operation, following: Operation | None) -> int
 
 
 def _largest(operations: Iterable[Operation]) -> int:
-    """Bytes that the largest layer takes in and gives out, for one picture."""
-    return max(FP32 * (operation.source.elements + operation.result.elements) for operation in operations)
+    """Bytes that the largest layer takes in and gives out, for one picture; what can overwrite its input gives out none."""
+    own = (operation for operation in operations if operation.kind not in (*_IN_PLACE, *_TAKES_OVER))
+    return max(FP32 * (operation.source.elements + operation.result.elements) for operation in own)
 
 
 def refused(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:
