@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import NoReturn
@@ -12,9 +11,10 @@ import tensorflow.compat.v1 as tf
 
 from Datasets import _pipeline
 from Datasets._spec import DataError, ReadRequest, Records
+from emulator import host_limits
 from harness import quiet
 
-_CACHE_SHARE = 4  # the cache takes at most one part in this many of the machine's memory
+_CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
 
 Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
@@ -91,4 +91,4 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
 
 
 def _cache_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _CACHE_SHARE
+    return (host_limits.hard_bytes() or 0) // _CACHE_SHARE

@@ -3,6 +3,7 @@ code (2: wrong input, 1: failure at run time, 128 + the signal's number: stopped
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from Datasets._spec import DataError
-from emulator import schedules
+from emulator import host_limits, schedules
 from emulator.plan import ExecutionPlan, PlanError
-from harness import checkpoints, cli, command_line, input_benchmark, layers, plot, plugins
+from harness import checkpoints, cli, command_line, host_memory, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.cluster import TF_CONFIG
@@ -33,6 +34,7 @@ NOT_RECORDED = (
     "config", "config_path", "release", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after",
     "repeat", "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict",
     "dataset_benchmark", "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
+    "memory_check",
 )  # fmt: skip
 
 
@@ -81,7 +83,9 @@ def prepare_or_describe(
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
         return None
-    if not asked.dry_run and not asked.summary:
+    describing = asked.dry_run or asked.summary
+    run = _checked(run, training, refusing=not describing and not run.options.device.compile_only)
+    if not describing:
         return run
     if asked.dry_run:
         for note in run.notes:
@@ -90,6 +94,17 @@ def prepare_or_describe(
     if asked.summary:
         print(layer_table(run.trace, run.plan))
     return None
+
+
+def _checked(run: Run, training: bool, refusing: bool) -> Run:
+    """The run, with a warning where it may need more memory than there is; refused where it certainly does and is to run."""
+    try:
+        warned = host_memory.check(run, host_limits.limits(), training)
+    except OptionError as error:
+        if refusing:
+            raise
+        warned = [f"warning: {error}"]
+    return dataclasses.replace(run, notes=(*run.notes, *warned))
 
 
 def describe(run: Run, done: int = 0) -> str:

@@ -27,11 +27,13 @@ class Events:
         self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
         self._block = -1  # the weight update that the present one began with
         self._over = True  # so that a run that never began is not ended
+        self._zero = time.time() - time.monotonic()  # asked once: times must not go back with the clock
 
     def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
         if self._log is None:
             return
-        event = {"namespace": "", "time_ms": int(1000 * time.time()), "event_type": kind, "key": key, "value": value}
+        now = round(1000 * (self._zero + time.monotonic()))
+        event = {"namespace": "", "time_ms": now, "event_type": kind, "key": key, "value": value}
         line = ":::MLLOG " + json.dumps({**event, "metadata": {"file": "train.py", "lineno": 0, **metadata}})
         self._log.note(line)
         if self._results:

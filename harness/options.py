@@ -261,6 +261,9 @@ class DeviceOptions:
         aliases=("select_ipus",), check=_device_ids, read=str.upper,
     )  # fmt: skip
     compile_only: bool = opt(False, "build the programs, report and stop")
+    memory_check: bool = opt(
+        True, "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same"
+    )
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
     rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
     min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))

@@ -14,6 +14,7 @@ from typing import Any
 from Datasets._spec import DataSource, ReadRequest
 from emulator import plan as plans
 from emulator import precision
+from emulator.cost.host_memory import HostMemory
 from emulator.cost.trace import Trace, TraceError, trace
 from emulator.machine import this_machine
 from emulator.partition import PartitionError
@@ -22,7 +23,7 @@ from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
 from harness import cluster as clusters
-from harness import data, doubts, plugins, rules
+from harness import data, doubts, host_memory, plugins, rules
 from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
@@ -51,6 +52,7 @@ class Run:
     name: str
     not_decayed: tuple[str, ...]
     notes: tuple[str, ...]
+    memory: HostMemory  # of this process at its peak, as predicted
     cluster: Cluster = ALONE
 
     def training_request(self, done: int) -> ReadRequest:
@@ -117,8 +119,18 @@ class Run:
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
             f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations a picture",
+            f"Host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
+
+    def memory_of(self, plan: ExecutionPlan) -> HostMemory:
+        """What training takes by another plan."""
+        return host_memory.of_training(self.options, self.source.spec, self.trace, plan, self.picture)
+
+    @property
+    def picture(self) -> int:
+        """Numbers in one picture."""
+        return self.channels * self.image_size**2
 
     def _updates(self) -> list[str]:
         """How long and how fast is trained, if anything is."""
@@ -155,6 +167,7 @@ def prepare(
     plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else None
     rate = (lambda i: 0.0) if peak is None else _rate(options, horizon, peak)
+    memory = host_memory.of_training if training else host_memory.of_validation
     return Run(
         options=options,
         source=source,
@@ -169,6 +182,7 @@ def prepare(
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
+        memory=memory(options, source.spec, traced, plan, _channels(options.dataset, family) * image_size**2),
         cluster=cluster,
         notes=(
             *notes,
