@@ -121,11 +121,13 @@ def _idx(file: Path, dimensions: int) -> np.ndarray:
 
 
 def _gunzipped(content: bytes) -> bytes:
+    found = bytearray()
     with gzip.open(io.BytesIO(content)) as unpacked:
-        found = unpacked.read(_MOST_BYTES + 1)
-    if len(found) > _MOST_BYTES:
-        raise ValueError(f"it unpacks to more than the {_MOST_BYTES:,} bytes that are read")
-    return found
+        while part := unpacked.read(1 << 20):  # memory is taken for what is asked for
+            found += part
+            if len(found) > _MOST_BYTES:
+                raise ValueError(f"it unpacks to more than the {_MOST_BYTES:,} bytes that are read")
+    return bytes(found)
 
 
 def _spellings(folder: Path, name: str) -> tuple[Path, Path]:
