@@ -465,7 +465,9 @@ def compared(*words: object) -> int:
 def test_comparing_runs(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "training.csv").write_text("epoch,loss_avg,train_acc_avg\n1,2,3\n2,1e308,1e-320\n3,-1e308,nan\n")
+    odd = ["1e308", "-1e308", "1e-320", "-5e-324", "nan", "inf", "", "x", "1e30", "1"]
+    lines = [",".join((x, y, y, y)) for x in odd for y in odd]
+    (run / "training.csv").write_text("\n".join(["epoch,loss_batch,loss_avg,train_acc_avg", *lines]))
     assert compared(run, "--output", tmp_path / "new" / "folder" / "a.svg") == 0
     assert (tmp_path / "new" / "folder" / "a.svg").read_text().endswith("</svg>\n")
     (tmp_path / "file").touch()

