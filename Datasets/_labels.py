@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from Datasets._spec import DataError
+from harness import input_files
 
 FILE = "labels.txt"
+_MOST_BYTES = 1 << 26  # of it: a million classes with long names
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -22,9 +24,11 @@ def read(folder: Path) -> tuple[str, ...]:
     """The names in the folder's labels.txt; () if it has none."""
     file = folder / FILE
     try:
-        names = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        names = input_files.text(file, _MOST_BYTES).removesuffix("\n").split("\n")
     except FileNotFoundError:
         return ()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}; it must hold one class name a line") from None
     except UnicodeDecodeError:
         raise DataError(f"{file} is no UTF-8 text; it must hold one class name a line") from None
     first_seen: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -45,7 +46,7 @@ def freeze(
         tf.reduce_max(logits, axis=1, name=_LOGIT)
         tf.argmax(logits, 1, name=_CLASS)
         tf.constant(identity, name=_IDENTITY)
-    return graph.as_graph_def().SerializeToString()
+    return _sealed(graph.as_graph_def().SerializeToString())
 
 
 def _weights(
@@ -62,6 +63,21 @@ def _weights(
             return session.run(read)
 
 
+def _sealed(program: bytes) -> bytes:
+    """With a node at its end whose name is the digest of the rest: still one graph, as messages merge when joined."""
+    seal = tf.GraphDef()
+    seal.node.add(name=f"frozen_digest_{hashlib.sha256(program).hexdigest()}", op="NoOp")
+    return program + seal.SerializeToString()
+
+
+def _unsealed(program: bytes) -> bytes:
+    """Without that node; ValueError if the rest is not what was sealed."""
+    found = program[: -len(_sealed(b""))]
+    if _sealed(found) != program:
+        raise ValueError("it is damaged, or was not built here")
+    return found
+
+
 class Frozen:
     """A program that runs. Several threads may call it at once."""
 
@@ -69,7 +85,7 @@ class Frozen:
         """ValueError for bytes that hold no such program."""
         definition = tf.GraphDef()
         try:
-            definition.ParseFromString(program)
+            definition.ParseFromString(_unsealed(program))
             with new_graph().as_default() as graph:
                 tf.import_graph_def(definition, name="")
             outputs = [graph.get_tensor_by_name(f"{name}:0") for name in (_LOGIT, _CLASS)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness import archives, files, manifests, saving
+from harness import archives, bounds, files, input_files, manifests, saving
 from harness.archives import ArchiveError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
 _DIGEST = "digest"
+_MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
 _NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)")
 _Looked = TypeVar("_Looked")
@@ -311,7 +312,7 @@ def _digest(state: Mapping[str, Any]) -> str:
 def _json(path: Path) -> dict[str, Any]:
     """A file with one JSON object."""
     try:
-        found = json.loads(files.read(path))
+        found = bounds.json_value(input_files.content(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {_reason(error)}") from None
     if not isinstance(found, dict):

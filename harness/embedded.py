@@ -16,7 +16,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import plugins
+from harness import bounds, input_files, plugins
 from harness.checkpoints import Checkpoint
 from harness.options import OptionError
 from harness.run import Run
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ipu_utils import Frozen
 
 SUFFIX = ".frozen.pb"
+MOST_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
 MOST_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
 _TOLD = (("avg", None), ("50th percentile", 50.0), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))
 
@@ -147,11 +148,11 @@ def kept(path: Path, wanted: str) -> tuple[Frozen | None, str]:
     from ipu_utils import Frozen
 
     try:
-        found = Frozen(path.read_bytes())
+        found = Frozen(input_files.content(path, MOST_BYTES))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
-        return None, f"{path} cannot be used ({error}) and is built anew"
+        return None, f"{path} cannot be used ({bounds.reason(error)}) and is built anew"
     if found.identity == wanted:
         return found, ""
     found.close()

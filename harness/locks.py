@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from harness import files
+from harness import files, input_files
 from harness.options import OptionError
 
 _NAME = ".lock"
@@ -47,5 +47,5 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _holder(folder: Path) -> str:
     with suppress(OSError):
-        return files.read(folder / _NAME, 64).decode(errors="replace").strip() or "unknown"
+        return input_files.content(folder / _NAME, 64).decode(errors="replace").strip() or "unknown"
     return "unknown"

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness import files
+from harness import bounds, files, input_files
 
 _SUFFIX = ".manifest.json"
 
@@ -41,15 +41,17 @@ def damage(prefix: Path) -> str | None:
 
 def _wanted(prefix: Path) -> dict[str, Any]:
     """What the manifest says of each file."""
-    return dict(json.loads(files.read(_path(prefix)))["files"].items())
+    return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
 
 
 def _differs(prefix: Path, name: str, described: Any) -> str | None:
     file = prefix.with_name(Path(name).name)
     try:
         found = _described(file)
+    except FileNotFoundError:
+        return f"{file.name} is missing"
     except OSError as error:
-        return f"{file.name}: {error.strerror}" if isinstance(error, files.NotRegular) else f"{file.name} is missing"
+        return f"{file.name}: {error.strerror}"
     if found == described:
         return None
     same = isinstance(described, dict) and found["bytes"] == described.get("bytes")
@@ -58,7 +60,7 @@ def _differs(prefix: Path, name: str, described: Any) -> str | None:
 
 def _irregular(file: Path) -> str | None:
     try:
-        files.opened(file).close()
+        input_files.opened(file).close()
     except OSError as error:
         return f"{file.name}: {error.strerror}"
     return None
@@ -81,7 +83,7 @@ def _named(prefix: Path) -> list[str]:
 def _described(file: Path, sync: bool = False) -> dict[str, Any]:
     """Length and digest; with `sync` not before the file is on the disk."""
     digest = hashlib.sha256()
-    with files.opened(file) as opened:
+    with input_files.opened(file) as opened:
         if sync:
             os.fsync(opened.fileno())
         while part := opened.read(1 << 22):

@@ -6,14 +6,14 @@ from __future__ import annotations
 import csv
 import io
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import files
+from harness import files, input_files
 
 Row = dict[str, str]
-MOST_BYTES = 4 << 30  # of a CSV file: tens of millions of rows
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
 
@@ -99,11 +99,9 @@ class Table:
         line was cut short, as the process ended while writing, or its header is not there once."""
         if not os.path.lexists(self.path):
             return [], 0, False
-        try:
-            content = files.read(self.path, MOST_BYTES, follow=False)
-        except files.NotRegular:  # it is replaced by a file of the run's own
+        if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):  # it is replaced by a file of the run's own
             return [], 1, True
-        *lines, rest = content.decode("utf-8", errors="replace").split("\n")
+        *lines, rest = input_files.content(self.path, files.MOST_BYTES).decode("utf-8", errors="replace").split("\n")
         whole, damaged, heads = [], 0, []
         for number, line in enumerate(lines):
             cells = line.removesuffix("\r").split(",")

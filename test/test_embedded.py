@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import numpy as np
@@ -10,7 +11,7 @@ from runs import rows, run, succeed
 
 from harness import cli, embedded
 from harness.build import byte_batches, frozen_program
-from harness.embedded import Batches, Served
+from harness.embedded import Batches, Served, kept
 from harness.run import prepare
 from ipu_utils import Frozen
 
@@ -73,6 +74,16 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     assert "built earlier" not in said("e")
     (tmp_path / name).write_bytes(b"")
     assert "built earlier" not in said("f") and "built earlier" in said("g")
+    whole = bytearray((tmp_path / name).read_bytes())
+    whole[len(whole) // 2] ^= 1
+    (tmp_path / name).write_bytes(whole)
+    assert kept(tmp_path / name, "x") == (
+        None,
+        f"{tmp_path / name} cannot be used (it is damaged, or was not built here) and is built anew",
+    )
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert "Is a pipe, not a file" in kept(tmp_path / name, "x")[1]
 
 
 def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):

@@ -14,9 +14,13 @@ PLUGINS = ("Models", "Datasets", "LR_Schedules")
 PACKAGES = (*PLUGINS, "harness", "emulator")
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "poprun", "inference_embedded")
 LEAVES = {
+    "harness.bounds",
     "harness.command_line",
     "harness.fields",
+    "harness.input_files",
+    "harness.npz",
     "harness.quiet",
+    "harness.zips",
     "emulator.draws",
     "emulator.host_limits",
 }  # import nothing of the project, may be imported by all
