@@ -22,7 +22,7 @@ from Datasets._salvage import FOOTER_BYTES, HEADER_BYTES
 from Datasets._spec import DataError
 from Datasets._tolerance import Tolerance
 
-_SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})")
+_SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _WORTH_KEEPING = 1 << 30  # bytes of shards

@@ -100,7 +100,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="training files (default: 128 MiB each)",
     )
     validation = parser.add_mutually_exclusive_group()
-    validation.add_argument("--validation", type=_part, metavar="FRACTION", help="part of every class for validation")
+    validation.add_argument(
+        "--validation",
+        type=command_line.number(0, 1, ends=False),
+        metavar="FRACTION",
+        help="part of every class for validation",
+    )
     validation.add_argument("--validation-dir", metavar="DIR", help="a second tree, for validation")
     add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
     add(
@@ -112,16 +117,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--skip-bad-files", action="store_true", help="list and leave out files that are no pictures")
     return parser.parse_args(argv)
-
-
-def _part(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must lie between 0 and 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ all) are plain to follow.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,23 +14,53 @@ from typing import Any
 
 import yaml
 
+from harness import input_files
+from harness.fields import MOST_SHOWN, brief, decimal_number, whole_number
 from harness.options import OptionError
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20
+MAX_NODES = 40_000  # keys and values: PyYAML needs some 100 microseconds for each
 MAX_MERGES = 1000
+MAX_MERGED = 50_000  # keys of a block, counted again wherever they are merged
 MAX_NESTING = 50
 MOST_LISTED = 24  # names in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
 
 
+class _TooMuch(yaml.MarkedYAMLError):
+    """A file beyond a bound."""
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot)."""
+    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot), and keeps bounds: the scanner's time
+    grows with the square of the depth."""
+
+    nodes = 0
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        self._keep_flat(self.flow_level)
+        super().fetch_flow_collection_start(token)
+
+    def add_indent(self, column: int) -> bool:
+        self._keep_flat(len(self.indents))
+        return super().add_indent(column)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _TooMuch(None, None, f"more than {MAX_NODES} keys and values", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def _keep_flat(self, depth: int) -> None:
+        if depth >= MAX_NESTING:
+            raise _TooMuch(None, None, f"more than {MAX_NESTING} lists and mappings within each other", self.get_mark())
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+_NUMBERS = {STANDARD + "int": whole_number, STANDARD + "float": decimal_number}
 
 
 @dataclass(frozen=True)
@@ -52,7 +81,7 @@ class ConfigFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._merges = 0
+        self._merges = self._merged = 0
         root, self._loader = _compose(path)
         self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         if root is None:
@@ -63,7 +92,7 @@ class ConfigFile:
             label = self._key(key)
             if label in self._blocks:
                 first = self._blocks[label][0].start_mark.line + 1
-                raise OptionError(f"{self._at(key)}: block '{label}' is defined twice; first in line {first}")
+                raise OptionError(f"{self._at(key)}: block '{brief(label)}' is defined twice; first in line {first}")
             self._blocks[label] = (key, node)
 
     @property
@@ -74,21 +103,27 @@ class ConfigFile:
     def block(self, name: str) -> dict[str, Entry]:
         """{option: Entry} of one block."""
         if name not in self._blocks:
-            near = get_close_matches(name, self.names, n=3, cutoff=0.3)
+            near = get_close_matches(brief(name), [n for n in self.names if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"{self.path}: no configuration '{name}'{hint}\n{self._listed()}")
-        return self._flatten(self._blocks[name][1], f"configuration '{name}'", 0)
+            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed()}")
+        return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
+
+    def values(self) -> dict[str, Any]:
+        """What a file without blocks gives each of its keys."""
+        return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def _listed(self) -> str:
         shown = self.names if len(self.names) <= MOST_LISTED else self.names[: MOST_LISTED // 3]
         more = f", ... ({len(self.names)} in the file)" if len(shown) < len(self.names) else ""
-        return f"There are: {', '.join(shown)}{more}"
+        return f"There are: {', '.join(map(brief, shown))}{more}"
 
     def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
         self._merges += 1
-        if self._merges > MAX_MERGES or depth > MAX_NESTING:
+        self._merged += len(node.value) if isinstance(node, yaml.MappingNode) else 0
+        if self._merges > MAX_MERGES or depth > MAX_NESTING or self._merged > MAX_MERGED:
             raise OptionError(
-                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other; is there a loop?"
+                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other, or of more than "
+                f"{MAX_MERGED} keys; is there a loop?"
             )
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return {}
@@ -103,7 +138,9 @@ class ConfigFile:
                 continue
             label = self._key(key)
             if label in explicit:
-                raise OptionError(f"{self._at(key)}: '{label}' is given twice in {what}; first at {explicit[label].where}")
+                raise OptionError(
+                    f"{self._at(key)}: '{brief(label)}' is given twice in {what}; first at {explicit[label].where}"
+                )
             explicit[label] = Entry(self._value(value, label), self._at(key))
         return {**merged, **explicit}
 
@@ -119,14 +156,23 @@ class ConfigFile:
 
     def _scalar(self, node: yaml.Node, label: str) -> Any:
         if not isinstance(node, yaml.ScalarNode):
-            raise OptionError(f"{self._at(node)}: '{label}' must be a value or a list of values, not {_kind(node)}")
+            raise OptionError(f"{self._at(node)}: '{brief(label)}' must be a value or a list of values, not {_kind(node)}")
         try:
+            if node.tag in _NUMBERS:
+                return self._number(node)
             return self._loader.construct_object(node)
         # what PyYAML raises for `!!bool maybe`, `!!int ""`, `!!timestamp soon`
         except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
             tag = node.tag.removeprefix(STANDARD)
-            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{node.value}' is no valid {tag}"
-            raise OptionError(f"{self._at(node)}: '{label}' cannot be read: {reason}") from None
+            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{brief(node.value)}' is no valid {tag}"
+            raise OptionError(f"{self._at(node)}: '{brief(label)}' cannot be read: {reason}") from None
+
+    def _number(self, node: yaml.ScalarNode) -> int | float | str:
+        """A number as people write it. YAML's others (0x11, 1_000, 1:30, .nan) stay text, which no option takes for one."""
+        try:
+            return _NUMBERS[node.tag](node.value)
+        except ValueError:
+            return node.value
 
     def _key(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode):
@@ -139,31 +185,31 @@ class ConfigFile:
 
 def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
     try:
-        size = os.path.getsize(path)
-        if size > MAX_BYTES:
-            raise OptionError(f"{path}: {size} bytes; a configuration file may have at most {MAX_BYTES}")
-        with open(path, encoding="utf-8") as file:
-            loader = _Loader(file.read(MAX_BYTES + 1))  # a device has no size
+        loader = _Loader(input_files.text(path, MAX_BYTES))
         return loader.get_single_node(), loader
     except OSError as error:
         raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except _TooMuch as error:
+        raise OptionError(
+            f"{path}:{error.problem_mark.line + 1}: {error.problem}; a configuration file is smaller"
+        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise OptionError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+        raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
 
 
 def _kind(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) and node.tag not in (MAPPING_TAG, SEQUENCE_TAG):
-        return f"a {node.tag.removeprefix(STANDARD)}"
+        return f"a {brief(node.tag.removeprefix(STANDARD))}"
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{node.value}'"
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{brief(node.value)}'"
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return brief((str(error) or type(error).__name__).splitlines()[0])
