@@ -165,6 +165,7 @@ def prepare(
         cluster=cluster,
         notes=(
             *notes,
+            *source.spec.notes,
             *replaced,
             *rules.input_notes(options.dataset, family),
             *_resolution_notes(options, plan, traced, source.spec.train_images),
