@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from Datasets._spec import DataError
+from harness import input_files
+from harness.fields import brief
 
 FILE = "labels.txt"
+_MOST_BYTES = 16 << 20
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -22,9 +25,11 @@ def read(folder: Path) -> tuple[str, ...]:
     """The names in the folder's labels.txt; () if it has none."""
     file = folder / FILE
     try:
-        names = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        names = input_files.text(file, _MOST_BYTES).removesuffix("\n").split("\n")
     except FileNotFoundError:
         return ()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{file} is no UTF-8 text; it must hold one class name a line") from None
     first_seen: dict[str, int] = {}
@@ -32,7 +37,7 @@ def read(folder: Path) -> tuple[str, ...]:
         if not name.strip():
             raise DataError(f"{file}, line {number} is empty: every line must hold a class name")
         if name in first_seen:
-            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {name}; a class has one label")
+            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {brief(name)}; a class has one label")
         first_seen[name] = number
     return tuple(names)
 

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 NOW, HINT = "now", "hint"
 LARGEST_COUNT = 2**31 - 1
+MOST_SHOWN = 100  # characters of a value in a message
+# ASCII digits alone: Python's int() and float() also take other scripts' digits, blanks around and underscores between
+_WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][+-]?[0-9]{1,9})?")
 
 
 def opt(
@@ -56,6 +61,27 @@ def opt(
             "scripts": scripts,
         },
     )
+
+
+def whole_number(text: str) -> int:
+    """A whole number as people write it: ASCII digits, maybe a sign; ValueError for any other text."""
+    if not _WHOLE.fullmatch(text):
+        raise ValueError("a whole number")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """A number as people write it: ASCII digits, maybe a sign, a point and an exponent; ValueError for any other text."""
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError("a number")
+    return float(text)
+
+
+def brief(value: object) -> str:
+    """A value as one line of a message shows it: without control characters, and cut when it is long."""
+    text = str(value)
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MOST_SHOWN])
+    return shown if len(text) <= MOST_SHOWN else f"{shown}... ({len(text)} characters)"
 
 
 def keep_rules(options: Any) -> None:

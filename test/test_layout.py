@@ -16,6 +16,7 @@ SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "
 LEAVES = {
     "harness.command_line",
     "harness.fields",
+    "harness.input_files",
     "harness.quiet",
     "emulator.draws",
 }  # import nothing of the project, may be imported by all

@@ -1,0 +1,61 @@
+"""Opens files that a user named: never waits for a pipe or a device, never reads more than a bound. A leaf."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_BLOCK = 1 << 20  # bytes of one read
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def unfit(mode: int) -> str | None:
+    """Why what has this mode is not read as a file; None for a regular file."""
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        return os.strerror(errno.EISDIR)
+    return f"Is {next((name for test, name in _KINDS if test(mode)), 'of a kind of its own')}, not a file"
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """A regular file for reading; OSError, whose `strerror` says what it is, for anything else."""
+    _require_regular(os.stat(path), path)  # to open some devices is to do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(descriptor), path)  # it may be another by now
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def content(path: str | Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes; OSError for anything else."""
+    blocks, room = [], most + 1
+    with opened(path) as file:
+        while room and (block := file.read(min(room, _BLOCK))):
+            blocks.append(block)
+            room -= len(block)
+    if not room:
+        raise OSError(errno.EFBIG, f"Has more than the {most} bytes that are read of such a file", str(path))
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def text(path: str | Path, most: int) -> str:
+    """As `content`, of a file of UTF-8 text, with \\n alone at the ends of lines; UnicodeDecodeError for other bytes."""
+    return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _require_regular(state: os.stat_result, path: str | Path) -> None:
+    reason = unfit(state.st_mode)
+    if reason:
+        raise OSError(errno.EISDIR if stat.S_ISDIR(state.st_mode) else errno.EINVAL, reason, str(path))
