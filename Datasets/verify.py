@@ -36,6 +36,8 @@ def main(argv: list[str]) -> int:
         return Decoder(asked.decode)
 
     work = _verification.work(Path(asked.folder), asked.num_classes, decoder)
+    for note in work.notes:
+        print(note)
     for finding in work.findings:
         print(finding)
     records, damaged = 0, len(work.findings)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from harness import quiet
+from harness.fields import brief, decimal_number
 
 _INSTALLED = ("tensorflow", "numpy", "yaml", "PIL")
 _UNLIMITED = 999_999_999
+_LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
 Errors = tuple[type[Exception], ...]
 
 
@@ -45,10 +48,33 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 11 and least <= int(text) <= largest):
             limits = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number {limits}")
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not a whole number {limits}")
         return int(text)
 
     return read
+
+
+def number(least: float, most: float, ends: bool = True) -> Callable[[str], float]:
+    """Reads a number between the two, without the two themselves unless `ends`."""
+
+    def read(text: str) -> float:
+        try:
+            value = decimal_number(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most and (ends or value not in (least, most))):
+            raise argparse.ArgumentTypeError(f"{brief(text)} must lie between {least:g} and {most:g}")
+        return value
+
+    return read
+
+
+def _bounded(message: str) -> str:
+    """Every line of a message, cut when it is longer than anybody reads: what was given may be of any length."""
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+        for line in message.split("\n")
+    )
 
 
 def run(
@@ -60,7 +86,7 @@ def run(
     """
 
     def told(text: object, code: int) -> int:
-        print(f"{prog}: error: {text}", file=sys.stderr)
+        print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
         return code
 
     _open_what_is_closed()

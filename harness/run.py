@@ -186,6 +186,7 @@ def prepare(
         cluster=cluster,
         notes=(
             *notes,
+            *source.spec.notes,
             *replaced,
             *rules.input_notes(options.dataset, family),
             *forced,
