@@ -31,7 +31,7 @@ def encoded(picture: Image.Image, form: str, **options) -> bytes:
 
 def scanned(scans: int, behind: bytes = b"") -> bytes:
     """A JPEG with so many scans, each with a few bytes, and what a phone may put behind the picture."""
-    whole = encoded(Image.new("L", (64, 64)), "JPEG")
+    whole = encoded(Image.new("L", (64, 64)), "JPEG", progressive=True)
     at = whole.index(b"\xff\xda")
     return whole[:at] + whole[at:-2] * scans + b"\xff\xd9" + behind
 
@@ -85,6 +85,7 @@ def test_scans_of_a_jpeg_count_and_what_follows_it_does_not():
     assert _headers.fault(scanned(10)) is None
     assert _headers.fault(scanned(10, b"\xff\xda\x00\x08" * 1000)) is None
     assert "more than the 200 scans" in _headers.fault(scanned(300))
+    assert _headers.fault(scanned(300).replace(b"\xff\xc2", b"\xff\xc0")) is None  # the first scan has the whole picture
     assert "more than 10000 segments" in _headers.fault(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 20_000)
 
 
