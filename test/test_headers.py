@@ -14,7 +14,16 @@ from PIL import Image
 from runs import run
 from test_datasets import request
 
-from Datasets import _examples, _headers, _photo_files, _photographs, _tfrecords
+from Datasets import (
+    _checksums,
+    _examples,
+    _headers,
+    _photo_files,
+    _photographs,
+    _salvage,
+    _tfrecords,
+    _verification,
+)
 from Datasets._decoding import Decoder
 from Datasets._spec import DataError, OpenRequest
 from Datasets.generated import spec_without_data
@@ -169,11 +178,26 @@ def test_nothing_waits_for_a_pipe(tmp_path):
         make(shard)
         said = run("train", *words)
         assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
+        assert _verification._checked_shard(shard, 2, None).findings == [(shard, None, f"cannot be read: {reason}")]
+        with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
+            _photo_files.load([str(shard)], spec_without_data("imagenet"), request())
         shard.rmdir() if shard.is_dir() else shard.unlink()
     photos.write_shards(folder, "train", [b"x"], 1)
     os.mkfifo(folder / "labels.txt")
     said = run("train", *words)
     assert said.code == 2 and "labels.txt cannot be read: Is a pipe, not a file" in said.err
+
+
+def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
+    """Every twelve bytes begin a record that goes to the end: its checksum would be looked for in all bytes behind it."""
+    size, content = 1 << 18, b""
+    while len(content) < size:
+        length = (size - len(content) - 16).to_bytes(8, "little", signed=True)
+        content += length + _checksums.masked_header(length).to_bytes(4, "little")
+    (tmp_path / "shard").write_bytes(content[:size])
+    found = _salvage.walk(tmp_path / "shard", payloads=True)
+    assert found[-1].reason == _salvage.GIVEN_UP and len(found) < 20
+    assert len(_salvage.walk(tmp_path / "shard")) < 20
 
 
 def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
