@@ -14,6 +14,7 @@ from typing import NamedTuple
 MOST_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
 MOST_BYTES = 1 << 27  # of a picture's file, and of a record
 MOST_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
+_SCANS_OF_THE_LARGEST = 16  # of a picture of MOST_PIXELS
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 _BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
 LONGEST_BEGINNING = 8
@@ -68,8 +69,9 @@ def fault(encoded: Bytes, scans: bool = True) -> str | None:
         return f"has {len(encoded)} bytes, more than the {MOST_BYTES} that are decoded; make it smaller"
     if header.pixels > header.most:
         return f"{size}, which its {len(encoded)} bytes cannot hold; it is damaged"
-    if scans and header.kind == "JPEG" and _scans_beyond(encoded):
-        return f"has more than the {MOST_SCANS} scans that are decoded; save it anew"
+    most = min(MOST_SCANS, _SCANS_OF_THE_LARGEST * MOST_PIXELS // header.pixels)
+    if scans and header.kind == "JPEG" and _scans_beyond(encoded, most):
+        return f"has more than the {most} scans that are decoded of so many pixels; save it anew"
     return None
 
 
@@ -118,19 +120,19 @@ def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
     raise _Wrong(f"is damaged: its JPEG has more than {_MOST_SEGMENTS} segments")
 
 
-def _scans_beyond(data: bytes) -> bool:
-    """Whether there are more scans than are decoded. What follows the picture (phones put films there) does not count."""
+def _scans_beyond(data: bytes, most: int) -> bool:
+    """Whether there are more than `most` scans. What follows the picture (phones put films there) does not count."""
     scans = 0
     try:
-        if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= MOST_SCANS:
+        if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= most:
             return False
         for marker, _ in _segments(data):
             scans += marker == _SCAN
-            if marker == _END or scans > MOST_SCANS:
+            if marker == _END or scans > most:
                 break
     except (IndexError, _Wrong):  # what is missing, the decoder says
         pass
-    return scans > MOST_SCANS
+    return scans > most
 
 
 def _takes_scans(data: bytes) -> bool:

@@ -94,6 +94,8 @@ def test_scans_of_a_jpeg_count_and_what_follows_it_does_not():
     assert _headers.fault(scanned(10)) is None
     assert _headers.fault(scanned(10, b"\xff\xda\x00\x08" * 1000)) is None
     assert "more than the 200 scans" in _headers.fault(scanned(300))
+    large = scanned(100, bytes(1 << 17)).replace(b"\x00\x40\x00\x40", (11_000).to_bytes(2, "big") * 2, 1)
+    assert "more than the 17 scans" in _headers.fault(large)
     assert _headers.fault(scanned(300).replace(b"\xff\xc2", b"\xff\xc0")) is None  # the first scan has the whole picture
     assert "more than 10000 segments" in _headers.fault(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 20_000)
 
