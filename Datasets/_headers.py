@@ -14,6 +14,7 @@ from typing import NamedTuple
 MOST_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
 MOST_BYTES = 1 << 27  # of a picture's file, and of a record
 MOST_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
+_SCANS_OF_THE_LARGEST = 16  # of a picture of MOST_PIXELS
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 _BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
 LONGEST_BEGINNING = 8
@@ -24,6 +25,7 @@ _MOST_SEGMENTS = 10_000  # of a JPEG
 _MOST_BLOCKS = 1 << 20  # of a GIF, 255 bytes each
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # that a length follows; the others stand in and between scans
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that a size follows
+_SEQUENTIAL = (0xC0, 0xC1)
 _END, _SCAN = 0xD9, 0xDA
 
 
@@ -31,12 +33,14 @@ Bytes = bytes | mmap.mmap
 
 
 class Header(NamedTuple):
-    """What a file says it is. `pixels`: of all its frames; width and height are the first one's, or the canvas's."""
+    """What a file says it is. `pixels`: of all frames, `most`: that its bytes can hold; width and height are the canvas's,
+    or the first frame's."""
 
     kind: str
     width: int
     height: int
     pixels: int
+    most: int
 
 
 class _Wrong(Exception):
@@ -63,10 +67,11 @@ def fault(encoded: Bytes, scans: bool = True) -> str | None:
         return f"{size}{',' * bool(frames)}{frames}, more than the {MOST_PIXELS} that are decoded; make it smaller"
     if len(encoded) > MOST_BYTES:
         return f"has {len(encoded)} bytes, more than the {MOST_BYTES} that are decoded; make it smaller"
-    if header.pixels > _most_pixels(header.kind, encoded):
+    if header.pixels > header.most:
         return f"{size}, which its {len(encoded)} bytes cannot hold; it is damaged"
-    if scans and header.kind == "JPEG" and _scans_beyond(encoded):
-        return f"has more than the {MOST_SCANS} scans that are decoded; save it anew"
+    most = min(MOST_SCANS, _SCANS_OF_THE_LARGEST * MOST_PIXELS // header.pixels)
+    if scans and header.kind == "JPEG" and _scans_beyond(encoded, most):
+        return f"has more than the {most} scans that are decoded of so many pixels; save it anew"
     return None
 
 
@@ -79,15 +84,10 @@ def read(encoded: Bytes) -> Header:
         raise _Wrong(f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} by its first bytes")
     try:
         width, height, pixels = _READERS[found](encoded)
+        most = _bitmap_pixels(encoded) if found == "BMP" else len(encoded) * _PIXELS_A_BYTE[found]
     except (IndexError, StopIteration):
         raise _Wrong(f"is cut short: the header of its {found} is not whole") from None
-    return Header(found, width, height, pixels)
-
-
-def _most_pixels(kind: str, encoded: Bytes) -> int:
-    if kind == "BMP":
-        return _bitmap_pixels(encoded)
-    return len(encoded) * _PIXELS_A_BYTE[kind]
+    return Header(found, width, height, pixels, most)
 
 
 def _number(data: Bytes, at: int, size: int, order: str = "big") -> int:
@@ -120,19 +120,30 @@ def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
     raise _Wrong(f"is damaged: its JPEG has more than {_MOST_SEGMENTS} segments")
 
 
-def _scans_beyond(data: bytes) -> bool:
-    """Whether there are more scans than are decoded. What follows the picture (phones put films there) does not count."""
-    if data.count(bytes((0xFF, _SCAN))) <= MOST_SCANS:
-        return False
+def _scans_beyond(data: bytes, most: int) -> bool:
+    """Whether there are more than `most` scans. What follows the picture (phones put films there) does not count."""
     scans = 0
     try:
+        if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= most:
+            return False
         for marker, _ in _segments(data):
             scans += marker == _SCAN
-            if marker == _END or scans > MOST_SCANS:
+            if marker == _END or scans > most:
                 break
-    except IndexError:
+    except (IndexError, _Wrong):  # what is missing, the decoder says
         pass
-    return scans > MOST_SCANS
+    return scans > most
+
+
+def _takes_scans(data: bytes) -> bool:
+    """Whether a decoder goes on after the first scan: unless that has all components of a sequential picture."""
+    frame = components = 0
+    for marker, at in _segments(data):
+        if marker in _FRAMES:
+            frame, components = marker, data[at + 7]
+        elif marker == _SCAN:
+            return frame not in _SEQUENTIAL or data[at + 2] != components
+    return False
 
 
 def _png(data: Bytes) -> tuple[int, int, int]:

@@ -229,7 +229,7 @@ def test_headers_of_pictures(pytestconfig):
         header = _headers.read(data)
         assert 0 < header.width * header.height <= header.pixels <= _headers.MOST_PIXELS
 
-    fuzzing.hold("headers", fuzzing.rounds(2000, 20_000, pytestconfig), picture_of, read, Refused, MEMORY)
+    fuzzing.hold("headers", fuzzing.rounds(1000, 10_000, pytestconfig), picture_of, read, Refused, MEMORY)
 
 
 def test_pictures(pytestconfig):

@@ -14,7 +14,16 @@ from PIL import Image
 from runs import run
 from test_datasets import request
 
-from Datasets import _examples, _headers, _photo_files, _photographs, _tfrecords
+from Datasets import (
+    _checksums,
+    _examples,
+    _headers,
+    _photo_files,
+    _photographs,
+    _salvage,
+    _tfrecords,
+    _verification,
+)
 from Datasets._decoding import Decoder
 from Datasets._spec import DataError, OpenRequest
 from Datasets.generated import spec_without_data
@@ -31,7 +40,7 @@ def encoded(picture: Image.Image, form: str, **options) -> bytes:
 
 def scanned(scans: int, behind: bytes = b"") -> bytes:
     """A JPEG with so many scans, each with a few bytes, and what a phone may put behind the picture."""
-    whole = encoded(Image.new("L", (64, 64)), "JPEG")
+    whole = encoded(Image.new("L", (64, 64)), "JPEG", progressive=True)
     at = whole.index(b"\xff\xda")
     return whole[:at] + whole[at:-2] * scans + b"\xff\xd9" + behind
 
@@ -85,6 +94,9 @@ def test_scans_of_a_jpeg_count_and_what_follows_it_does_not():
     assert _headers.fault(scanned(10)) is None
     assert _headers.fault(scanned(10, b"\xff\xda\x00\x08" * 1000)) is None
     assert "more than the 200 scans" in _headers.fault(scanned(300))
+    large = scanned(100, bytes(1 << 17)).replace(b"\x00\x40\x00\x40", (11_000).to_bytes(2, "big") * 2, 1)
+    assert "more than the 17 scans" in _headers.fault(large)
+    assert _headers.fault(scanned(300).replace(b"\xff\xc2", b"\xff\xc0")) is None  # the first scan has the whole picture
     assert "more than 10000 segments" in _headers.fault(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 20_000)
 
 
@@ -168,11 +180,26 @@ def test_nothing_waits_for_a_pipe(tmp_path):
         make(shard)
         said = run("train", *words)
         assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
+        assert _verification._checked_shard(shard, 2, None).findings == [(shard, None, f"cannot be read: {reason}")]
+        with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
+            _photo_files.load([str(shard)], spec_without_data("imagenet"), request())
         shard.rmdir() if shard.is_dir() else shard.unlink()
     photos.write_shards(folder, "train", [b"x"], 1)
     os.mkfifo(folder / "labels.txt")
     said = run("train", *words)
     assert said.code == 2 and "labels.txt cannot be read: Is a pipe, not a file" in said.err
+
+
+def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
+    """Every twelve bytes begin a record that goes to the end: its checksum would be looked for in all bytes behind it."""
+    size, content = 1 << 18, b""
+    while len(content) < size:
+        length = (size - len(content) - 16).to_bytes(8, "little", signed=True)
+        content += length + _checksums.masked_header(length).to_bytes(4, "little")
+    (tmp_path / "shard").write_bytes(content[:size])
+    found = _salvage.walk(tmp_path / "shard", payloads=True)
+    assert found[-1].reason == _salvage.GIVEN_UP and len(found) < 20
+    assert len(_salvage.walk(tmp_path / "shard")) < 20
 
 
 def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
