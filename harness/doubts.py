@@ -82,6 +82,10 @@ def update(
             f"warning: --weight-decay {training.weight_decay:g} x learning rate {peak:.4g} = {shrunk:.4g}: an update takes "
             "away as much as the weights are, or more; give less of either"
         )
+    if 1.0 in training.weight_avg_exp:
+        found.append(
+            "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
+        )
     warmup = getattr(options.schedule, "warmup_epochs", 0)
     if given(options, "warmup_epochs") and warmup >= horizon.epochs:
         found.append(

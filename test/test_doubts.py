@@ -35,6 +35,7 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--learning-rate-decay 10", {}, "warning: the stepped schedule lets the learning rate rise from 0.5 to 50"),
         ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
         ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20 is the whole run of 10 epochs"),
+        ("--weight-avg-exp 0.9 1", {}, "warning: --weight-avg-exp 1 is the first checkpoint"),
         ("--batch-norm --batch-size 1", {}, "warning: batch norm takes the statistics of one picture at a time"),
         # trained alone without a word
         ("", {"TF_CONFIG": TWO}, "warning: TF_CONFIG names 2 workers, and this process trains alone; give --distributed"),
