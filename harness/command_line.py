@@ -115,7 +115,9 @@ def run(
         return 1
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return told(f"{error.strerror or error}{where}", 1)
+        nowhere = not where and "temporary directory" in str(error)
+        remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
+        return told(f"{error.strerror or error}{where}{remedy}", 1)
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise
