@@ -15,8 +15,11 @@ PACKAGES = (*PLUGINS, "harness", "emulator")
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "poprun", "inference_embedded")
 LEAVES = {
     "harness.command_line",
+    "harness.early",
     "harness.fields",
     "harness.quiet",
+    "harness.signals",
+    "harness.tether",
     "emulator.draws",
 }  # import nothing of the project, may be imported by all
 FILES = [ROOT / f"{name}.py" for name in SCRIPTS] + [
