@@ -284,10 +284,9 @@ def _start(
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
     recorded = bool(team.told("yes" if wanted else ""))  # the instances cut their host steps alike
     program = _compiled(run, log, begin, wanted is not None, team.group)
-    increment = 1 if run.plan.pipelined else run.plan.accumulation
     score = _scorer(run, team, log)
     if newest is None:
-        meter = Meter(run.horizon, increment, run.rate, {})
+        meter = Meter(run.horizon, run.step_increment, run.rate, {})
         session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted)
         if run.options.training.init_path and team.first:
             _begin_with(run, program, log)
@@ -298,21 +297,8 @@ def _start(
                 session.save(0, initial=True)
                 writer.settle()
     else:
-        log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
-        _report_overrides(run, log)
-        if newest.iteration == run.horizon.iterations:
-            log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
-        if team.first:
-            checkpoints.fit(values, program.weights.saved, newest)
-        restored = team.shared(values if team.first else None)
-        values.clear()
-        program.load(restored)
-        log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
-        state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
-        log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
-        if team.first:
-            state = _averages(run, increment, newest, state, log)
-        meter = Meter(run.horizon, increment, run.rate, json.loads(team.told(json.dumps(state))))
+        restored = _restore(run, team, folder, log, program, newest, values)
+        meter = _meter(run, team, folder, log, newest)
         validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
@@ -329,6 +315,32 @@ def _start(
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
         session.validate(newest, restored)  # if the run ended between saving and validating it
     return session
+
+
+def _restore(
+    run: Run, team: Team, folder: Path, log: RunLog, program: TrainingProgram, newest: Checkpoint, values: Values
+) -> Values:
+    """Loads a checkpoint's tensors, which instance 0 has read and which leave `values`; they, in every instance."""
+    log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
+    _report_overrides(run, log)
+    if newest.iteration == run.horizon.iterations:
+        log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
+    if team.first:
+        checkpoints.fit(values, program.weights.saved, newest)
+    restored = team.shared(values if team.first else None)
+    values.clear()
+    program.load(restored)
+    log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
+    return restored
+
+
+def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> Meter:
+    """Rows and averages as they were at the checkpoint."""
+    state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
+    log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
+    if team.first:
+        state = _averages(run, newest, state, log)
+    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state))))
 
 
 def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
@@ -370,17 +382,17 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
     return program
 
 
-def _averages(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
+def _averages(run: Run, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, what the rows tell of it."""
     with suppress(TypeError, ValueError):
         if state:
-            Meter(run.horizon, increment, run.rate, state)
+            Meter(run.horizon, run.step_increment, run.rate, state)
             return state
     log.note(
         f"warning: {newest.name} comes without a sound {newest.state_path.name}: steps and averages go on from the rows of "
         "training.csv"
     )
-    return state_of_rows(log.rows("training.csv"), run.horizon, increment, newest.iteration)
+    return state_of_rows(log.rows("training.csv"), run.horizon, run.step_increment, newest.iteration)
 
 
 def _scorer(run: Run, team: Team, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:

@@ -93,6 +93,11 @@ class Run:
         return _channels(self.options.dataset, data.family(self.options.dataset.dataset))
 
     @property
+    def step_increment(self) -> int:
+        """What a host step adds to a row's step: its micro-batches, or 1 in a pipeline."""
+        return 1 if self.plan.pipelined else self.plan.accumulation
+
+    @property
     def validation_batch(self) -> int:
         """Samples of one micro-batch in validation."""
         return self.options.checkpoint.valid_batch_size or self.plan.micro_batch
