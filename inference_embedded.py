@@ -18,9 +18,10 @@ import validation
 from harness import checkpoints, embedded, entry, quiet
 from harness.checkpoints import Checkpoint
 from harness.cluster import ALONE
+from harness.files import write_atomically
 from harness.options import OptionError
 from harness.run import Run, arguments
-from log import RunLog, new_run_folder, write_atomically
+from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:
     from ipu_utils import Frozen
@@ -66,7 +67,9 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             iteration = checkpoint.iteration
             epoch = iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1.0
-            log.validation_row(embedded.row(run, checkpoint, served, epoch))
+            known = embedded.labelled(run)
+            found = embedded.scored(program, batches, served.micro_batches) if known else embedded.NOT_LABELLED
+            log.validation_row(embedded.row(run, checkpoint, served, found, epoch))
         program.close()
     finally:
         log.close()

@@ -5,18 +5,22 @@ No module state; a logger that fails warns once and the run goes on.
 
 from __future__ import annotations
 
-import csv
+import io
 import json
 import os
 import secrets
+import shlex
 import string
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from harness import files
+from harness.tables import Row, Table
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
@@ -26,6 +30,7 @@ VALIDATION_COLUMNS = (
     "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
     "top5_acc", "loss",
 )  # fmt: skip
+_TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "
@@ -53,8 +58,11 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             folder = Path(logs_path)
             saved = list(folder.glob("ckpt-*.index"))
             if saved or (folder / "arguments.json").exists():
+                command = f"python restore.py --restore-path {shlex.quote(str(folder))}"
                 instead = (
-                    f"go on with it: python restore.py --restore-path {folder}" if saved else "delete it: it saved nothing"
+                    f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
+                    if saved
+                    else "delete it: it saved nothing"
                 )
                 raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
             folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +89,8 @@ class RunLog:
 
     def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None, console: bool = True) -> None:
         self.folder, self._console = folder, console
-        self._text = open(folder / "log.txt", "a", encoding="utf-8") if folder else None  # noqa: SIM115 - open for the run
+        self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
+        self._tables = {name: Table(folder / name, *kind) for name, kind in _TABLES.items()} if folder else {}
         self._board: Any = None
         self._bar = _Bar()
         self._one = threading.RLock()
@@ -109,12 +118,12 @@ class RunLog:
         """Records every option; a resumed run has a file of its own."""
         if self.folder:
             path = self.folder / ("arguments_restore.json" if restored else "arguments.json")
-            write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
+            files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 
     def training_row(self, row: Mapping[str, Any]) -> None:
         """One row of training.csv and its line."""
         self.note(TRAINING_LINE.format(**row))
-        self._row("training.csv", TRAINING_COLUMNS, row)
+        self._row("training.csv", row)
         self._publish({"training/" + name: row[name] for name in ("loss_avg", "train_acc_avg", "lr", "img_per_sec")}, row)
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
@@ -122,7 +131,7 @@ class RunLog:
         self.note(VALIDATION_LINE.format(**row))
         if row["loss"] != "":
             self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
-        self._row("validation.csv", VALIDATION_COLUMNS, row)
+        self._row("validation.csv", row)
         shown = {"validation/" + name: row[name] for name in ("val_acc", "top5_acc", "loss") if row[name] != ""}
         if row["iteration"] >= 0:
             self._publish(shown, row)
@@ -132,20 +141,25 @@ class RunLog:
         if self._console:
             self._bar.show(done, total, text)
 
-    def forget_after(self, iteration: int) -> None:
-        """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end."""
-        for name in ("training.csv", "validation.csv"):
-            path = self.folder / name if self.folder else None
-            if path is not None and path.exists():
-                rows = read_rows(path)
-                try:
-                    kept = [row for row in rows if 0 <= int(row["iteration"]) <= iteration]
-                except (KeyError, ValueError):
-                    raise LogError(f"{path} is damaged: it has a row without a whole number as iteration") from None
-                if len(kept) < len(rows) or not path.read_text(encoding="utf-8").endswith("\n"):
-                    columns = TRAINING_COLUMNS if name == "training.csv" else VALIDATION_COLUMNS
-                    lines = [",".join(columns)] + [",".join(row[c] for c in columns) for row in kept]
-                    write_atomically(path, "\n".join(lines) + "\n")
+    def go_on_after(self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool) -> None:
+        """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end; makes
+        rows anew that are missing. `states`, `stays`: as for `Table.mend`, by table."""
+        for name, table in self._tables.items():
+            for line in table.mend(iteration, [(done, state.get(name, {})) for done, state in states], stays):
+                self.note(line)
+
+    def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
+        """The rows that the state of a checkpoint keeps, by table."""
+        return {name: table.kept(iteration, stays) for name, table in self._tables.items()}
+
+    def rows(self, name: str) -> list[Row]:
+        """What training.csv or validation.csv holds so far."""
+        return self._tables[name].read() if self.folder else []
+
+    def sync(self) -> None:
+        """Has the CSV files on the disk."""
+        for table in self._tables.values():
+            table.sync()
 
     def open_board(self, iteration: int) -> None:
         """Starts TensorBoard events; those after `iteration` count as superseded."""
@@ -170,16 +184,9 @@ class RunLog:
             with suppress(OSError):  # what is buffered has been told of
                 text.close()
 
-    def _row(self, file: str, columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
-        if self.folder is None:
-            return
-        path = self.folder / file
-        fresh = not path.exists()
-        with open(path, "a", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            if fresh:
-                writer.writerow(columns)
-            writer.writerow([row[column] for column in columns])
+    def _row(self, name: str, row: Mapping[str, Any]) -> None:
+        if self._tables:
+            self._tables[name].append(row)
 
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
         if self._board:
@@ -217,29 +224,6 @@ def _quietly(action: Callable[[], Any], note: Callable[[str], None]) -> Any:
         reason = (str(error).splitlines() or [""])[0]
         note(f"--wandb is off for the rest of this run: {type(error).__name__}: {reason}")
         return None
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; a last row that was cut short is left out."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise LogError(f"{path} is damaged: {error}") from None
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes beside the file, then renames, so that a reader sees the old or the new content whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 class _Bar:

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -29,14 +29,14 @@ from harness import checkpoints, cli, compilation, entry, locks, mlperf, profile
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation, FirstUpdates
-from harness.meter import Meter
+from harness.meter import Meter, state_of_rows
 from harness.options import OptionError
 from harness.run import Run, arguments
 from harness.saving import SaveError, Writer
 from harness.session import Session, Values
 from harness.signals import Signals, StopRequest
 from harness.team import Team, introduction
-from log import RunLog, new_run_folder, read_rows, wandb_run
+from log import RunLog, new_run_folder, wandb_run
 
 if TYPE_CHECKING:
     from ipu_utils import Group, TrainingProgram
@@ -48,19 +48,23 @@ def main(argv: list[str]) -> int:
     if path is not None:
         return resume(argv, path, "train")
     parsed = entry.parse(argv, "train")
-    run = entry.prepare_or_describe(parsed) if parsed else None
+    run = entry.prepare_or_describe(parsed, refuse=_refuse_beginning) if parsed else None
     if run is None:
         return 0
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
-    if run.options.training.init_path and run.cluster.instance == 0:
-        checkpoints.initial(Path(run.options.training.init_path))  # refused before a folder is made for the run
     logging = run.options.logging
     with Team(run.cluster, run.options.training.worker_timeout) as team:
         run = replace(run, seed=team.meet(run))
         first = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs) if team.first else None
-        return train(run, team, own_folder(run, team, first), None)
+        return train(run, team, own_folder(run, team, first), None, {})
+
+
+def _refuse_beginning(run: Run) -> None:
+    """Weights to begin with that are not there; before a folder is made for the run."""
+    if run.options.training.init_path and run.cluster.instance == 0:
+        checkpoints.beginning(Path(run.options.training.init_path))
 
 
 def resume(argv: list[str], path: str, script: str) -> int:
@@ -74,11 +78,31 @@ def resume(argv: list[str], path: str, script: str) -> int:
         newest, damaged, missing = None, [], error  # another instance may have them
     recorded = entry.recorded_options(Path(path))
     parsed = entry.parse(argv, script, recorded)
-    run = entry.prepare_or_describe(parsed, total_replicas=recorded.get("total_replicas")) if parsed else None
+    done = newest.iteration if newest else 0
+    refuse = partial(_refuse_going_on, recorded=recorded, done=done)
+    replicas = recorded.get("total_replicas")
+    run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse) if parsed else None
     if run is None:
         return 0
     if missing and run.cluster.instance == 0:
         raise missing
+    if run.options.device.compile_only:
+        return compile_only(run)
+    profile.refuse_bad_target(run.options.device, os.environ)
+    values: Values = {}
+    if run.cluster.instance == 0:
+        quiet.import_tensorflow()
+        newest, values, damaged = checkpoints.newest(Path(path))
+    run = replace(run, notes=(*run.notes, *damaged))
+    with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
+        run = replace(run, seed=team.meet(run))
+        iteration = int(team.told(str(newest.iteration) if team.first else ""))
+        newest = newest if team.first else checkpoints.at(Path(path), iteration)
+        return train(run, team, own_folder(run, team, Path(path)), newest, values)
+
+
+def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
+    """What a run that has done so many updates cannot go on with."""
     if not run.options.logging.logs:
         raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
     trained_with = recorded.get("total_batch_size", run.plan.global_batch)
@@ -87,15 +111,7 @@ def resume(argv: list[str], path: str, script: str) -> int:
             f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
             "counted in global batches; keep the batch, or begin a new run"
         )
-    if run.options.device.compile_only:
-        return compile_only(run)
-    profile.refuse_bad_target(run.options.device, os.environ)
-    run = replace(run, notes=(*run.notes, *damaged))
-    with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
-        run = replace(run, seed=team.meet(run))
-        iteration = int(team.told(str(newest.iteration) if team.first else ""))
-        newest = newest if team.first else checkpoints.at(Path(path), iteration)
-        return train(run, team, own_folder(run, team, Path(path)), newest)
+    _stop(run, done)
 
 
 def own_folder(run: Run, team: Team, folder: Path | None) -> Path:
@@ -134,18 +150,20 @@ def compile_only(run: Run) -> int:
     return 0
 
 
-def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
-    """One run in its folder, from the beginning or from its newest checkpoint."""
+def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values: Values) -> int:
+    """One run in its folder, from the beginning or from its newest checkpoint, whose tensors instance 0 has read."""
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
-    with locks.held(folder) if _writes(run) else nullcontext(), Signals() as signals, Writer() as writer:
+    wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
+    printed = profile.copied_output(wanted)
+    with locks.held(folder) if _writes(run) else nullcontext(), Signals() as signals, Writer() as writer, printed:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
         team.before_exit = partial(_leave, run, folder, log, writer)
-        events = mlperf.Events(run, log.note if run.options.logging.mlperf_logging else None)
+        events = mlperf.Events(run, log)
         try:
             events.begun()
-            session = _start(run, team, folder, log, newest, signals, writer, events)
+            session = _start(run, team, folder, log, newest, values, signals, writer, events)
             events.built(start)
             for first, end in _apart(run.horizon.steps(start, stop), session.apart):
                 session.advance(first, end)
@@ -153,24 +171,26 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> int:
             team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             events.ended("aborted")
-            _leave(run, folder, log, writer, str(error))
+            # the same call would end at the same update again
+            gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
+            _leave(run, folder, log, writer, str(error), *gentler)
             raise
         finally:
             log.close()
     return 0
 
 
-def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str) -> None:
-    """What is left to do and to say when a run ends early."""
+def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *changed: str) -> None:
+    """What is left to do and to say when a run ends early; `changed`: options with which going on is no repetition."""
     log.note(f"Stopped: {reason}")
     try:
         writer.settle()
     except SaveError as error:
         log.note(f"warning: {error}")
     saved = checkpoints.numbered(folder)
-    if saved and run.options.logging.logs:
+    if saved and run.options.logging.logs and run.cluster.instance == 0:
         log.note(f"The newest checkpoint is {saved[-1].name}.")
-        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder))}")
+        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder), *changed)}")
 
 
 def _apart(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -249,6 +269,7 @@ def _start(
     folder: Path,
     log: RunLog,
     newest: Checkpoint | None,
+    values: Values,
     signals: Signals,
     writer: Writer,
     events: mlperf.Events,
@@ -276,15 +297,18 @@ def _start(
         _report_overrides(run, log)
         if newest.iteration == run.horizon.iterations:
             log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
-        values = checkpoints.read(newest) if team.first else None
         if team.first:
             checkpoints.fit(values, program.weights.saved, newest)
-        values = team.shared(values)
-        program.load(values)
+        restored = team.shared(values if team.first else None)
+        values.clear()
+        program.load(restored)
         log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
-        log.forget_after(newest.iteration)
-        meter = _restored_meter(run, increment, newest, json.loads(team.told(_state(newest) if team.first else "")))
-        validated = json.loads(team.told(json.dumps(_validated(log))))
+        state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
+        log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
+        if team.first:
+            state = _averages(run, increment, newest, state, log)
+        meter = Meter(run.horizon, increment, run.rate, json.loads(team.told(json.dumps(state))))
+        validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
         )
@@ -296,16 +320,17 @@ def _start(
         session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
     log.open_board(begin)
     if newest is not None:
-        session.saved = newest.iteration
+        session.resumes(newest)
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
-        session.validate(newest, values)  # if the run ended between saving and validating it
+        session.validate(newest, restored)  # if the run ended between saving and validating it
     return session
 
 
 def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
     """Takes over the weights of --init-path; a classifier of another number of classes begins anew."""
-    chosen = checkpoints.initial(Path(run.options.training.init_path))
-    values = checkpoints.read(chosen)
+    chosen, values, damaged = checkpoints.initial(Path(run.options.training.init_path))
+    for warning in damaged:
+        log.note(warning)
     classifier = next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
     left = checkpoints.begin(values, program.weights.model, classifier, chosen)
     program.begin_with({name: value for name, value in values.items() if not name.startswith(tuple(left or "?"))})
@@ -340,16 +365,17 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
     return program
 
 
-def _state(newest: Checkpoint) -> str:
-    return json.dumps(checkpoints.state(newest))
-
-
-def _restored_meter(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any]) -> Meter:
-    """The averages as they were at the checkpoint."""
-    try:
-        return Meter(run.horizon, increment, run.rate, state)
-    except (TypeError, ValueError):
-        raise checkpoints.CheckpointError(f"{newest.state_path} is damaged: it does not hold the run's averages") from None
+def _averages(run: Run, increment: int, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
+    """The state of the averages at the checkpoint; if it is lost, what the rows tell of it."""
+    with suppress(TypeError, ValueError):
+        if state:
+            Meter(run.horizon, increment, run.rate, state)
+            return state
+    log.note(
+        f"warning: {newest.name} comes without a sound {newest.state_path.name}: steps and averages go on from the rows of "
+        "training.csv"
+    )
+    return state_of_rows(log.rows("training.csv"), run.horizon, increment, newest.iteration)
 
 
 def _scorer(run: Run, team: Team, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:
@@ -360,12 +386,6 @@ def _scorer(run: Run, team: Team, log: RunLog) -> Callable[[Checkpoint, Values],
         return validation.validate(run, program(), saved, values, run.plan.global_batch, log, team)
 
     return score
-
-
-def _validated(log: RunLog) -> dict[str, Mapping[str, Any]]:
-    """The rows that validation.csv has already, by checkpoint."""
-    path = log.folder / "validation.csv" if log.folder else None
-    return {row["name"]: row for row in read_rows(path)} if path and path.exists() else {}
 
 
 def _report_overrides(run: Run, log: RunLog) -> None:

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +67,13 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
     if not found:
         log.note("no --restore-path: random weights, for speed only")
     unreadable = []
+    wanted = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.first else None
+    printed = ExitStack()
+    printed.enter_context(profile.copied_output(wanted))
     try:
         program = build(run, log)
         if team.first:
-            _profile(run, program, log)
+            _profile(run, program, wanted, log)
         for checkpoint in found or [RANDOM_WEIGHTS]:
             values = _values(checkpoint, found, team, log) if found else None
             if found and values is None:
@@ -80,6 +84,7 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
         team.part()
     finally:
         log.close()
+        printed.close()
     if unreadable and team.first:
         print(f"validation.py: error: {len(unreadable)} of {len(found)} checkpoints cannot be read: {', '.join(unreadable)}",
               file=sys.stderr)  # fmt: skip
@@ -120,7 +125,10 @@ def _predict(run: Run, found: list[Checkpoint]) -> int:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
-    predictions.show(run, max(found, key=lambda checkpoint: checkpoint.iteration), log)
+    checkpoint, values, damaged = checkpoints.newest_of(found, f"--restore-path {run.options.main.restore_path}")
+    for warning in damaged:
+        log.note(warning)
+    predictions.show(run, checkpoint, values, log)
     log.close()
     return 0
 
@@ -146,7 +154,7 @@ def build(run: Run, log: RunLog) -> InferenceProgram:
     return program
 
 
-def _profile(run: Run, program: InferenceProgram, log: RunLog) -> None:
+def _profile(run: Run, program: InferenceProgram, wanted: profile.Request | None, log: RunLog) -> None:
     """Records the compilation and one micro-batch, if that is asked for."""
     if run.options.device.profile_compilation:
         found = Compilation(program.marks, compilation.target(log.folder, os.environ))
@@ -158,13 +166,12 @@ def _profile(run: Run, program: InferenceProgram, log: RunLog) -> None:
         program.step(0, 1)
         for line in found.again(time.perf_counter() - started):
             log.note(line)
-    wanted = profile.requested(run.options.device, log.folder or Path(), os.environ)
     if wanted is None:
         return
     for attempt in (program.step, program.profile):  # the first warms caches up
         program.rewind()
         operations = attempt(0, 1)
-    log.note(profile.write_operations(wanted, operations))
+    log.note(profile.write_operations(wanted, f"{run.name}, one micro-batch of validation", operations))
 
 
 def validate(
@@ -197,8 +204,8 @@ def validate(
         "val_size": int(totals["samples"]),
         "img_per_sec": totals["samples"] / seconds,
         "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
-        "top5_acc": 100 * totals["top5"] / samples if "top5" in totals else "",
-        "loss": totals["loss"] / samples if "loss" in totals else "",
+        "top5_acc": 100 * totals["top5"] / samples,
+        "loss": totals["loss"] / samples,
     }
 
 

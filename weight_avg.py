@@ -7,6 +7,7 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -18,24 +19,36 @@ def main(argv: list[str]) -> int:
     """parse -> find -> average -> write."""
     asked = _parse(argv)
     folder, target = Path(asked.restore_path), Path(asked.filename)
+    _refuse_a_runs_own_name(target)
     found = averages.found(folder)
-    used = averages.trained(found)
-    left = len(found) - len(used)
+    trained = averages.trained(found)
+    left = len(found) - len(trained)
     print(f"Found {len(found)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
-    used = used[: len(used) - asked.discard_last]
-    if not used:
+    quiet.import_tensorflow()
+    used, damaged = checkpoints.whole(trained)
+    for warning in damaged:
+        print(warning, file=sys.stderr)
+    if damaged and not used:
+        raise checkpoints.CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
+    if asked.discard_last >= len(used):
         raise OptionError(
-            f"--discard-last {asked.discard_last}: no checkpoint is left of {len(found) - left}; give a smaller number"
+            f"--discard-last {asked.discard_last}: no checkpoint is left of {len(used)}; give a smaller number"
         )
+    used = used[: len(used) - asked.discard_last]
     if asked.N and len(used) < asked.N:
         print(f"-N {asked.N}: there are only {len(used)}")
     used = used[-asked.N :] if asked.N else used
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
-    quiet.import_tensorflow()
     values = averages.mean(used) if asked.mode == averages.MEAN else averages.exponential(used, asked.decay)
     target.parent.mkdir(parents=True, exist_ok=True)
     print(f"Saved the averaged weights to {checkpoints.write(target, values).prefix}")
     return 0
+
+
+def _refuse_a_runs_own_name(target: Path) -> None:
+    """An average under such a name would be taken for the weights of that update."""
+    if re.fullmatch(r"ckpt-[0-9]+", target.name):
+        raise OptionError(f"--filename {target}: ckpt-<number> is a run's own checkpoint; choose a name such as averaged")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from Datasets._spec import DataError
+from harness import bounds, input_files
 
 _PROJECT = "cnn-harness"
 _RECORD = "checksums.json"
@@ -83,7 +84,7 @@ def _record(folder: Path) -> None:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        rows = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        rows = bounds.json_value(input_files.content(folder / _RECORD, bounds.TEXT))
         return bool(rows) and all(
             (folder / name).stat().st_size == size and digest(folder / name) == wanted
             for name, (size, wanted) in rows.items()

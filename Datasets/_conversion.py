@@ -24,7 +24,8 @@ from Datasets._listing import Listing, shuffled
 from Datasets._pictures import Picture
 from Datasets._progress import Progress
 from Datasets._spec import DataError
-from harness import input_files, quiet
+from harness import bounds, input_files, quiet
+from harness.fields import brief
 
 PLAN = "conversion.json"
 PARTIAL = ".partial"
@@ -155,7 +156,8 @@ def _refuse_other_content(target: Path, plan: Plan) -> None:
     recorded = _recorded(target / PLAN)
     if recorded is not None and recorded != plan.described:
         names = [name for name in {**recorded, **plan.described} if recorded.get(name) != plan.described.get(name)]
-        changed = f"its {names[0]} is {recorded.get(names[0])}, not {plan.described.get(names[0])}"
+        there, wanted = (brief(described.get(names[0])) for described in (recorded, plan.described))
+        changed = f"its {brief(names[0])} is {there}, not {wanted}"
         if names == ["listing"]:
             changed = "the source's files have changed since (names, sizes or times)"
         raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")
@@ -166,13 +168,13 @@ def _refuse_other_content(target: Path, plan: Plan) -> None:
 
 def _recorded(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = bounds.json_value(input_files.content(file, bounds.TEXT))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
     except FileNotFoundError:
         return None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise DataError(f"{file} is damaged; remove the folder and convert again")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} is damaged: {bounds.reason(error)}; remove the folder and convert again") from None
     return found
 
 

@@ -10,7 +10,7 @@ from harness import input_files
 from harness.fields import brief
 
 FILE = "labels.txt"
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 1 << 26  # of it: a million classes with long names
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def read(folder: Path) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+        raise DataError(f"{file} cannot be read: {error.strerror}; it must hold one class name a line") from None
     except UnicodeDecodeError:
         raise DataError(f"{file} is no UTF-8 text; it must hold one class name a line") from None
     first_seen: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,9 +12,10 @@ from google.protobuf.message import DecodeError
 
 from Datasets import _examples, _headers, _pipeline
 from Datasets._spec import DataError, ReadRequest, Records
+from emulator import host_limits
 from harness import quiet
 
-_CACHE_SHARE = 4  # the cache takes at most one part in this many of the machine's memory
+_CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
 
 Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
@@ -107,4 +107,4 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
 
 
 def _cache_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _CACHE_SHARE
+    return (host_limits.hard_bytes() or 0) // _CACHE_SHARE

@@ -21,7 +21,7 @@ class PhotographSource:
         self.spec = spec
         self._train = train
         self._validation = validation
-        self._missing = missing
+        self.missing = missing
         self._tolerance = tolerance
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
@@ -33,7 +33,7 @@ class PhotographSource:
         from Datasets import _photographs
 
         if not self._validation:
-            raise DataError(f"data set {self.spec.name}: {self._missing}, or train with --no-validation")
+            raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
         return _photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,13 +21,14 @@ from Datasets._headers import MOST_BYTES
 from Datasets._salvage import FOOTER_BYTES, HEADER_BYTES
 from Datasets._spec import DataError, regular_size
 from Datasets._tolerance import Tolerance
-from harness import input_files
+from harness import input_files, npz
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _HEADERS_TOGETHER = 4096  # whose checksums are looked at in one call
 _WORTH_KEEPING = 1 << 30  # bytes of shards
+_MOST_KEPT = 1 << 30  # bytes of an index: some 60 million records
 _DAMAGED = "the file is damaged there (its checksum does not match)"
 
 
@@ -153,9 +153,11 @@ def _keep(path: Path, walked: tuple[np.ndarray, ...]) -> None:
 def _kept(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
     """What was kept; None if it is not there, or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            counts, offsets, lengths = (kept[name].astype(np.int64) for name in ("counts", "offsets", "lengths"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        kept = npz.read(path, _MOST_KEPT)
+        counts, offsets, lengths = (kept[name] for name in ("counts", "offsets", "lengths"))
+    except (OSError, ValueError, KeyError):
+        return None
+    if any(each.dtype != np.int64 or each.ndim != 1 or (each < 0).any() for each in (counts, offsets, lengths)):
         return None
     return (counts, offsets, lengths) if len(counts) == files and counts.sum() == len(offsets) == len(lengths) else None
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.fields import above, at_least, keep_rules, opt
-from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs
+from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
 
     # The same floor in whole numbers: epochs cancel, and no drop moves by an update through rounding.
     def rate(i: int) -> float:
-        return horizon.peak * options.lr_decay_rate ** (i * options.lr_drops // horizon.iterations)
+        behind = i * options.lr_drops // horizon.iterations
+        return exactly(lambda peak, decay: peak * decay**behind, horizon.peak, options.lr_decay_rate)
 
     return ramp(rate, int(horizon.iterations_per_epoch * options.warmup_epochs))

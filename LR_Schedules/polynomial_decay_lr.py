@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from harness.fields import above, at_least, keep_rules, opt
-from LR_Schedules._warmup import RateHorizon, warmup_epochs, warmup_iterations
+from LR_Schedules._warmup import RateHorizon, exactly, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,9 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
     def rate(i: int) -> float:
         i = min(i, horizon.iterations)
         if i <= warmup and warmup:
-            return horizon.peak * i / warmup
-        left = 1 - (i - warmup) / (horizon.iterations - warmup)
-        return (horizon.peak - end) * left**options.poly_lr_decay_power + end
+            return exactly(lambda peak: peak * i / warmup, horizon.peak)
+        left = horizon.iterations - i, horizon.iterations - warmup
+        formula = lambda peak, end, power: (peak - end) * (Decimal(left[0]) / left[1]) ** power + end  # noqa: E731
+        return exactly(formula, horizon.peak, end, options.poly_lr_decay_power)
 
     return rate

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.fields import above, decimal_number, keep_rules, opt
-from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs, warmup_iterations
+from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
 
@@ -43,7 +43,8 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
 
     # Counting the drops behind i, instead of remembering the last one, makes a resumed run equal the unbroken one.
     def rate(i: int) -> float:
-        return horizon.peak * options.learning_rate_decay ** sum(i > drop for drop in drops)
+        behind = sum(i > drop for drop in drops)
+        return exactly(lambda peak, decay: peak * decay**behind, horizon.peak, options.learning_rate_decay)
 
     return ramp(rate, warmup_iterations(horizon, options.warmup_epochs))
 

@@ -14,6 +14,7 @@ from harness.fields import above, at_least, between, opt
 from Models._layers import Initial, Layers, NormPolicy, ProxyRule
 from Models._segments import Segment
 
+TITLE = "EfficientNet"
 CONV = Initial(2.0, "fan_out")
 GROUP_CONV = Initial(2.0, "fan_in")
 CHANNEL_MULTIPLE = 8

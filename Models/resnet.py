@@ -10,6 +10,7 @@ from Models import _norms, _residual
 from Models._residual import Network, NormOptions, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment
 
+TITLE = "ResNet"
 VARIANTS = {
     "imagenet": {
         **imagenet_variants("basic", {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}),

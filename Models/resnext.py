@@ -10,6 +10,7 @@ from Models import _norms, _residual
 from Models._residual import Network, NormOptions, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment
 
+TITLE = "ResNeXt"
 VARIANTS = {
     "imagenet": imagenet_variants("bottleneck", _residual.BOTTLENECKS),
     "cifar": cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),

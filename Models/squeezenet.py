@@ -10,6 +10,7 @@ from harness.fields import opt
 from Models._layers import GLOROT, Initial, Layers
 from Models._segments import Segment
 
+TITLE = "SqueezeNet"
 CLASSIFIER = Initial(0.01**2, "fixed")
 
 

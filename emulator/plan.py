@@ -36,7 +36,7 @@ class ExecutionPlan:
     replicas: int  # of one instance
     shards: int  # IPUs of one replica
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
-    updates_per_step: int  # weight updates of one host step
+    updates_per_step: int  # weight updates of one host step; 0 where nothing is trained
     precision: Precision
     schedule: str
     windows: tuple[int, ...]  # calls whose forward a stage may have done and whose backward it still owes
@@ -135,7 +135,8 @@ class ExecutionPlan:
             + (f" x instances {self.instances}" if self.instances > 1 else "")
             + (f", {self.fold} micro-batches a call" if self.fold > 1 else "")
             + (f", batch norm over {self.span} replicas" if self.span > 1 else "")
-            + f"; precision {self.precision}, up to {self.updates_per_step} updates per host step",
+            + f"; precision {self.precision}"
+            + (f", up to {self.updates_per_step} updates per host step" if self.updates_per_step else ""),
         ]
         if len(self.stages) > 1:
             lines.append(

@@ -1,17 +1,18 @@
 """Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
 
-The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error.
+The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. What a file
+claims of itself is compared with the bytes that are there, and with MOST_BYTES, before memory is taken for it.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import plugins
+from harness import bounds, npz, plugins
+from harness.fields import brief
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 SUFFIX = ".npz"
 FOREIGN = (".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".whl")  # what tools/import_weights.py reads besides
 OPTIONS = "options"  # the entry with the JSON text
+MOST_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
 
@@ -38,12 +40,17 @@ def located(path: Path) -> Path | None:
 def options(path: Path) -> dict[str, Any]:
     """The options that were recorded with the weights; empty if there are none."""
     entries = _read(path, lambda name: name == OPTIONS)
+    if not entries:
+        return {}
     try:
-        found = json.loads(str(entries[OPTIONS])) if entries else {}
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("asked", {}), dict):
-        raise ArchiveError(f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options")
+        text = entries[OPTIONS]
+        found = bounds.json_value(str(text) if text.dtype.kind == "U" and not text.ndim else "")
+        if not isinstance(found, dict) or not isinstance(found.get("asked", {}), dict):
+            raise ValueError("it holds something else")
+    except ValueError as error:
+        raise ArchiveError(
+            f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options; {bounds.reason(error)}"
+        ) from None
     return found
 
 
@@ -52,7 +59,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     found = _read(path, lambda name: name != OPTIONS)
     odd = [name for name, value in found.items() if value.dtype.kind not in "fiu"]
     if odd:
-        raise ArchiveError(f"weights {path} are damaged: {odd[0]} holds no numbers")
+        raise ArchiveError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
     return found
 
 
@@ -64,17 +71,11 @@ def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -
     np.savez_compressed(path, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
 
 
-def _read(path: Path, wanted: Any) -> dict[str, np.ndarray]:
-    import numpy as np
-
+def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is no .npz archive")
-            return {name: archive[name] for name in archive.files if wanted(name)}
+        return npz.read(path, MOST_BYTES, wanted)
     except FileNotFoundError:
         remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
         raise ArchiveError(f"weights {path}: no such file{remedy}") from None
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ArchiveError(f"weights {path} cannot be read: {reason}") from None
+    except (OSError, ValueError) as error:
+        raise ArchiveError(f"weights {path} cannot be read: {bounds.reason(error)}") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import checkpoints
+from harness import checkpoints, files
 from harness.checkpoints import Checkpoint, CheckpointError
 from harness.horizon import Horizon
 from harness.options import TrainingOptions
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEAN, EXPONENTIAL = "mean", "exponential"
-_NUMBERED = re.compile(r"ckpt-(\d+)\.index$")
+_NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)\.index$")
 Values = dict[str, "np.ndarray"]
 
 
@@ -42,8 +42,9 @@ def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
     return of_epochs + [(f"weight_avg_exp_{decay:g}", decay) for decay in options.weight_avg_exp]
 
 
-def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Checkpoint, int]:
-    """Makes one of the `wanted` averages of a finished run's checkpoints; it, and how many went into it."""
+def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Checkpoint, int, list[str]]:
+    """Makes one of the `wanted` averages of a finished run's checkpoints; it, how many went into it, and a line on each
+    that is damaged and left out."""
     # where a run was stopped and went on there is one more, which the same run in one go has not
     used = [
         checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if horizon.is_checkpoint(checkpoint.iteration)
@@ -51,11 +52,11 @@ def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Ch
     if name.startswith("weight_avg_N"):
         first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
         used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]
+    used, damaged = checkpoints.whole(used)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    (folder / "ckpt").mkdir(exist_ok=True)
-    return checkpoints.write(folder / "ckpt" / name, values), len(used)
+    return checkpoints.write(files.own_folder(folder / "ckpt") / name, values), len(used), damaged
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:

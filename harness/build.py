@@ -46,14 +46,12 @@ def training_program(run: Run, start: int, recording: bool = False, group: Group
 
 def validation_program(run: Run) -> InferenceProgram:
     """The validation program; sums are hits, top-5 hits, loss and the number of real samples."""
-    sums = _predictions if run.options.checkpoint.inference else _scores
-    names = ("hits", "samples") if run.options.checkpoint.inference else ("hits", "samples", "top5", "loss")
     return ipu_utils.compile_inference(
         run.segments,
         run.trace,
         stream=partial(_stream, run, run.validation_request(), training=False),
-        names=names,
-        sums=sums,
+        names=("hits", "samples", "top5", "loss"),
+        sums=_scores,
         home=run.plan.homes[0],
         precision=run.plan.precision,
     )
@@ -171,14 +169,8 @@ def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     real = tf.cast(labels >= 0, tf.float32)
     loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
     return {
-        **_predictions(logits, labels),
+        "hits": tf.reduce_sum(losses.hits(logits, labels)),
+        "samples": tf.reduce_sum(real),
         "top5": tf.reduce_sum(losses.top_hits(logits, labels, 5)),
         "loss": tf.reduce_sum(loss),
-    }
-
-
-def _predictions(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    return {
-        "hits": tf.reduce_sum(losses.hits(logits, labels)),
-        "samples": tf.reduce_sum(tf.cast(labels >= 0, tf.float32)),
     }

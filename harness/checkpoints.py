@@ -5,21 +5,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness import archives, manifests, saving
+from harness import archives, bounds, files, input_files, manifests, saving
 from harness.archives import ArchiveError
-from log import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
-_NUMBERED = re.compile(r"^ckpt-(\d+)$")
+ITERATION = "iteration"  # in every state: the updates that the run had done
+_DIGEST = "digest"
+_MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
+_STEP = "global_step"  # the variable that counts them
+_NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)")
+_Looked = TypeVar("_Looked")
 
 
 class CheckpointError(Exception):
@@ -52,10 +58,11 @@ def at(folder: Path, iteration: int) -> Checkpoint:
 def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Writes a numbered checkpoint, and the file that says which is the newest, where TensorFlow's own programs look."""
     prefix = Path(checkpoint.prefix)
-    saving.place(prefix, values, state)
+    state = json.loads(json.dumps(state))  # as it will be read
+    saving.place(prefix, values, {**state, _DIGEST: _digest(state)})
     named = f'"{prefix.name}"'
     try:
-        write_atomically(
+        files.write_atomically(
             prefix.parent / "checkpoint", f"model_checkpoint_path: {named}\nall_model_checkpoint_paths: {named}\n"
         )
     except OSError as error:
@@ -97,26 +104,87 @@ def numbered(folder: Path) -> list[Checkpoint]:
     """The ckpt-<n> of a folder in order of n."""
     found = []
     for index in folder.glob("ckpt-*.index"):
-        match = _NUMBERED.match(index.name[: -len(".index")])
+        match = _NUMBERED.fullmatch(index.name[: -len(".index")])
         if match:
             found.append(Checkpoint(str(index)[: -len(".index")], int(match[1])))
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
 def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is not."""
-    found = numbered(_existing(folder))
+    """The newest checkpoint of a run folder that is whole as far as its manifest and its state tell, and a line on each
+    newer one that is not. Without TensorFlow."""
+
+    def look(checkpoint: Checkpoint) -> Checkpoint:
+        _verify(checkpoint)
+        return checkpoint
+
+    return _newest(_numbered(_existing(folder), "--restore-path"), f"--restore-path {folder}", look)
+
+
+def newest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+    """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
+    on each newer one that is damaged."""
+    return newest_of(_numbered(folder, option), f"{option} {folder}")
+
+
+def newest_of(found: Iterable[Checkpoint], asked: str) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+    """The same of some checkpoints, which `asked` stands for; the error of one that is alone is its own."""
+    ordered = sorted(found, key=lambda checkpoint: checkpoint.iteration)
+    if len(ordered) == 1:
+        return ordered[0], read(ordered[0]), []
+    (checkpoint, values), warnings = _newest(ordered, asked, lambda checkpoint: (checkpoint, _read(checkpoint)))
+    return checkpoint, values, warnings
+
+
+def _numbered(folder: Path, option: str) -> list[Checkpoint]:
+    found = numbered(folder)
     if not found:
-        raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
-    damaged: list[tuple[Checkpoint, str]] = []
+        raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+    return found
+
+
+def _newest(found: Sequence[Checkpoint], asked: str, look: Callable[[Checkpoint], _Looked]) -> tuple[_Looked, list[str]]:
+    """What `look` gives of the last checkpoint for which it raises no CheckpointError."""
+    damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in reversed(found):
-        wrong = manifests.damage(Path(checkpoint.prefix))
-        if wrong is None:
-            return checkpoint, [f"warning: checkpoint {each.name} is damaged and left out: {why}" for each, why in damaged]
-        damaged.append((checkpoint, wrong))
-    raise CheckpointError(
-        f"--restore-path {folder}: all {len(found)} checkpoints are damaged; of {damaged[0][0].name}, {damaged[0][1]}"
-    )
+        try:
+            return look(checkpoint), [_left_out(name, why) for name, why in damaged]
+        except CheckpointError as error:
+            damaged.append((checkpoint.name, error))
+    raise CheckpointError(f"{asked}: all {len(found)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
+
+
+def _verify(checkpoint: Checkpoint) -> None:
+    """CheckpointError, without the checkpoint's name, if the files are not those that the manifest tells of, or the state
+    is another checkpoint's."""
+    wrong = manifests.damage(Path(checkpoint.prefix))
+    if wrong:
+        raise CheckpointError(wrong)
+    done, named = state(checkpoint).get(ITERATION), _number(checkpoint)
+    if named is not None and done is not None and done != named:
+        raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
+
+
+def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
+    """Those that can be read and hold the weights of their numbers, and a line on each other one."""
+    kept, damaged = [], []
+    for checkpoint in found:
+        try:
+            _read(checkpoint)
+            kept.append(checkpoint)
+        except CheckpointError as error:
+            damaged.append(_left_out(checkpoint.name, error))
+    return kept, damaged
+
+
+def _left_out(name: str, why: CheckpointError) -> str:
+    return f"warning: checkpoint {name} is damaged and left out: {why}"
+
+
+def _number(checkpoint: Checkpoint) -> int | None:
+    """The updates that a checkpoint's name promises; None for a name of another kind."""
+    match = re.search(r"ckpt-(0|[1-9][0-9]*)$", checkpoint.name)
+    return int(match[1]) if match else None
 
 
 def select(path: Path) -> list[Checkpoint]:
@@ -146,25 +214,33 @@ def select(path: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
 
 
-def initial(path: Path) -> Checkpoint:
-    """What `--init-path` means: a checkpoint's prefix, a run folder's newest checkpoint, or weights in a .npz file."""
+def initial(path: Path) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+    """What `--init-path` means, and its tensors: a checkpoint's prefix, the newest checkpoint of a run folder that is
+    whole, or weights in a .npz file; and a line on each newer one that is damaged."""
+    found = beginning(path)
+    if isinstance(found, Path):
+        return newest(found, "--init-path")
+    return found, read(found), []
+
+
+def beginning(path: Path) -> Checkpoint | Path:
+    """Where `--init-path` leads: to a checkpoint, or to a folder that has some. CheckpointError if to neither; weights in a
+    .npz file are looked at."""
     file = archives.located(path)
     if file:
         for read_part in (archives.options, archives.arrays):
             _of_archive(read_part, file)  # refused before anything is written
-        found = [Checkpoint(str(file), -1)]
-    elif path.is_dir():
-        found = numbered(path)
-    else:
-        prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
-        found = [_at(prefix)] if prefix.with_name(prefix.name + ".index").exists() else []
-    if not found:
-        _refuse_foreign("--init-path", path)
-        raise CheckpointError(
-            f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
-            f"or {' or '.join(archives.BUNDLED)}"
-        )
-    return found[-1]
+        return Checkpoint(str(file), -1)
+    if path.is_dir() and numbered(path):
+        return path
+    prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
+    if not path.is_dir() and prefix.with_name(prefix.name + ".index").exists():
+        return _at(prefix)
+    _refuse_foreign("--init-path", path)
+    raise CheckpointError(
+        f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
+        f"or {' or '.join(archives.BUNDLED)}"
+    )
 
 
 def _refuse_foreign(option: str, path: Path) -> None:
@@ -188,7 +264,7 @@ def begin(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], classifie
 
 
 def _at(prefix: Path) -> Checkpoint:
-    match = re.search(r"-(\d+)$", prefix.name)
+    match = re.search(r"-([0-9]{1,18})$", prefix.name)
     return Checkpoint(str(prefix), int(match[1]) if match else -1)
 
 
@@ -209,14 +285,34 @@ def run_folder(path: Path) -> Path:
 
 
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state that is not a variable; empty if it is missing."""
-    return _json(checkpoint.state_path) if checkpoint.state_path.exists() else {}
+    """The state that is not a variable; empty if it is missing. CheckpointError if it is damaged."""
+    if not os.path.lexists(checkpoint.state_path):
+        return {}
+    found = _json(checkpoint.state_path)
+    if found.pop(_DIGEST, None) not in (None, _digest(found)):
+        raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
+    return found
+
+
+def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
+    """(updates, state) of every checkpoint of a folder up to `newest` of which the state is sound."""
+    found = []
+    for checkpoint in numbered(folder):
+        if checkpoint.iteration <= newest.iteration:
+            with suppress(CheckpointError):
+                found.append((checkpoint.iteration, state(checkpoint)))
+    return [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Of a state's content, which is checked where there is no manifest, too."""
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _json(path: Path) -> dict[str, Any]:
     """A file with one JSON object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = bounds.json_value(input_files.content(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {_reason(error)}") from None
     if not isinstance(found, dict):
@@ -225,17 +321,35 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint by name."""
+    """Every tensor of a checkpoint by name; CheckpointError for one that is damaged, or holds another update's weights
+    than its name says."""
     file = archives.located(Path(checkpoint.prefix))
     if file:
         return _of_archive(archives.arrays, file)
+    try:
+        return _read(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
+
+
+def _read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """The same; errors without the checkpoint's name."""
+    _verify(checkpoint)
+    values = _tensors(checkpoint)
+    done, named = values.get(_STEP), _number(checkpoint)
+    if named is not None and done is not None and done.tolist() != named:
+        raise CheckpointError(f"it holds the weights of update {done.tolist()}: it was copied or renamed")
+    return values
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     import tensorflow.compat.v1 as tf
 
     try:
         reader = tf.train.NewCheckpointReader(checkpoint.prefix)
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
-        raise CheckpointError(f"checkpoint {checkpoint.prefix} cannot be read: {_reason(error)}") from None
+        raise CheckpointError(f"it cannot be read: {_reason(error)}") from None
 
 
 def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -287,4 +401,5 @@ def _of_archive(read: Callable[[Path], Any], file: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return (getattr(error, "message", None) or str(error) or type(error).__name__).splitlines()[0]
+    told = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return (told or type(error).__name__).splitlines()[0]

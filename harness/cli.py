@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from harness import configs, data, layers, plugins
+from harness import data, layers, plugins
 from harness.catalogue import Catalogue, Option, catalogue, section_options, shown
+from harness.configs import Block
 from harness.fields import HINT, brief
 from harness.layers import COMMAND_LINE, RECORDED, Given, Layer
 from harness.options import EXCLUSIVE, SECTIONS, MainOptions, OptionError, RunOptions
@@ -40,23 +41,37 @@ def parse(
     `recorded`: option values of an earlier run, a layer between the configuration and the defaults.
     """
     notes: list[str] = []
-    main = _main_values(argv, script, recorded)
+    main, block = _main_values(argv, script, recorded)
     if "config_path" in main and "config" not in main:
         notes.append(f"--config-path {main['config_path'].raw} is not read: --config NAME chooses a block of it")
     model = plugins.load("Models", main["model"].raw, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].raw, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
     found = [layers.command_layer(known, argv, notes)]
-    if "config" in main:
-        found.append(layers.config_layer(known, main, notes))
+    if block:
+        found.append(layers.config_layer(known, block, notes))
     if recorded:
         found.append(layers.recorded_layer(known, recorded))
     values, sources, lost = _merge(known, found)
     values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
+    if block:
+        _complete_block(block, values, sources, notes)
     if not values.get("help"):
         _model_defaults(model, known, values, sources, lost, environ)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
     return Parsed(options, tuple(notes + _hint_notes(known, values, sources)), known)
+
+
+def _complete_block(block: Block, values: dict[str, Any], sources: dict[str, str], notes: list[str]) -> None:
+    """The release whose values a configuration has, and cuts for a base that leaves them to the blocks that merge it."""
+    if block.release:
+        values["release"] = block.release
+        sources.setdefault("release", sources["config"] if "@" in block.name else f"the last with {block.name}")
+    stages = values.get("shards", 1)
+    own = all(sources.get(name, "").startswith("configuration") for name in ("pipeline", "shards"))
+    if own and values["pipeline"] and stages > 1 and "pipeline_splits" not in values:
+        values["pipeline_splits"], sources["pipeline_splits"] = ("auto",), f"configuration {block.name} names none"
+        notes.append(f"configuration {block.name} has {stages} stages but no pipeline_splits: auto cuts them by cost")
 
 
 def _model_defaults(
@@ -120,14 +135,13 @@ def help_text(parsed: Parsed, prog: str, intro: str) -> str:
     """The assembled parser's help, in argument groups; those of the model and of the schedule are the chosen ones'."""
     known, chosen = parsed.catalogue, parsed.options.main
     parser = argparse.ArgumentParser(prog=prog, description=intro, add_help=False, usage=f"{prog} [options]")
-    titles = {name: cls.__doc__ for name, cls in SECTIONS.items()}
-    titles |= {
-        "model": f"Model {chosen.model}{_others('Models', '--model', chosen.model)}",
-        "schedule": f"Learning-rate schedule {chosen.lr_schedule}"
-        f"{_others('LR_Schedules', '--lr-schedule', chosen.lr_schedule)}",
-    }
+    titles: dict[str, tuple[str | None, ...]] = {name: (cls.__doc__,) for name, cls in SECTIONS.items()}
+    published = getattr(plugins.load("Models", chosen.model), "TITLE", chosen.model)
+    titles["model"] = published, _others("Models", "--model", chosen.model)
+    curve = f"Learning-rate schedule {chosen.lr_schedule}"
+    titles["schedule"] = curve, _others("LR_Schedules", "--lr-schedule", chosen.lr_schedule)
     for section in known.sections():
-        group = parser.add_argument_group(titles[section])
+        group = parser.add_argument_group(*titles[section])
         for option in known.options.values():
             if option.section == section:
                 _add_help(group, option)
@@ -135,7 +149,7 @@ def help_text(parsed: Parsed, prog: str, intro: str) -> str:
 
 
 def _others(folder: str, flag: str, chosen: str) -> str:
-    return f" (--help with {flag} {'|'.join(name for name in plugins.names(folder) if name != chosen)} shows theirs)"
+    return f"(--help with {flag} {'|'.join(name for name in plugins.names(folder) if name != chosen)} shows theirs)"
 
 
 def explain(options: RunOptions) -> str:
@@ -149,8 +163,9 @@ def explain(options: RunOptions) -> str:
 # Finding the model before the options are known
 
 
-def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | None) -> dict[str, Given]:
-    """The main options that decide which others there are: --model, --lr-schedule, --config, --config-path."""
+def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | None) -> tuple[dict[str, Given], Block | None]:
+    """The main options that decide which others there are (--model, --lr-schedule, --config and what belongs to it), and
+    the configuration."""
     known = Catalogue(section_options("main", MainOptions))
     everything = layers.universe(script).flags()
     # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
@@ -161,9 +176,9 @@ def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | Non
         if spelling is not None and spelling.takes == "one" and values:
             found[spelling.option.name] = Given(values[0], f"{COMMAND_LINE}: {flag}")
     wanted = ("model", "lr_schedule")
-    if "config" in found:
-        entries = configs.read_block(layers.config_path(found), found["config"].raw)
-        block = {key.replace("-", "_"): entry for key, entry in entries.items()}
+    chosen = layers.chosen_block(found)
+    if chosen:
+        block = {key.replace("-", "_"): entry for key, entry in chosen.entries.items()}
         for name in wanted:
             if name in block and block[name].value is not None and name not in found:
                 found[name] = Given(block[name].value, block[name].where)
@@ -172,7 +187,7 @@ def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | Non
             found[name] = Given(recorded[name], "arguments.json")
         found.setdefault(name, Given(known.options[name].default, "default"))
         found[name] = Given(str(found[name].raw).lower(), found[name].where)
-    return found
+    return found, chosen
 
 
 # Layers into options

@@ -17,7 +17,7 @@ from typing import Any
 from harness.fields import brief
 from harness.options import OptionError, RunOptions
 
-TF_CONFIG, RANK = "TF_CONFIG", "OMPI_COMM_WORLD_RANK"
+TF_CONFIG, RANK, RANKS = "TF_CONFIG", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
 IPUS, UNIFORM, PLACE = (
     "POPDIST_NUM_IPUS_PER_REPLICA",
@@ -80,6 +80,12 @@ def follows(environ: Mapping[str, str]) -> bool:
     return environ.get(TF_CONFIG, "") != "" and str(environ.get(RANK) or index) != "0"
 
 
+def _other_release(options: RunOptions) -> str:
+    """Where else the shards may come from, if a configuration says how many there are."""
+    named = options.main.release and options.sources.get("shards", "").startswith("configuration")
+    return ", or the release whose configuration is meant: --release" if named else ""
+
+
 def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training: bool = True) -> Cluster:
     """The instances that the options and the environment speak of; OptionError for what does not fit together. Without
     `training` the shards do not matter: every IPU has the whole network then."""
@@ -92,7 +98,7 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
         if training and found.ipus_per_replica != options.device.shards:
             raise OptionError(
                 f"poprun gives each replica {found.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
-                f"must be equal; give poprun --ipus-per-replica {options.device.shards}"
+                f"must be equal; give poprun --ipus-per-replica {options.device.shards}{_other_release(options)}"
             )
         return found
     _refuse_syncs(options)

@@ -29,6 +29,18 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def _open_what_is_closed() -> None:
+    """Standard streams that the caller closed lead nowhere; the next file to be opened would take their number, and what
+    libraries write to standard error would go into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     """Reads a whole number between the two."""
     largest = _UNLIMITED if most is None else most
@@ -77,6 +89,7 @@ def run(
         print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
         return code
 
+    _open_what_is_closed()
     for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # a terminal without our characters must not end a run
@@ -93,6 +106,10 @@ def run(
         if (error.name or "").split(".")[0] not in _INSTALLED:
             raise
         return told(f"Python package {error.name} is not installed; `make setup` installs it", 1)
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if quiet.starved(error) is None:
+            raise
+        return told(quiet.starved(error), 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1

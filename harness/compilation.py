@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from emulator.record import Mark
+from harness.files import write_atomically
 from harness.profile import FOLDER_VARIABLE
-from log import write_atomically
 
 BEGAN = time.perf_counter()  # this module is loaded with the first ones of a command
 PREPARED, IMPORTED = "options, data and plan", "import of TensorFlow"

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from harness import input_files
+from harness import input_files, releases
 from harness.fields import MOST_SHOWN, brief, decimal_number, whole_number
 from harness.options import OptionError
+from harness.releases import Choice, Span
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 40_000  # keys and values: PyYAML needs some 100 microseconds for each
@@ -71,9 +72,34 @@ class Entry:
     where: str
 
 
+@dataclass(frozen=True)
+class Block:
+    """A configuration as it was chosen."""
+
+    name: str  # NAME, or NAME@RELEASE where a release was asked for
+    release: str | None  # whose values they are, where the file says
+    entries: dict[str, Entry]
+    notes: tuple[str, ...]  # lines that the user should read
+
+
 def read_block(path: str, name: str) -> dict[str, Entry]:
     """The block `name` of the file at `path`, merges followed."""
     return ConfigFile(path).block(name)
+
+
+def choose(path: str, name: str, release: str | None = None) -> Block:
+    """The configuration `name` or `name`@release of the file at `path`, its newest values if there is no release."""
+    file = ConfigFile(path)
+    plain, written = releases.divided(name)
+    if plain not in file.names and name in file.names:  # a name that only looks like one with a release
+        plain, written = name, None
+    if release and written and releases.version(release) != releases.version(written):
+        raise OptionError(f"--config {name} and --release {release} name two releases; give one of them")
+    choice = file.choice(plain, release or written)
+    entries = file.block(choice.block)
+    asked = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
+    notes = [note for note in (choice.note, *file.notes) if note]
+    return Block(asked, choice.release, entries, tuple(dict.fromkeys(notes)))
 
 
 class ConfigFile:
@@ -81,40 +107,84 @@ class ConfigFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.notes: list[str] = []  # what was taken though it is given twice, in the blocks read so far
         self._merges = self._merged = 0
         root, self._loader = _compose(path)
         self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        self._lost: dict[str, yaml.Node] = {}  # first keys of blocks that are defined twice
         if root is None:
             return
         if not isinstance(root, yaml.MappingNode):
             raise OptionError(f"{self._at(root)}: the file must be a mapping of block names to options")
         for key, node in root.value:
             label = self._key(key)
-            if label in self._blocks:
-                first = self._blocks[label][0].start_mark.line + 1
-                raise OptionError(f"{self._at(key)}: block '{brief(label)}' is defined twice; first in line {first}")
+            if label in self._blocks:  # the last one wins, as in Python's YAML
+                self._lost[label] = self._blocks[label][0]
             self._blocks[label] = (key, node)
 
     @property
     def names(self) -> list[str]:
         """The blocks' names in the order of the file."""
-        return list(self._blocks)
+        return [name for name in self._blocks if name != releases.TABLE]
 
     def block(self, name: str) -> dict[str, Entry]:
         """{option: Entry} of one block."""
-        if name not in self._blocks:
-            near = get_close_matches(brief(name), [n for n in self.names if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed()}")
+        self._refuse_unknown(name)
+        if name in self._lost:
+            first = self._lost[name]
+            self._note(
+                f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice: this one is taken, not that of "
+                f"{self._at(first)}"
+            )
         return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
 
     def values(self) -> dict[str, Any]:
         """What a file without blocks gives each of its keys."""
         return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
-    def _listed(self) -> str:
-        shown = self.names if len(self.names) <= MOST_LISTED else self.names[: MOST_LISTED // 3]
-        more = f", ... ({len(self.names)} in the file)" if len(shown) < len(self.names) else ""
+    def choice(self, name: str, release: str | None) -> Choice:
+        """Which block holds a configuration in a release; without one, in the last that has the name."""
+        self._refuse_unknown(name)
+        spans = self.spans()
+        try:
+            return releases.choose(name, release, self.names, spans)
+        except OptionError as error:
+            raise OptionError(f"{self.path}: {error}") from None
+
+    def spans(self) -> dict[str, Span]:
+        """The releases that have each name, as the file's table says."""
+        if releases.TABLE not in self._blocks:
+            return {}
+        found = {}
+        table = self._blocks[releases.TABLE][1]
+        if not isinstance(table, yaml.MappingNode):
+            raise OptionError(f"{self._at(table)}: '{releases.TABLE}' must be a mapping of releases to names")
+        for key, names in table.value:
+            span = Span.read(self._key(key))
+            if span is None or not isinstance(names, yaml.SequenceNode):
+                raise OptionError(f"{self._at(key)}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
+            found |= {self._key(name): span for name in names.value}
+        return found
+
+    def _refuse_unknown(self, name: str) -> None:
+        if name not in self.names:
+            plain = self._plain_names()
+            near = get_close_matches(brief(name), [each for each in plain if len(each) <= MOST_SHOWN], n=3, cutoff=0.3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
+
+    def _plain_names(self) -> list[str]:
+        """Without the blocks that hold another's older values."""
+        return [name for name in self.names if releases.divided(name)[1] is None]
+
+    def _note(self, line: str) -> None:
+        if len(self.notes) < MOST_LISTED:
+            self.notes.append(line)
+
+    @staticmethod
+    def _listed(names: list[str]) -> str:
+        shown = names if len(names) <= MOST_LISTED else names[: MOST_LISTED // 3]
+        more = f", ... ({len(names)} in the file)" if len(shown) < len(names) else ""
         return f"There are: {', '.join(map(brief, shown))}{more}"
 
     def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
@@ -131,17 +201,19 @@ class ConfigFile:
             raise OptionError(f"{self._at(node)}: {what} must be a mapping of options, not {_kind(node)}")
         merged: dict[str, Entry] = {}
         explicit: dict[str, Entry] = {}
+        written: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if key.tag == MERGE_TAG:
                 for source in self._merge_sources(value):
                     merged.update(self._flatten(source, "what '<<' merges", depth + 1))
                 continue
             label = self._key(key)
-            if label in explicit:
-                raise OptionError(
-                    f"{self._at(key)}: '{brief(label)}' is given twice in {what}; first at {explicit[label].where}"
+            if label in explicit:  # the last one wins, as in Python's YAML
+                self._note(
+                    f"{self._at(key)}: '{brief(label)}' is given twice in {what}: {_written(value)} is taken, not "
+                    f"{_written(written[label])} of {explicit[label].where}"
                 )
-            explicit[label] = Entry(self._value(value, label), self._at(key))
+            explicit[label], written[label] = Entry(self._value(value, label), self._at(key)), value
         return {**merged, **explicit}
 
     def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
@@ -201,6 +273,12 @@ def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
         raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
+
+
+def _written(node: yaml.Node) -> str:
+    """A value as it is written, or the beginning of a long one."""
+    parts = node.value[:MOST_LISTED] if isinstance(node, yaml.SequenceNode) else [node]
+    return f"'{brief(' '.join(part.value if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts))}'"
 
 
 def _kind(node: yaml.Node) -> str:

@@ -16,7 +16,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import plugins
+from harness import bounds, input_files, plugins
 from harness.checkpoints import Checkpoint
 from harness.options import OptionError
 from harness.run import Run
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ipu_utils import Frozen
 
 SUFFIX = ".frozen.pb"
+MOST_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
 MOST_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
 _TOLD = (("avg", None), ("50th percentile", 50.0), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))
 
@@ -48,6 +49,7 @@ class Served:
     inferred: int  # pictures, each as often as it was
     hits: int  # of pictures that were inferred at least once, each counted once
     samples: int
+    micro_batches: tuple[int, ...] = ()  # that those pictures are
 
     def latency(self, percentile: float) -> float:
         """Milliseconds within which so many per cent of the calls ended."""
@@ -92,11 +94,10 @@ def notes(run: Run) -> list[str]:
 
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
     """After model, size, batch, checkpoint, and whether labels are at hand."""
-    made = run.options.dataset.generated_data or run.options.dataset.synthetic_data
     size = getattr(run.options.model, "model_size", None) or ""
     parts = (
         f"model_{run.options.main.model}{size}", f"bs_{run.validation_batch}", f"bps_{run.options.device.batches_per_step}",
-        checkpoint.name.replace(os.sep, "_"), "nolabels" if made else "withlabels",
+        checkpoint.name.replace(os.sep, "_"), "withlabels" if labelled(run) else "nolabels",
     )  # fmt: skip
     return "_".join(parts) + SUFFIX
 
@@ -147,11 +148,11 @@ def kept(path: Path, wanted: str) -> tuple[Frozen | None, str]:
     from ipu_utils import Frozen
 
     try:
-        found = Frozen(path.read_bytes())
+        found = Frozen(input_files.content(path, MOST_BYTES))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
-        return None, f"{path} cannot be used ({error}) and is built anew"
+        return None, f"{path} cannot be used ({bounds.reason(error)}) and is built anew"
     if found.identity == wanted:
         return found, ""
     found.close()
@@ -201,6 +202,7 @@ def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served
         inferred=sum(real[k] for result in results for k in result.order),
         hits=sum(hits.values()),
         samples=sum(real[k] for k in hits),
+        micro_batches=tuple(sorted(hits)),
     )
 
 
@@ -216,10 +218,43 @@ def _timed(program: Frozen, batches: Batches, order: Sequence[int]) -> _Thread:
     return _Thread(begun, time.perf_counter(), tuple(latencies), hits, order)
 
 
-def row(run: Run, checkpoint: Checkpoint, served: Served, epoch: float) -> dict[str, Any]:
-    """As a row of validation.csv; pictures without true labels have accuracy -1."""
-    made = run.options.dataset.generated_data or run.options.dataset.synthetic_data
-    accuracy = -1.0 if made else 100 * served.hits / max(served.samples, 1)
+@dataclass(frozen=True)
+class Scored:
+    """What is known of pictures with true labels beyond the class that was answered: means, and hits in per cent."""
+
+    top5: float
+    loss: float
+
+
+NOT_LABELLED = Scored(-1.0, -1.0)
+
+
+def labelled(run: Run) -> bool:
+    """Whether the pictures' labels are true ones."""
+    return not (run.options.dataset.generated_data or run.options.dataset.synthetic_data)
+
+
+def scored(program: Frozen, batches: Batches, micro_batches: Sequence[int]) -> Scored:
+    """Of some of the micro-batches, in calls that nobody times."""
+    import numpy as np
+
+    top5, loss, samples = 0, 0.0, 0
+    for k in micro_batches:
+        real = batches.labels[k] >= 0
+        logits, labels = program.logits(batches.pictures[k])[real].astype(np.float64), batches.labels[k][real]
+        own = np.take_along_axis(logits, labels[:, None], axis=1)
+        # of equal logits the first one counts as the larger, as in validation
+        before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
+        top5 += int((before.sum(axis=1) < 5).sum())
+        largest = logits.max(axis=1, keepdims=True)
+        loss += float((np.log(np.exp(logits - largest).sum(axis=1, keepdims=True)) + largest - own).sum())
+        samples += len(labels)
+    return Scored(100 * top5 / max(samples, 1), loss / max(samples, 1))
+
+
+def row(run: Run, checkpoint: Checkpoint, served: Served, found: Scored, epoch: float) -> dict[str, Any]:
+    """As a row of validation.csv; pictures without true labels have accuracies and a loss of -1."""
+    accuracy = 100 * served.hits / max(served.samples, 1) if labelled(run) else -1.0
     return {
         "name": checkpoint.name,
         "iteration": checkpoint.iteration,
@@ -230,6 +265,6 @@ def row(run: Run, checkpoint: Checkpoint, served: Served, epoch: float) -> dict[
         "val_size": served.samples,
         "img_per_sec": served.inferred / served.seconds,
         "latency": served.mean,
-        "top5_acc": "",
-        "loss": "",
+        "top5_acc": found.top5,
+        "loss": found.loss,
     }

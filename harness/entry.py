@@ -3,20 +3,23 @@ code (2: wrong input, 1: failure at run time, 128 + the signal's number: stopped
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from Datasets._spec import DataError
-from emulator import schedules
+from emulator import host_limits, schedules
 from emulator.plan import ExecutionPlan, PlanError
-from harness import checkpoints, cli, command_line, input_benchmark, layers, plot, plugins
+from harness import checkpoints, cli, command_line, host_memory, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.cluster import TF_CONFIG
+from harness.files import NotRegular
 from harness.heartbeat import WorkerError
 from harness.options import OptionError
 from harness.run import Run, prepare
@@ -25,12 +28,13 @@ from harness.signals import StopRequest
 from harness.summary import layer_table
 from log import LogError
 
-WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError)
+WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError, NotRegular)
 # recorded with a run, but a matter of one call only
 NOT_RECORDED = (
-    "config", "config_path", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after", "repeat",
-    "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict", "dataset_benchmark",
-    "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
+    "config", "config_path", "release", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after",
+    "repeat", "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict",
+    "dataset_benchmark", "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
+    "memory_check",
 )  # fmt: skip
 
 
@@ -63,29 +67,48 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
     return parsed
 
 
-def prepare_or_describe(parsed: Parsed, training: bool = True, total_replicas: int | None = None) -> Run | None:
+def prepare_or_describe(
+    parsed: Parsed, training: bool = True, *, total_replicas: int | None = None, done: int = 0,
+    refuse: Callable[[Run], None] | None = None,
+) -> Run | None:  # fmt: skip
     """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input.
 
-    `total_replicas`: of a run that goes on, which its instances divide anew.
+    `total_replicas`: of a run that goes on, which its instances divide anew; `done`: the weight updates that it has;
+    `refuse`: what else would stop it, which a description must not hide.
     """
     run = prepare(parsed.options, os.environ, parsed.notes, training=training, total_replicas=total_replicas)
+    if refuse:
+        refuse(run)
     asked = parsed.options.main
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
         return None
-    if not asked.dry_run and not asked.summary:
+    describing = asked.dry_run or asked.summary
+    run = _checked(run, training, refusing=not describing and not run.options.device.compile_only)
+    if not describing:
         return run
     if asked.dry_run:
         for note in run.notes:
             print(note)
-        print(describe(run) if training else run.summary())
+        print(describe(run, done) if training else run.summary())
     if asked.summary:
         print(layer_table(run.trace, run.plan))
     return None
 
 
-def describe(run: Run) -> str:
-    """The resolved run as text: summary, learning-rate curve, log and checkpoint points."""
+def _checked(run: Run, training: bool, refusing: bool) -> Run:
+    """The run, with a warning where it may need more memory than there is; refused where it certainly does and is to run."""
+    try:
+        warned = host_memory.check(run, host_limits.limits(), training)
+    except OptionError as error:
+        if refusing:
+            raise
+        warned = [f"warning: {error}"]
+    return dataclasses.replace(run, notes=(*run.notes, *warned))
+
+
+def describe(run: Run, done: int = 0) -> str:
+    """The resolved run as text: summary, learning-rate curve, log and checkpoint points. `done`: updates that it has."""
     horizon = run.horizon
     points = [end for first, end in horizon.steps() if horizon.checkpoints(first, end)] if horizon.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:8])) + (f", ... {points[-1]}" if len(points) > 8 else "")
@@ -93,6 +116,7 @@ def describe(run: Run) -> str:
     return "\n".join(
         [
             run.summary(),
+            *[f"Done: {done} of {horizon.iterations} updates, {horizon.iterations - done} are left"] * (done > 0),
             f"Host steps of {horizon.iterations_per_step} updates; a log line "
             + (f"every {horizon.log_interval}" if horizon.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
@@ -142,7 +166,8 @@ def resuming(run: Run, folder: Path) -> list[str]:
 def command(script: str, *words: str) -> str:
     """A command line that the user can paste."""
     python = os.path.relpath(sys.executable)
-    python = python if not python.startswith("..") and os.sep in python else "python"
+    if python.startswith("..") or os.sep not in python:
+        python = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
     return " ".join([python, os.path.relpath(plugins.ROOT / f"{script}.py"), *map(shlex.quote, words)])
 
 

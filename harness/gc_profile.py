@@ -10,7 +10,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from harness.profile import FOLDER_VARIABLE, STEM
@@ -28,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(parser.parse_args(own).directory or ".").absolute()
     if not command:
         parser.error("no command: write it after --, as in gc-profile -d DIR -- python train.py --config quickstart")
-    began = time.time()
+    written = folder / f"{STEM}.json"
+    before = _state(written)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(command, env={**os.environ, FOLDER_VARIABLE: str(folder)}, check=False)
@@ -37,10 +37,18 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    written = folder / f"{STEM}.json"
-    if done.returncode == 0 and not (written.exists() and written.stat().st_mtime >= began - 1):
+    if done.returncode == 0 and _state(written) in (None, before):
         print(f"gc-profile: note: the command wrote no profile into {folder}", file=sys.stderr)
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """What is another after the file was written anew, whatever the clock says; None without one."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:

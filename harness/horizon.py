@@ -5,6 +5,7 @@ So a resumed run gets the answers of the unbroken one. `first`: updates done bef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -64,6 +65,15 @@ class Horizon:
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
 
+    def longer(self, in_iterations: bool) -> list[str]:
+        """The option that makes the run half as long again, or by one epoch or update; nothing if none can."""
+        if in_iterations:
+            more = min(self.iterations + (self.iterations + 1) // 2, MOST_ITERATIONS)
+            return ["--iterations", str(more)] if more > self.iterations else []
+        least = -(-(self.iterations + 1) * self.global_batch // self.images)  # an epoch may be less than an update
+        epochs = max(math.ceil(1.5 * self.epochs), least)
+        return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MOST_ITERATIONS else []
+
     def grid_start(self, first: int) -> int:
         """Start of the host step that contains update `first`."""
         return first - first % self.iterations_per_step
@@ -91,13 +101,15 @@ class Horizon:
         return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
 
     def checkpoints(self, first: int, end: int) -> bool:
-        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`."""
-        period, left = self.iterations_per_ckpt, self.iterations - end
+        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`.
+
+        Those are the host steps in which an epoch, or the period asked for, ends, and the run's last one, however near.
+        """
+        period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):
             return False
         late_enough = end * self.global_batch >= self.ckpt_epochs_offset * self.images
-        # Not twice near the end: the last checkpoint stands for one less than half a period before it.
-        return left == 0 or (2 * left >= period and late_enough and _crosses(period, self.grid_start(first), end))
+        return end == self.iterations or (late_enough and _crosses(period, self.grid_start(first), end))
 
     def is_checkpoint(self, iteration: int) -> bool:
         """Whether an unstopped run saves after `iteration` updates."""

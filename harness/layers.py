@@ -4,18 +4,21 @@ values of options. Nothing here knows which layer wins.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from harness import configs, plugins
 from harness.catalogue import Catalogue, Option, Spelling, section_options, shown
+from harness.configs import Block, Entry
 from harness.fields import brief
 from harness.options import SECTIONS, OptionError
 
 COMMAND_LINE = "command line"
 RECORDED = "the recorded run"
-COMMAND_LINE_ONLY = ("config", "config_path", "restore_path", "predict", "help")
+COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
+NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 
@@ -162,12 +165,26 @@ def config_path(main: Mapping[str, Given]) -> str:
     return main["config_path"].raw if "config_path" in main else str(DEFAULT_CONFIG_PATH)
 
 
-def config_layer(known: Catalogue, main: Mapping[str, Given], notes: list[str]) -> Layer:
+def chosen_block(main: Mapping[str, Given]) -> Block | None:
+    """The configuration that this call asks for."""
+    if "config" not in main:
+        if "release" in main:
+            asked = f"{main['release'].where} {main['release'].raw}"
+            raise OptionError(f"{asked}: a release is one of a configuration's; give --config NAME too")
+        return None
+    release = main["release"].raw if "release" in main else None
+    block = configs.choose(config_path(main), main["config"].raw, release)
+    notes = [_short(note) for note in block.notes]
+    return dataclasses.replace(block, entries=_understood(block.entries, notes), notes=tuple(notes))
+
+
+def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
     """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
-    path, name = config_path(main), main["config"].raw
+    name = block.name
+    notes += block.notes
     values: dict[str, list[tuple[str, Given]]] = {}
     unused = []
-    for key, entry in configs.read_block(path, name).items():
+    for key, entry in block.entries.items():
         where = _short(entry.where)
         if key.replace("-", "_") in COMMAND_LINE_ONLY:
             raise OptionError(f"{where}: {name}: {key} has a meaning on the command line only")
@@ -188,6 +205,22 @@ def config_layer(known: Catalogue, main: Mapping[str, Given], notes: list[str]) 
     return Layer(
         f"configuration {name}", {option: _agreed(known.options[option], given) for option, given in values.items()}
     )
+
+
+def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
+    """Without the keys of old files that changed nothing in their time: those that no release read, and a key with hyphens
+    beside the same with underscores."""
+    found = {}
+    for key, entry in entries.items():
+        named = NEVER_READ.get(key.replace("-", "_"))
+        instead = f"no release read it; {named} is what it may mean" if named else ""
+        if not named and "-" in key and key.replace("-", "_") in entries:
+            instead = f"{key.replace('-', '_')} is given too"
+        if instead:
+            notes.append(f"{_short(entry.where)}: {key} is left out: {instead}")
+        else:
+            found[key] = entry
+    return found
 
 
 def _short(where: str) -> str:

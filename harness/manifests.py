@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from log import write_atomically
+from harness import bounds, files, input_files
 
 _SUFFIX = ".manifest.json"
 
 
 def write(prefix: Path) -> None:
     """After all files of the checkpoint are written: they are on the disk then, and the manifest says so."""
-    files = {file.name: _described(file, sync=True) for file in _files(prefix)}
-    write_atomically(_path(prefix), json.dumps({"files": files}, indent=1, sort_keys=True) + "\n")
+    described = {file.name: _described(file, sync=True) for file in _files(prefix)}
+    files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
 
 
 def damage(prefix: Path) -> str | None:
-    """What is wrong with the files of a checkpoint by its manifest; None if all is well, or if there is no manifest, as
-    with checkpoints that other programs wrote."""
+    """What is wrong with the files of a checkpoint by its manifest; None if all is well. Without a manifest, as with
+    checkpoints that other programs wrote, they must be regular files at least."""
     try:
-        wanted = json.loads(_path(prefix).read_text(encoding="utf-8"))["files"].items()
+        wanted = _wanted(prefix)
     except FileNotFoundError:
-        return None
+        return next(filter(None, map(_irregular, _files(prefix))), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{_path(prefix).name} cannot be read"
-    for name, described in wanted:
-        file = prefix.with_name(Path(name).name)
-        try:
-            found = _described(file)
-        except OSError:
-            return f"{file.name} is missing"
-        if found != described:
-            same = isinstance(described, dict) and found["bytes"] == described.get("bytes")
-            return f"{file.name} has other bytes than were written" if same else f"{file.name} is cut short or overwritten"
+    for file in _files(prefix):
+        if file.name not in wanted:
+            return f"{file.name} is not in its manifest, which is of {', '.join(sorted(wanted)[:3]) or 'nothing'}"
+    for name, described in wanted.items():
+        wrong = _differs(prefix, name, described)
+        if wrong:
+            return wrong
+    return None
+
+
+def _wanted(prefix: Path) -> dict[str, Any]:
+    """What the manifest says of each file."""
+    return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
+
+
+def _differs(prefix: Path, name: str, described: Any) -> str | None:
+    file = prefix.with_name(Path(name).name)
+    try:
+        found = _described(file)
+    except FileNotFoundError:
+        return f"{file.name} is missing"
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    if found == described:
+        return None
+    same = isinstance(described, dict) and found["bytes"] == described.get("bytes")
+    return f"{file.name} has other bytes than were written" if same else f"{file.name} is cut short or overwritten"
+
+
+def _irregular(file: Path) -> str | None:
+    try:
+        input_files.opened(file).close()
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
     return None
 
 
@@ -45,13 +71,19 @@ def _path(prefix: Path) -> Path:
 
 
 def _files(prefix: Path) -> list[Path]:
-    return sorted(file for file in prefix.parent.glob(f"{prefix.name}.*") if not file.name.endswith(_SUFFIX))
+    """Of the checkpoint: its index, its tensors and its state."""
+    beside = [*prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"), *map(prefix.with_name, _named(prefix))]
+    return sorted(file for file in beside if os.path.lexists(file))
+
+
+def _named(prefix: Path) -> list[str]:
+    return [f"{prefix.name}.index", f"{prefix.name}.state.json"]
 
 
 def _described(file: Path, sync: bool = False) -> dict[str, Any]:
     """Length and digest; with `sync` not before the file is on the disk."""
     digest = hashlib.sha256()
-    with open(file, "rb") as opened:
+    with input_files.opened(file) as opened:
         if sync:
             os.fsync(opened.fileno())
         while part := opened.read(1 << 22):

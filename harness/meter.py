@@ -81,6 +81,32 @@ class Meter:
         }
 
 
+def state_of_rows(
+    rows: Sequence[Mapping[str, str]], horizon: Horizon, step_increment: int, iteration: int
+) -> dict[str, Any]:
+    """What `Meter.state` gave after so many updates, as far as the rows of training.csv tell: the host steps of the window
+    that have rows. `rows`: up to that update."""
+    per_step = horizon.iterations_per_step
+    steps = -(-iteration // per_step)
+    last = rows[-1] if rows else {}
+    if last:
+        missed = -(-(iteration - int(last["iteration"])) // per_step)
+        steps = int(last["step"]) // step_increment + missed
+    window, end = [], iteration
+    for row in reversed(rows):
+        if int(row["iteration"]) != end or len(window) == horizon.window_steps:
+            break
+        window.insert(0, (float(row["loss_batch"]), float(row["train_acc_batch"]) / 100))
+        end = horizon.grid_start(end - 1)
+    return {
+        "host_steps": steps,
+        "seconds": float(last.get("total_time", 0.0)),
+        "updates_per_step": per_step,
+        "window": window,
+        "open": [],
+    }
+
+
 def _pairs(values: Any) -> list[tuple[float, float]]:
     """(loss, accuracy) of host steps or updates."""
     return [(float(loss), float(accuracy)) for loss, accuracy in values]

@@ -1,5 +1,5 @@
 """The lines by which MLPerf Training follows a run: `:::MLLOG {...}`, one for each event, as its compliance checker reads
-them.
+them, in the run's log and alone in result_<seed>.txt beside it.
 
 Keys and their meaning: MLCommons' mlperf-logging package, rules of the open division.
 """
@@ -7,27 +7,41 @@ Keys and their meaning: MLCommons' mlperf-logging package, rules of the open div
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from harness.run import Run
+from log import RunLog
 
 POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
 class Events:
-    """Writes events; without `write` nothing."""
+    """Writes events, if --mlperf-logging asks for them."""
 
-    def __init__(self, run: Run, write: Callable[[str], None] | None) -> None:
-        self._run, self._write = run, write
+    def __init__(self, run: Run, log: RunLog) -> None:
+        self._run, self._log = run, log if run.options.logging.mlperf_logging else None
+        self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
         self._block = -1  # the weight update that the present one began with
         self._over = True  # so that a run that never began is not ended
+        self._zero = time.time() - time.monotonic()  # asked once: times must not go back with the clock
 
     def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
-        if self._write:
-            line = {"namespace": "", "time_ms": int(1000 * time.time()), "event_type": kind, "key": key, "value": value}
-            self._write(":::MLLOG " + json.dumps({**line, "metadata": {"file": "train.py", "lineno": 0, **metadata}}))
+        if self._log is None:
+            return
+        now = round(1000 * (self._zero + time.monotonic()))
+        event = {"namespace": "", "time_ms": now, "event_type": kind, "key": key, "value": value}
+        line = ":::MLLOG " + json.dumps({**event, "metadata": {"file": "train.py", "lineno": 0, **metadata}})
+        self._log.note(line)
+        if self._results:
+            try:
+                _append(self._results, line + "\n")
+            except OSError as error:  # no reason to lose the run: log.txt has the lines too
+                self._log.note(f"warning: {self._results} cannot be written ({error.strerror}) and ends here")
+                self._results = None
 
     def begun(self) -> None:
         """What is going to run."""
@@ -78,6 +92,13 @@ class Events:
             self.block_over()
             self._event("run_stop", kind=STOP, status=status)
         self._over = True
+
+
+def _append(path: Path, text: str) -> None:
+    """Adds to a file, which is made if need be; OSError if a symbolic link stands there."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _settings(run: Run) -> dict[str, Any]:

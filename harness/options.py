@@ -51,6 +51,7 @@ class MainOptions:
     lr_schedule: str = opt("stepped", "the learning-rate curve: a module of LR_Schedules/")
     config: str | None = opt(None, "named block of the configuration file")
     config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
+    release: str | None = opt(None, "with --config: the values that the name had in this release (2.1; default: its last)")
     restore_path: str | None = opt(
         None, "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)"
     )
@@ -204,7 +205,10 @@ class CheckpointOptions:
         False, "inference_embedded.py: keep the program in a temporary file only", scripts=("inference_embedded",)
     )
     inference: bool = opt(
-        False, "validation.py: predictions only, no loss on the device", bare="true", scripts=("validation",)
+        False,
+        "validation.py: leaves out sums over replicas, of which there are none here: the same row",
+        bare="true",
+        scripts=("validation",),
     )
     predict: tuple[str, ...] = opt(
         (), "validation.py: name what these photographs (JPEG, PNG) show, instead of validating", scripts=("validation",)
@@ -257,6 +261,9 @@ class DeviceOptions:
         aliases=("select_ipus",), check=_device_ids, read=str.upper,
     )  # fmt: skip
     compile_only: bool = opt(False, "build the programs, report and stop")
+    memory_check: bool = opt(
+        True, "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same"
+    )
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
     rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
     min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))
@@ -294,7 +301,8 @@ class DeviceOptions:
         None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
     )
     gc_profile: str | None = opt(
-        None, "the same in profile.* of the run's folder, or of gc-profile -d", bare="IPU_PROFILE", off="NO_PROFILE",
+        None, "the same in profile.* of the run's folder, or of gc-profile -d, with execution.json and stdout.txt (what was "
+        "printed)", bare="IPU_PROFILE", off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
     )  # fmt: skip
     profile_compilation: bool = opt(
@@ -317,7 +325,9 @@ class LoggingOptions:
     log_all_instances: bool = opt(
         False, "every instance prints and writes logs, instance k in instance-k of the run's folder", bare="true"
     )
-    mlperf_logging: bool = opt(False, "lines for MLPerf's compliance checker (:::MLLOG ...)")
+    mlperf_logging: bool = opt(
+        False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
+    )
     wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in")
     wandb_project: str = opt("tf-cnn", "its project")
     wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",))

@@ -13,11 +13,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from harness import svg
+from harness import bounds, files, input_files, svg
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
 
+MOST_BYTES = 1 << 28  # of a CSV: some million rows
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, LEFT, RIGHT, TOP = 920, 78, 30, 72  # pixels: the picture, and the margins around its panels
 PANEL, GAP, BOTTOM = 200, 62, 54  # pixels: height of a panel, space above the next, space under the last
@@ -79,8 +80,9 @@ def comparison_svg(runs: Sequence[tuple[str, Rows, Rows]], title: str) -> str:
 
 
 def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path) -> Path:
-    """Draws (label, run folder) into one picture."""
+    """Draws (label, run folder) into one picture, in a folder that is made if need be."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(comparison_svg(rows, title), encoding="utf-8")
     return target
 
@@ -100,9 +102,9 @@ def write_run_svg(run_dir: str | Path) -> Path:
     """Draw a run's `training.csv` and `validation.csv` as its `training.svg`, whole or not at all."""
     folder = Path(run_dir)
     picture = run_svg(_read(folder / "training.csv"), _read(folder / "validation.csv"), folder.resolve().name)
-    target, partial = folder / "training.svg", folder / "training.svg.partial"
-    partial.write_text(picture, encoding="utf-8")
-    return partial.replace(target)
+    target = folder / "training.svg"
+    files.write_atomically(target, picture)
+    return target
 
 
 @dataclass(frozen=True)
@@ -204,11 +206,22 @@ def _points(rows: Rows, column: str) -> Points:
 
 
 def _number(value: Any, otherwise: float = 0.0) -> float:
+    """What no axis can show is no number: beyond 1e30; what is nearer to 0 than 1e-30 is 0."""
     try:
-        return float(value) if math.isfinite(float(value)) else otherwise
+        found = float(value)
     except (TypeError, ValueError):
         return otherwise
+    if abs(found) < 1e-30:
+        return 0.0
+    return found if abs(found) <= 1e30 else otherwise
 
 
 def _read(path: Path) -> Rows:
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+    """The rows of a CSV; ValueError, with the file named, if they cannot be read."""
+    try:
+        text = input_files.content(path, MOST_BYTES).decode("utf-8")
+        return list(csv.DictReader(text.splitlines()))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {bounds.reason(error)}") from None

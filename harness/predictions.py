@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from Datasets._class_names import class_names
@@ -17,15 +18,14 @@ if TYPE_CHECKING:
 MOST = 5  # classes shown
 
 
-def show(run: Run, checkpoint: Checkpoint, log: RunLog) -> None:
-    """The most probable classes of every photograph of --predict, as the checkpoint has it."""
+def show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
+    """The most probable classes of every photograph of --predict, as the checkpoint with these tensors has it."""
     from Datasets import _photo_files
     from harness.build import prediction_program
 
     paths = run.options.checkpoint.predict
     request = dataclasses.replace(run.request(1), host_normalise=False)
     pictures = _photo_files.load(paths, run.source.spec, request)
-    values = checkpoints.read(checkpoint)
     program = prediction_program(run, request, pictures)
     try:
         checkpoints.fit(values, program.weights.model, checkpoint)

@@ -1,29 +1,35 @@
 """The profile of one weight update: a Chrome trace, and a picture of the stages' cells.
 
 `--profile [FILE]` and `--gc-profile [TYPE]` ask for it, and so does `gc-profile -d DIR -- command` by an environment
-variable. The files are `profile.json` and `profile.svg`, in the run's folder, in DIR, or as FILE says.
+variable. The files are `profile.json` and `profile.svg`, in the run's folder, in DIR, or as FILE says. All but `--profile`
+alone have two more beside them, as the IPU's tool had: `execution.json`, the same in numbers, and `stdout.txt`, what the
+command printed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from emulator import record
 from emulator.machine import cores
 from emulator.plan import ExecutionPlan
 from emulator.record import Ran
 from harness import timeline
+from harness.files import write_atomically
 from harness.options import DeviceOptions, OptionError
-from log import write_atomically
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
 STEM, AUTO = "profile", "auto"
+EXECUTION, PRINTED = "execution.json", "stdout.txt"
 STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
 
 
@@ -33,6 +39,7 @@ class Request:
 
     kind: str
     target: Path
+    reports: bool  # whether execution.json and stdout.txt are wanted beside them
 
     @property
     def operations(self) -> bool:
@@ -50,7 +57,7 @@ def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) 
         named = Path(options.profile)
         inside = named.is_dir() or options.profile.endswith("/")
         target = named / STEM if inside else named.with_suffix("") if named.suffix in (".svg", ".json") else named
-    return Request(options.gc_profile or IPU, target)
+    return Request(options.gc_profile or IPU, target, options.gc_profile is not None or bool(around))
 
 
 def refuse_bad_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
@@ -81,6 +88,7 @@ def write(
         request.target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
         write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
+        _write_execution(request, title, operations, _measures(plan, cells, most_alive))
     except OSError as error:  # no reason to lose the run
         return [f"The profile was not written: {error.strerror}: {error.filename}"]
     milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
@@ -98,15 +106,98 @@ def write(
     return lines
 
 
-def write_operations(request: Request, operations: Sequence[Mapping[str, Any]]) -> str:
+def write_operations(request: Request, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
     """The trace of something that has no stages; a line about it."""
     trace = request.target.with_name(request.target.name + ".json")
     try:
         request.target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
+        _write_execution(request, title, operations, {})
     except OSError as error:
         return f"The profile was not written: {error.strerror}: {error.filename}"
     return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
+
+
+def _measures(plan: ExecutionPlan, cells: Sequence[Ran], most_alive: int | None) -> dict[str, Any]:
+    """What execution.json says of the stages; times in milliseconds since the first cell began."""
+    began = min(cell.begin for cell in cells)
+    return {
+        "schedule": plan.schedule,
+        "stages": len(plan.stages),
+        "milliseconds": 1000 * (max(cell.end for cell in cells) - began),
+        "idle_share": record.idle_fraction(cells, len(plan.stages)),
+        "busy_at_once": record.busy_at_once(cells),
+        "most_alive_bytes": most_alive,
+        "cells": [
+            {
+                "stage": cell.action.stage,
+                "kind": timeline.WORDS[cell.action.kind],
+                "micro_batch": cell.action.micro_batch,
+                "begin": 1000 * (cell.begin - began),
+                "end": 1000 * (cell.end - began),
+            }
+            for cell in cells
+        ],
+    }
+
+
+def _write_execution(
+    request: Request, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any]
+) -> None:
+    """execution.json: the measures, and how often each type of operation ran and for how long."""
+    if not request.reports:
+        return
+    found: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
+    for event in operations:
+        if "op" in event.get("args", {}):
+            sums = found[event["args"]["op"]]
+            sums["count"] += 1
+            sums["milliseconds"] += event.get("dur", 0) / 1000
+    content = {"title": title, "kind": request.kind, **measures, "operations": found}
+    write_atomically(request.target.with_name(EXECUTION), json.dumps(content, indent=1) + "\n")
+
+
+class _Copied:
+    """A stream whose text goes into a file too, as long as that can be written."""
+
+    def __init__(self, stream: TextIO, copy: TextIO) -> None:
+        self._stream, self._copy = stream, copy
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):  # the log has it too
+            self._copy.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._copy.flush()
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def copied_output(request: Request | None) -> Iterator[None]:
+    """What is printed meanwhile goes to stdout.txt beside the profile too, if that is wanted."""
+    if request is None or not request.reports:
+        yield
+        return
+    path = request.target.with_name(PRINTED)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy = open(os.open(path, flags, 0o666), "w", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+    except OSError as error:
+        print(f"What is printed is not copied: {error.strerror}: {path}")
+        yield
+        return
+    try:
+        with contextlib.redirect_stdout(_Copied(sys.stdout, copy)):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            copy.close()
 
 
 def _cell_events(cells: Sequence[Ran], stages: int) -> list[dict[str, Any]]:

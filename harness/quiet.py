@@ -13,6 +13,11 @@ import tempfile
 
 _HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_LESS = (
+    "give a smaller --micro-batch-size, with --gradient-accumulation-count for the same global batch, "
+    "--enable-recomputation, --fold 1 or a smaller --image-size"
+)
+_STARVED = ("failed to map segment", "cannot allocate memory", "can't start new thread")  # of the loader, and of Python
 _NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d)")
 
 
@@ -45,8 +50,19 @@ def device_error(error: Exception) -> str:
     for marker in ("DataError: ", "OOM when allocating"):
         for line in lines:
             if marker in line:
-                return line[line.index(marker) :].removeprefix("DataError: ")
+                told = line[line.index(marker) :].removeprefix("DataError: ")
+                return f"{told} (out of memory: {_LESS})" if marker.startswith("OOM") else told
     return f"{type(error).__name__}: {telling_line(error)}"
+
+
+def starved(error: BaseException) -> str | None:
+    """One line on an error that comes of too little memory, or of too few threads; None for any other."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {_LESS}, or more memory (ulimit -v, ulimit -d)"
+    reason = (str(error).splitlines() or [""])[0]
+    if not any(part in reason.lower() for part in _STARVED):
+        return None
+    return f"{reason}: give more memory (ulimit -v, ulimit -d) or threads (ulimit -u)"
 
 
 def telling_line(error: Exception) -> str:

@@ -31,8 +31,16 @@ def named_by(words: Sequence[str]) -> Callable[[str], bool]:
     return lambda name: any(word in name for word in words)
 
 
-def notes(options: TrainingOptions, sources: Mapping[str, str], global_batch: int, names: Sequence[str]) -> list[str]:
-    """What the log says of the update; OptionError for a skip list's word, given explicitly, that matches nothing."""
+def only_moving(words: Sequence[str], trained: Sequence[str], moving: Sequence[str]) -> list[str]:
+    """The words that some name of a moving statistic contains, and no name of a trained variable."""
+    return [word for word in words if any(word in name for name in moving) and not any(word in name for name in trained)]
+
+
+def notes(
+    options: TrainingOptions, sources: Mapping[str, str], global_batch: int, names: Sequence[str], moving: Sequence[str] = ()
+) -> list[str]:
+    """What the log says of the update; OptionError for a skip list's word, given explicitly, that matches nothing. `names`:
+    of the trained variables, `moving`: of the moving statistics."""
     found: list[str] = []
     if options.optimiser == "RMSprop":
         rmsprop_decay(options, global_batch)
@@ -42,8 +50,12 @@ def notes(options: TrainingOptions, sources: Mapping[str, str], global_batch: in
         given = f"{rule}_skip_list"
         if options.optimiser.lower() != rule or sources.get(given, RECORDED).startswith(RECORDED):
             continue  # a recorded list has been looked at when it was given, and the default need not match
-        for word in getattr(options, given):
-            if not any(word in name for name in names):
+        words = getattr(options, given)
+        spared = only_moving(words, names, moving)
+        if spared:
+            found.append(f"--{rule}-skip-list {' '.join(spared)} changes nothing: moving statistics are not trained")
+        for word in words:
+            if word not in spared and not any(word in name for name in names):
                 raise OptionError(
                     f"--{rule}-skip-list {word} matches no trained variable; their names are like {', '.join(names[:3])}"
                 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from Datasets._spec import DataSource, ReadRequest
 from emulator import plan as plans
 from emulator import precision
+from emulator.cost.host_memory import HostMemory
 from emulator.cost.trace import Trace, TraceError, trace
 from emulator.machine import this_machine
 from emulator.partition import PartitionError
@@ -22,11 +23,11 @@ from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
 from harness import cluster as clusters
-from harness import data, plugins, rules
+from harness import data, doubts, host_memory, plugins, rules
 from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
-from harness.options import DatasetOptions, OptionError, RunOptions
+from harness.options import DatasetOptions, DeviceOptions, OptionError, RunOptions
 from LR_Schedules._warmup import RateHorizon
 from Models._segments import Segment
 
@@ -45,12 +46,13 @@ class Run:
     trace: Trace
     plan: ExecutionPlan
     horizon: Horizon
-    peak_rate: float
+    peak_rate: float | None  # None where nothing is trained
     rate: Callable[[int], float]
     seed: int
     name: str
     not_decayed: tuple[str, ...]
     notes: tuple[str, ...]
+    memory: HostMemory  # of this process at its peak, as predicted
     cluster: Cluster = ALONE
 
     def training_request(self, done: int) -> ReadRequest:
@@ -106,20 +108,39 @@ class Run:
 
     def summary(self) -> str:
         """The head of a log: what is about to run."""
-        spec, horizon = self.source.spec, self.horizon
+        spec = self.source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
             f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
             self.plan.summary(),
-            f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
-            f"{self.options.training.optimiser}, learning rate up to {self.peak_rate:.4g} ({self.options.main.lr_schedule})",
+            *self._updates(),
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "
             f"{self.trace.activation_bytes(4) / 1e6:,.1f} MB of activations a picture",
+            f"Host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
+
+    def memory_of(self, plan: ExecutionPlan) -> HostMemory:
+        """What training takes by another plan."""
+        return host_memory.of_training(self.options, self.source.spec, self.trace, plan, self.picture)
+
+    @property
+    def picture(self) -> int:
+        """Numbers in one picture."""
+        return self.channels * self.image_size**2
+
+    def _updates(self) -> list[str]:
+        """How long and how fast is trained, if anything is."""
+        if self.peak_rate is None:
+            return []
+        horizon, training = self.horizon, self.options.training
+        return [
+            f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
+            f"{training.optimiser}, learning rate up to {self.peak_rate:.4g} ({self.options.main.lr_schedule})"
+        ]
 
 
 def prepare(
@@ -141,13 +162,12 @@ def prepare(
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
     traced = _trace(segments, image_size, _channels(options.dataset, family))
-    forced = options.device.force_weight_to_fp16, options.device.force_weight_to_fp32
     _refuse_filters_that_match_nothing("--variable-filter", options.training.variable_filter, traced)
-    for kind, names in zip(("fp16", "fp32"), forced):
-        _refuse_filters_that_match_nothing(f"--force-weight-to-{kind}", names, traced)
-    _refuse_what_is_forced_both_ways(*forced, traced)
+    forced = _forcing_notes(options.device, traced)
     plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training, cluster)
-    peak = _peak_rate(options, plan.global_batch) if training else 0.0
+    peak = _peak_rate(options, plan.global_batch) if training else None
+    rate = (lambda i: 0.0) if peak is None else _rate(options, horizon, peak)
+    memory = host_memory.of_training if training else host_memory.of_validation
     return Run(
         options=options,
         source=source,
@@ -158,19 +178,22 @@ def prepare(
         plan=plan,
         horizon=horizon,
         peak_rate=peak,
-        rate=_rate(options, horizon, peak) if training else lambda i: 0.0,
+        rate=rate,
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
+        memory=memory(options, source.spec, traced, plan, _channels(options.dataset, family) * image_size**2),
         cluster=cluster,
         notes=(
             *notes,
             *source.spec.notes,
             *replaced,
             *rules.input_notes(options.dataset, family),
+            *forced,
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_layout_notes(options, plan, training),
             *_training_notes(options, plan, training),
+            *_doubts(options, source, traced, plan, horizon, peak, rate, cluster, environ),
         ),
     )
 
@@ -201,18 +224,38 @@ def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
 
 
+def _forcing_notes(device: DeviceOptions, traced: Trace) -> list[str]:
+    """What the log says of --force-weight-to-...; OptionError for words that name nothing, or what cannot be forced."""
+    half, single = device.force_weight_to_fp16, device.force_weight_to_fp32
+    for part in rules.only_moving(half, *_names(traced)):
+        raise OptionError(
+            f"--force-weight-to-fp16 {part} names moving statistics only, and they are kept in FP32; leave it out"
+        )
+    kept = rules.only_moving(single, *_names(traced))
+    for kind, words in (("fp16", half), ("fp32", [part for part in single if part not in kept])):
+        _refuse_filters_that_match_nothing(f"--force-weight-to-{kind}", words, traced)
+    _refuse_what_is_forced_both_ways(half, single, traced)
+    return [f"--force-weight-to-fp32 {' '.join(kept)} changes nothing: moving statistics are FP32 already"] if kept else []
+
+
+def _names(traced: Trace) -> tuple[list[str], list[str]]:
+    """Of the variables that gradients train, and of those that batches move."""
+    trained, moving = ([v.name for v in traced.variables if v.trainable is kind] for kind in (True, False))
+    return trained, moving
+
+
 def _refuse_what_is_forced_both_ways(to_half: tuple[str, ...], to_single: tuple[str, ...], traced: Trace) -> None:
-    for variable in traced.variables:
-        half, single = ([part for part in parts if part in variable.name] for parts in (to_half, to_single))
+    for name in _names(traced)[0]:
+        half, single = ([part for part in parts if part in name] for parts in (to_half, to_single))
         if half and single:
             raise OptionError(
-                f"--force-weight-to-fp16 {half[0]} and --force-weight-to-fp32 {single[0]} both name {variable.name}; leave "
-                "it in one of them"
+                f"--force-weight-to-fp16 {half[0]} and --force-weight-to-fp32 {single[0]} both name {name}; leave it in one "
+                "of them"
             )
 
 
-def _refuse_filters_that_match_nothing(option: str, filters: tuple[str, ...], traced: Trace) -> None:
-    names = [variable.name for variable in traced.variables if variable.trainable]
+def _refuse_filters_that_match_nothing(option: str, filters: Sequence[str], traced: Trace) -> None:
+    names, _ = _names(traced)
     for part in filters:
         if not any(part in name for name in names):
             known = sorted({name.split("/")[1] for name in names} | {name.rsplit("/", 1)[-1] for name in names})
@@ -245,7 +288,7 @@ def _plan_and_horizon(
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
-    return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step), horizon
+    return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step if for_training else 0), horizon
 
 
 def _precision(options: RunOptions) -> Precision:
@@ -357,8 +400,7 @@ def _accumulation_label(plan: ExecutionPlan) -> str:
 
 
 def _resolution_notes(options: RunOptions, plan: ExecutionPlan, traced: Trace, images: int) -> list[str]:
-    names = [variable.name for variable in traced.variables if variable.trainable]
-    notes = rules.notes(options.training, options.sources, plan.global_batch, names)
+    notes = rules.notes(options.training, options.sources, plan.global_batch, *_names(traced))
     if not plan.precision.half_master and plan.precision.fp32_copy:
         notes.append(f"--offload-fp32-weight-copy changes nothing: with {plan.precision.name} the weights are FP32")
     if not plan.precision.half and plan.precision.saturate:
@@ -396,6 +438,24 @@ def _training_notes(options: RunOptions, plan: ExecutionPlan, training: bool) ->
     return [
         *rules.mixing_notes(options.dataset, plan.micro_batch),
         *rules.averaging_notes(options.training, options.checkpoint),
+    ]
+
+
+def _doubts(
+    options: RunOptions, source: DataSource, traced: Trace, plan: ExecutionPlan, horizon: Horizon, peak: float | None,
+    rate: Callable[[int], float], cluster: Cluster, environ: Mapping[str, str],
+) -> list[str]:  # fmt: skip
+    """What is most likely not meant, in a line each; OptionError for what cannot be."""
+    if peak is None:
+        if not options.checkpoint.predict:
+            doubts.validation_data(source)
+        return []
+    batch_norm = any("batch_norm/moving" in variable.name for variable in traced.variables)
+    return [
+        *doubts.training_data(options, source),
+        *doubts.update(options, source.spec.num_classes, horizon, peak, rate),
+        *doubts.neighbours(cluster, environ),
+        *doubts.without_effect(options, plan, horizon, batch_norm),
     ]
 
 

@@ -4,6 +4,7 @@ checkpoint that is listed is whole. A writer does it in a thread of its own whil
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -50,7 +51,7 @@ def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, An
 
 def delete(prefix: Path) -> None:
     """Removes a checkpoint's files, the index first: without it the others are none."""
-    files = prefix.parent.glob(f"{prefix.name}.*")
+    files = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
     for file in sorted(files, key=lambda file: file.suffix != ".index"):
         file.unlink(missing_ok=True)
 

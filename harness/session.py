@@ -51,7 +51,6 @@ class Session:
     compilation: FirstUpdates | None = None
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     diverged: bool = False
-    told: bool = False  # that there is nothing to validate on
 
     def __post_init__(self) -> None:
         self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
@@ -191,6 +190,14 @@ class Session:
 
         return report
 
+    def resumes(self, newest: Checkpoint) -> None:
+        """Says where the checkpoints are that the run has already, in the lines that tell of new ones."""
+        self.saved = newest.iteration
+        if checkpoints.at(self.folder, 0) in checkpoints.numbered(self.folder):
+            self.log.note(f"Saved initial checkpoint to {checkpoints.at(self.folder, 0).prefix}\n  when the run began")
+        if newest.iteration:
+            self.log.note(f"Saved checkpoint to {newest.prefix}\n  before this call, which goes on from it")
+
     def save(self, iteration: int, initial: bool = False, rolling: bool = False) -> tuple[Checkpoint, Values]:
         """Has a checkpoint written while training goes on; `rolling`: until the next one. It, and what is in it."""
         started = time.perf_counter()
@@ -199,11 +206,17 @@ class Session:
         self._refuse_faulty(values, iteration)
         if not self.writes:
             return saved, values
-        state = {**self.meter.state(), checkpoints.ROLLING: rolling}
+        state = {
+            **self.meter.state(),
+            checkpoints.ITERATION: iteration,
+            checkpoints.ROLLING: rolling,
+            **self.log.kept(iteration, stays=not rolling),
+        }
         what = "initial " if initial else "safety " if rolling else ""
         model = {name: values[name] for name in self.program.weights.model}
 
         def write() -> None:
+            self._sync_rows()
             checkpoints.save(saved, values, state)
             seconds = "" if initial else f" in {time.perf_counter() - started:.2f}s"
             print_of_weights = checkpoints.fingerprint(model)
@@ -216,6 +229,13 @@ class Session:
         self._settle()
         self.writer.begin(write)
         return saved, values
+
+    def _sync_rows(self) -> None:
+        """The rows that a checkpoint belongs to are on the disk before it is."""
+        try:
+            self.log.sync()
+        except OSError as error:
+            raise SaveError(f"the rows in {self.folder} cannot be written: {error.strerror}") from None
 
     def _refuse_faulty(self, values: Values, iteration: int) -> None:
         """Weights that are not finite are no use to anyone, unless the run is to go on all the same."""
@@ -238,10 +258,7 @@ class Session:
         run = self.run
         if not run.options.checkpoint.validation or saved.name in self.validated:
             return
-        if not run.source.spec.validation_images:
-            if not self.told:
-                self.log.note(f"Not validated: {run.source.spec.name} has no validation files here")
-            self.told = True
+        if not run.source.spec.validation_images:  # of which the log's head tells
             return
         row = self.mlperf.evaluated(saved.iteration, lambda: self.score(saved, values))
         self.validated[saved.name] = row
@@ -272,7 +289,9 @@ class Session:
         for name, amount in averages.wanted(self.run.options.training):
             averaged, values = Checkpoint(str(self.folder / name), -1), None
             if self.team.first:
-                averaged, count = averages.of_run(self.folder, name, amount, self.run.horizon)
+                averaged, count, damaged = averages.of_run(self.folder, name, amount, self.run.horizon)
+                for warning in damaged:
+                    self.log.note(warning)
                 self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
                 values = checkpoints.read(averaged)
             self.validate(averaged, self.team.shared(values))
@@ -289,12 +308,16 @@ class Session:
             note(f"No logs were kept; checkpoints, if any, are in {self.folder}")
             return
         note(f"The run is in {self.folder}; its picture: {plot.write_run_svg(self.folder)}")
-        path = str(self.folder)
+        if not self.team.first:  # instance 0's folder is the one to go on with
+            return
         horizon = self.run.horizon
         if done < horizon.iterations:
             note(f"Go on:           {entry.command('restore', *entry.resuming(self.run, self.folder))}")
             return
-        if self.saves:
-            note(f"Validate again:  {entry.command('validation', '--restore-path', path)}")
-            longer = f"{4 * max(1, round(horizon.epochs / 3)):g}"
-            note(f"Train further:   {entry.command('restore', '--restore-path', path, '--epochs', longer)}")
+        if not self.saves:
+            return
+        if self.run.source.spec.validation_images:
+            note(f"Validate again:  {entry.command('validation', '--restore-path', str(self.folder))}")
+        longer = horizon.longer(self.run.options.training.iterations is not None)
+        if longer:
+            note(f"Train further:   {entry.command('restore', *entry.resuming(self.run, self.folder), *longer)}")

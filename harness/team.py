@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ipu_utils import Group
 
 # may differ between instances: where things lie on a host, and what only shows
-_OWN = ("config", "config_path", "data_dir", "init_path", "log_dir", "logs_path", "restore_path", "select_ipu", "wandb",
-        "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel", "dataset_cache",
+_OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "restore_path", "select_ipu",
+        "wandb", "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel", "dataset_cache",
         "worker_timeout")  # fmt: skip
 _FOLDERS = ("Models", "Datasets", "LR_Schedules", "harness", "emulator")
 _PACKAGES = ("tensorflow", "numpy")

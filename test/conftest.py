@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,3 +22,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+
+
+@pytest.fixture(scope="session")
+def parsed_files() -> Callable[..., Any]:
+    """The parser of configuration files, with a memory."""
+    from harness import configs
+
+    return functools.cache(configs._compose)
+
+
+@pytest.fixture
+def read_once(parsed_files, monkeypatch) -> None:
+    """The project's configuration file is parsed once, for tests that go through all of it and read no other."""
+    from harness import configs
+
+    monkeypatch.setattr(configs, "_compose", parsed_files)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import Result, run, succeed
+from runs import Result, rows, run, succeed
+
+from harness import checkpoints
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("train", "validation", "restore")
@@ -227,6 +229,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     for script in ("train", "validation"):
         message = refused(script, *GENERATED, "--logs-path", finished.folder)
         assert message.startswith(f"--logs-path {finished.folder} holds a run already; give another folder")
+        assert f"python restore.py --restore-path {finished.folder} --epochs NUMBER" in message
     assert tree(finished.folder) == before
     record = {"dataset": "cifar-10"}
     (tmp_path / "arguments.json").write_text(json.dumps(record))
@@ -259,22 +262,30 @@ def test_a_network_that_does_not_fit_its_checkpoint(finished):
     assert tree(finished.folder) == before
 
 
-@pytest.mark.parametrize(
-    "file, content",
-    [
-        ("ckpt-1.state.json", b"[]"),
-        ("ckpt-1.state.json", b'{"window": 3}'),
-        ("ckpt-1.data-00000-of-00001", b"junk"),
-        ("training.csv", b"\xff\xfe"),
-        ("training.csv", b"iteration\nx\n"),
-    ],
-)
-def test_damaged_files_of_a_run_without_manifests(file, content, finished, tmp_path):
+@pytest.fixture
+def without_manifests(finished, tmp_path) -> Path:
     for kept in finished.folder.iterdir():
         if not kept.name.endswith(".manifest.json"):
             (tmp_path / kept.name).write_bytes(kept.read_bytes())
-    (tmp_path / file).write_bytes(content)
-    assert file.split(".")[0] in run("restore", "--restore-path", tmp_path, "--iterations", 2).err
+    return tmp_path
+
+
+@pytest.mark.parametrize("file, content", [("ckpt-1.state.json", b"[]"), ("ckpt-1.data-00000-of-00001", b"junk")])
+def test_damaged_files_of_a_run_without_manifests(file, content, without_manifests):
+    (without_manifests / file).write_bytes(content)
+    chosen, _, (warning,) = checkpoints.newest(without_manifests)
+    assert chosen.iteration == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
+
+
+def test_averages_and_rows_that_are_lost_do_not_stop_a_run(without_manifests):
+    (without_manifests / "ckpt-1.state.json").write_bytes(b'{"window": 3}')
+    (without_manifests / "training.csv").write_bytes(b"\xff\xfe\n")
+    result = run("restore", "--restore-path", without_manifests, "--iterations", 2)
+    assert result.code == 0, result.err
+    assert (
+        "steps and averages go on from the rows of training.csv" in result.out and "training.csv had 1 damaged" in result.out
+    )
+    assert [(row["step"], row["iteration"]) for row in rows(without_manifests / "training.csv")] == [("2", "2")]
 
 
 # In a process of its own
@@ -305,6 +316,10 @@ def test_questions_about_options_do_not_import_tensorflow(script):
         assert "TensorFlow was imported" not in result.stderr
         assert (result.returncode, result.stdout[: len(start)]) == (code, start), result.stderr
         assert bool(result.stderr) == (code == 2)
+        if "--dry-run" in words:  # only training has a learning rate and weight updates
+            assert all(
+                (told in result.stdout) == (script == "train") for told in ("learning rate", "Updates: ", " updates per")
+            )
 
 
 def test_a_terminal_without_unicode(tmp_path):

@@ -526,6 +526,9 @@ def test_explain(block):
     assert re.search(r"^seed +3 +command line: --seed$", result.out, re.M)
 
 
+TITLES = {"resnet": "ResNet", "resnext": "ResNeXt", "squeezenet": "SqueezeNet", "efficientnet": "EfficientNet"}
+
+
 @pytest.mark.parametrize("script", ["train", "validation", "restore", "inference_embedded"])
 @pytest.mark.parametrize("model", plugins.names("Models"))
 def test_help_names_every_option(script, model):
@@ -535,7 +538,7 @@ def test_help_names_every_option(script, model):
     known = cli.parse(["--model", model, "--lr-schedule", "exponential", "--help"], script, None, {}).catalogue
     wanted = {"--no-" + o.flag[2:] if o.base is bool and o.default is True else o.flag for o in known.options.values()}
     assert shown == wanted
-    own = result.out.split(f"\nModel {model} (")[1].split("\nLearning-rate schedule exponential (")[0]
+    own = result.out.split(f"\n{TITLES[model]}:\n")[1].split("\nLearning-rate schedule exponential:\n")[0]
     assert {o.flag for o in known.options.values() if o.section == "model" and o.base is not bool} <= set(own.split())
 
 

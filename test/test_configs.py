@@ -236,13 +236,13 @@ def test_every_anchor_block_can_be_chosen(write):
         parse(path, "--model", "efficientnet", "--dataset", "imagenet", name=name)
 
 
-# bases that say how many replicas or stages there must be, and leave them to the blocks that merge them
-PARTS = {
-    **dict.fromkeys(("mlperf_common", "mlperf_bs20", "mlperf_lars", "efficientnet_b4_g1_with_batch_norm_base"), "--BN-span"),
-    **dict.fromkeys(("mk2_efficientnet_b4_16ipus_base", "efficientnet_b4_16ipus_base"), "pipeline_splits has 0 names"),
-}
+# bases that say how many replicas there must be, and leave them to the blocks that merge them
+PARTS = dict.fromkeys(
+    ("mlperf_common", "mlperf_bs20", "mlperf_lars", "efficientnet_b4_g1_with_batch_norm_base"), "--BN-span"
+)
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("name", configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names)
 @pytest.mark.parametrize("script", ["train", "validation"])
 def test_every_block_of_the_repository(name, script):
@@ -257,6 +257,7 @@ def test_every_block_of_the_repository(name, script):
     run = prepare(parsed.options, {})
     assert run.peak_rate > 0
     assert not [note for note in parsed.notes if "not used by" in note or "older spelling" in note]
+    assert not [note for note in run.notes if note.startswith("warning")]  # what was published is not doubted
     sources = parsed.options.sources.values()
     assert len([s for s in sources if s.startswith(f"configuration {name} (configs.yml:")]) >= len(written) - 1
 
@@ -316,8 +317,9 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
     [
         ("micro_bath_size: 3", "FILE:3: a: unknown key 'micro_bath_size'; did you mean micro_batch_size, batch_size or "
          "valid_batch_size?"),
-        ("gradient_accumulation: 64", "FILE:3: a: unknown key 'gradient_accumulation'; did you mean "
+        ("gradient_acumulation: 64", "FILE:3: a: unknown key 'gradient_acumulation'; did you mean "
          "gradient_accumulation_count, gradients_to_accumulate or profile_compilation?"),
+        ("release: 2.1", "FILE:3: a: release has a meaning on the command line only"),
         ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
         ("epochs: .inf", "FILE:3: epochs is 'inf' but must be a finite number"),
         ("epochs: yes", "FILE:3: epochs is 'True' but must be a finite number"),
@@ -341,7 +343,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("model_size: 21", "configuration a (FILE:3): no model size 21 for cifar-sized data; did you mean 32, 29 or 20?"),
         ("restore_path: logs/x", "FILE:3: a: restore_path has a meaning on the command line only"),
         ("config: b", "FILE:3: a: config has a meaning on the command line only"),
-        ("epochs: 1\n  epochs: 2", "FILE:4: 'epochs' is given twice in configuration 'a'; first at FILE:3"),
+        ("epochs: 1\n  epochs: x", "FILE:4: epochs is 'x' but must be a finite number"),
         ("epochs: 1\n  iterations: 2", "FILE:3: --iterations 2 and --epochs 1.0 exclude each other; give one of them"),
         ("epochs: 1\n  epoch: 2", "FILE:4: epochs 1.0 and epoch 2.0 are two spellings of epochs with different values; give one "
          "of them"),
@@ -384,7 +386,6 @@ def test_errors_name_file_and_line(write, keys, message):
         ("a: !!set {x}", "FILE:1: configuration 'a' must be a mapping of options, not a set"),
         ("a: !!python/object:os.x {epochs: 1}", "FILE:1: configuration 'a' must be a mapping of options, not a "
          "python/object:os.x"),
-        ("a: {seed: 1}\nb:\na: {seed: 2}", "FILE:3: block 'a' is defined twice; first in line 1"),
         ("? [x]\n: 1\n", "FILE:1: a key must be a name, not a list"),
         ("a: {seed: 1}\n---\na: {seed: 2}\n", "FILE:2: not valid YAML: but found another document"),
         ("%YAML 9.9\n---\na: 1", "FILE:1: not valid YAML: found incompatible YAML document (version 1.* is required)"),
@@ -487,17 +488,201 @@ def test_bytes_before_the_text_and_windows_lines(write):
     assert "FILE:3: epochs is" in refused(write("a:\r\n  dataset: cifar-10\r\n  epochs: x\r\n"))
 
 
+# Old files: what was taken in their time is taken, and said
+
+V20 = """
+base: &base
+  model: resnet
+  model_size: 50
+  dataset: imagenet
+  optimiser: 'SGD'
+  xla_recompute: True
+  optimiser: 'momentum'
+run:
+  <<: *base
+  batch_size: 8
+  ckpts-per-epoch: 5
+  ckpts_per_epoch: 1
+  replicas: 16
+b4: &b4
+  model: efficientnet
+  model_size: B4
+  dataset: imagenet
+  optimiser: 'RMSprop'
+  lr_schedule: 'exponential'
+  shards: 4
+  pipeline: True
+b4_run:
+  <<: *b4
+  batch_size: 3
+  gradient_accumulation: 64
+  pipeline_splits: ['block2b', 'block4b', 'block6c']
+twice: {seed: 1}
+other:
+twice: {dataset: cifar-10, seed: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "notes"),
+    [
+        ("base", {"optimiser": "momentum"},
+         ["FILE:8: 'optimiser' is given twice in configuration 'base': 'momentum' is taken, not 'SGD' of FILE:6",
+          "FILE:7: xla_recompute is an older spelling of enable_recomputation"]),
+        ("run", {"optimiser": "momentum", "ckpts_per_epoch": 1, "micro_batch_size": 8},
+         ["FILE:8: 'optimiser' is given twice in what '<<' merges: 'momentum' is taken, not 'SGD' of FILE:6",
+          "FILE:12: ckpts-per-epoch is left out: ckpts_per_epoch is given too",
+          "FILE:7: xla_recompute is an older spelling of enable_recomputation",
+          "FILE:11: batch_size is an older spelling of micro_batch_size"]),
+        ("b4", {"pipeline_splits": ("auto",)},
+         ["configuration b4 has 4 stages but no pipeline_splits: auto cuts them by cost"]),
+        ("b4_run", {"gradient_accumulation_count": 1, "pipeline_splits": ("block2b", "block4b", "block6c")},
+         ["FILE:26: gradient_accumulation is left out: no release read it; gradient_accumulation_count is what it may mean",
+          "FILE:25: batch_size is an older spelling of micro_batch_size"]),
+        ("twice", {"seed": 2}, ["FILE:30: block 'twice' is defined twice: this one is taken, not that of FILE:28"]),
+    ],
+)  # fmt: skip
+def test_old_files(write, name, expected, notes):
+    path = write(V20)
+    parsed = parse(path, "--generated-data", name=name)
+    values = parsed.options.values()
+    assert {option: values[option] for option in expected} == expected
+    assert [note.replace(path, "FILE") for note in parsed.notes] == notes
+    assert prepare(parsed.options, {}).peak_rate > 0
+
+
+def test_moving_statistics_that_are_forced_to_what_they_are(write):
+    """The last releases' own spelling; a moving variance is FP32 whatever the weights are."""
+    path = write("a: {dataset: fashion-mnist, batch_norm: yes, force_weight_to_fp32: [batch_norm/moving_variance, fc1]}")
+    run = prepare(parse(path).options, {})
+    said = "--force-weight-to-fp32 batch_norm/moving_variance changes nothing: moving statistics are FP32 already"
+    assert run.notes[-1] == said and run.plan.precision.to_single == ("batch_norm/moving_variance", "fc1")
+    both = parse(path, "--force-weight-to-fp16", "batch_norm")  # of the trained ones
+    assert said in prepare(both.options, {}).notes
+    skip = ["--optimiser", "LARS", "--abs-learning-rate", "1", "--lars-skip-list", "beta", "batch_norm/moving_"]
+    skipped = "--lars-skip-list batch_norm/moving_ changes nothing: moving statistics are not trained"
+    assert skipped in prepare(parse(path, *skip).options, {}).notes
+    for words, message in (
+        (["--force-weight-to-fp16", "moving_mean"], "moving_mean names moving statistics only, and they are kept in FP32"),
+        (["--force-weight-to-fp16", "fc1"], "fc1 both name all/fc1/dense/kernel"),
+        (["--no-batch-norm", "--group-norm"], "batch_norm/moving_variance: no trained variable's name contains it"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            prepare(parse(path, *words).options, {})
+
+
+def test_stages_on_the_command_line_want_their_cuts(write):
+    """Only a base that was published without them gets them."""
+    path = write("a: {model: efficientnet, dataset: imagenet, shards: 4, pipeline: yes}")
+    for words in (["--shards", "2"], ["--no-pipeline-splits"], ["--pipeline"]):
+        found = parse(path, *words, "--generated-data").options
+        assert found.device.pipeline_splits == ()
+        with pytest.raises(OptionError, match="pipeline_splits has 0 names"):
+            prepare(found, {})
+
+
+def test_a_long_value_is_not_shown_whole(write):
+    (note,) = parse(write(f"a: {{dataset: cifar-10, name_suffix: {'x' * 5000}, name_suffix: y}}")).notes
+    assert note.endswith(f"'y' is taken, not '{'x' * 60}...' of {note.split(':')[0]}:1")
+
+
+# Releases: NAME, NAME@2.3 and a table of names
+
+BY_RELEASE = """
+releases:
+  2.1 to 2.5: [a]
+  2.6: [b]
+  2.10 to 3.0: [c]
+a: &a {dataset: cifar-10, epochs: 5}
+a@2.3: &a23 {<<: *a, epochs: 3, loss_scaling: 8}
+a@v2.1.0: {<<: *a23, epochs: 1}
+b: *a
+c: *a
+own: &own {dataset: cifar-10, epochs: 9}
+own@1.0: {<<: *own, epochs: 7}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "epochs", "release", "note"),
+    [
+        ("a", "", 5, "2.5", "configuration a as release 2.5 has it; up to 2.1 and up to 2.3 it was another one: --release"),
+        ("a", "--release 2.5", 5, "2.5", "configuration a as release 2.5 has it"),
+        ("a", "--release 2.4.0", None, None, "no release '2.4.0'; did you mean"),
+        ("a", "--release 2.3", 3, "2.3", "configuration a as release 2.3 has it"),
+        ("a", "--release v2.1.0", 1, "2.1", "configuration a as release 2.1 has it"),
+        ("a@2.1", "", 1, "2.1", "configuration a as release 2.1 has it"),
+        ("a@2.5", "--release 2.5", 5, "2.5", "configuration a as release 2.5 has it"),
+        ("a@2.1", "--release 2.5", None, None, "--config a@2.1 and --release 2.5 name two releases; give one of them"),
+        ("a", "--release 2.6", None, None, "configuration 'a' exists in releases 2.1 to 2.5, not in 2.6"),
+        ("a", "--release 1.0", None, None, "configuration 'a' exists in releases 2.1 to 2.5, not in 1.0\nRelease 1.0 has: "),
+        ("b", "", 5, "2.6", None),
+        ("b", "--release 2.5", None, None, "configuration 'b' exists in release 2.6, not in 2.5"),
+        ("c", "--release 3.0", 5, "3.0", "configuration c as release 3.0 has it"),  # 2.10 comes after 2.6
+        ("own", "", 9, None, None),
+        ("own", "--release 1.0", 7, "1.0", "configuration own as release 1.0 has it"),
+        ("own", "--release 2.1", 9, "2.1", "configuration own as release 2.1 has it"),
+        ("own@v1.0", "", 7, "1.0", "configuration own as release 1.0 has it"),
+        ("own", "--release newest", None, None, "no release 'newest'"),
+        ("nosuch@2.1", "", None, None, "no configuration 'nosuch'"),
+        ("a@b", "", None, None, "no configuration 'a@b'; did you mean"),
+        ("releases", "", None, None, "no configuration 'releases'"),
+    ],
+)
+def test_releases(write, name, words, epochs, release, note):
+    path = write(BY_RELEASE)
+    if epochs is None:
+        with pytest.raises(OptionError, match=re.escape(note)):
+            parse(path, *words.split(), name=name)
+        return
+    parsed = parse(path, *words.split(), name=name)
+    assert (parsed.options.training.epochs, parsed.options.main.release) == (epochs, release)
+    assert [line for line in parsed.notes if "release" in line] == [note] * (note is not None)
+    asked = f"{name.split('@')[0]}@{release}" if words or "@" in name else name
+    assert parsed.options.sources["epochs"].startswith(f"configuration {asked} ({path}:")
+
+
+def test_a_release_needs_a_configuration():
+    for words in (["--release", "2.1"], ["--config-path", "c.yml", "--rel", "2.1", "--dataset", "cifar-10"]):
+        with pytest.raises(
+            OptionError, match="^command line: --release 2.1: a release is one of a configuration's; give --con"
+        ):
+            cli.parse(words, "train", None, {})
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("releases: [a]", "FILE:1: 'releases' must be a mapping of releases to names"),
+        ("releases: {2.1: a}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
+        ("releases: {2.3 to 2.1: [a]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
+        ("releases: {2.1 to 2.2 to 2.3: [a]}", "FILE:1: 'releases' has lines like 2.1 to 2.3: [NAME, ...]"),
+        ("releases: {2.1: [[a]]}", "FILE:1: a key must be a name, not a list"),
+        ("a@2.1: {epochs: 1}", "FILE: no release '2.2'; did you mean 2.1?"),
+    ],
+)
+def test_tables_of_releases_that_are_wrong(write, table, message):
+    assert refused(write(f"{table}\na: {{dataset: cifar-10}}\n"), "--release", "2.2") == message
+
+
+def test_files_without_releases(write):
+    first = refused(write("a: {dataset: cifar-10}"), "--release", "2.1")
+    assert first == "FILE: the file says nothing of releases; leave out --release 2.1"
+    path = write("x@2.1: {dataset: cifar-10, seed: 4}\nx@y: {dataset: cifar-10, seed: 5}\n")
+    assert [parse(path, name=name).options.device.seed for name in ("x@2.1", "x@y")] == [4, 5]
+
+
 # Mutated files: nothing but an answer or an error that was foreseen
 
-SEEDS = [MEME, AVAILABLE, Path(DEFAULT_CONFIG_PATH).read_text()]
+SEEDS = [MEME, AVAILABLE, V20, BY_RELEASE, Path(DEFAULT_CONFIG_PATH).read_text()]
 SNIPPETS = ["<<: *base", "*B2", "&base", "!!int", "!!bool ", "!!python/name:os.system", "- ", ": ", "\t", "{", "}", "[", "]", "\x00",
             "\u2028", "'", '"', '"\\UFFFFFFFF"', "1e999", "~", "? ", "%YAML 9", "---\n", "no_", "2020-99-99", "0x", "|", ">",
-            "\ud800", "=", "<<", "!!timestamp ", "!!binary ", "!!set "]  # fmt: skip
+            "\ud800", "=", "<<", "!!timestamp ", "!!binary ", "!!set ", "@2.1", " to ", "releases: "]  # fmt: skip
 EDIT = st.tuples(st.integers(0, 2000), st.integers(0, 12), st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=4)))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.sampled_from(SEEDS), st.lists(EDIT, max_size=4), st.sampled_from(["run", "quickstart", "B2"]))
+@given(st.sampled_from(SEEDS), st.lists(EDIT, max_size=4), st.sampled_from(["run", "quickstart", "B2", "a@2.3"]))
 @example("run: !!timestamp x\n", [], "run")
 @example("run: {dataset: cifar-10, epochs: !!bool maybe}\n", [], "run")
 def test_any_file_ends_in_options_or_in_a_foreseen_error(text, edits, name):

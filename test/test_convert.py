@@ -692,14 +692,16 @@ def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
         write_tree(tmp_path / "pets" / split, per_class=count)
     converted(tmp_path / "pets", tmp_path / "out")
     folders = []
-    for folder in ("pets", "out"):
+    for folder, unseen in (("pets/train", 0), ("out", 6)):
         done = succeed(
             "train", "--dataset", "imagefolder", "--data-dir", tmp_path / folder, "--model", "resnet", "--model-size", 18,
             "--image-size", 32, "--precision", "32.32", "--iterations", 2, "--micro-batch-size", 4, "--seed", 3,
             "--abs-learning-rate", 0.01, "--batch-norm", "--log-dir", tmp_path / "logs",
-            *(["--no-validation"] * (folder == "pets")),
         )  # fmt: skip
-        assert "Data set: imagefolder, 18 training and 6 validation images, 3 classes" in done.out
+        assert f"Data set: imagefolder, 18 training and {unseen} validation images, 3 classes" in done.out
+        # without pictures for it, validation is no next step
+        assert ("Validate again: " in done.out) == ("warning: " not in done.out) == bool(unseen)
+        assert "Train further: " in done.out
         folders.append(done.folder)
         assert arguments(done.folder)["num_classes"] == 3
     (tmp_path / "cat.png").write_bytes(ODD["PNG"][0])

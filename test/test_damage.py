@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 from pathlib import Path
 
+import fuzzing
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness import checkpoints, saving
+from harness import checkpoints, manifests, saving
+from log import RunLog
 
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--iterations", 6, "--seed", 3, "--precision", "32.32",
@@ -57,15 +61,20 @@ def test_damage_of_any_file_is_noticed(damage, folder):
 
 
 def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, folder):
+    """And with the same rows, those before the damage too."""
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.4)
     cut(folder / "ckpt-4.index", 0.9)
+    copied(folder, 2, 8, "index", "data-00000-of-00001", "state.json")
+    (folder / "training.csv").unlink()
+    flipped(folder / "validation.csv", 0.95)
     out = succeed("restore", "--restore-path", folder).out
-    assert "checkpoint ckpt-6 is damaged" in out and "checkpoint ckpt-4 is damaged" in out
+    assert all(f"checkpoint ckpt-{n} is damaged" in out for n in (8, 6, 4))
     assert f"Restoring training from latest checkpoint: {folder}/ckpt-2" in out
+    assert "training.csv had 1 missing or damaged row: made anew" in out
     assert_same_bits(variables(whole, 6), variables(folder, 6))
     for file in ("training.csv", "validation.csv"):
         assert timeless(whole / file) == timeless(folder / file)
-    assert checkpoints.latest(folder)[1] == []  # they were written anew
+    assert checkpoints.latest(folder)[0].iteration == 6  # they were written anew
 
 
 def test_without_its_index_a_checkpoint_is_not_there(folder):
@@ -91,14 +100,111 @@ def test_a_damaged_manifest_is_damage(text, folder):
     assert found.iteration == 4 and "ckpt-6" in warning
 
 
-def test_without_a_manifest_a_checkpoint_is_read_as_it_is(folder):
-    """Other programs write none."""
-    for file in folder.glob("*.manifest.json"):
+def test_without_manifests_and_states_a_run_goes_on_all_the_same(whole, folder):
+    """Other programs write none: the checkpoint's own checksums count, and the rows tell how far the run was."""
+    for file in (*folder.glob("*.manifest.json"), *folder.glob("*.state.json")):
         file.unlink()
-    assert checkpoints.latest(folder) == (checkpoints.numbered(folder)[-1], [])
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
-    result = run("restore", "--restore-path", folder, "--iterations", 8)
-    assert result.code == 2 and "cannot be read" in result.err and result.err.count("\n") == 1
+    out = succeed("restore", "--restore-path", folder).out
+    assert "checkpoint ckpt-6 is damaged and left out" in out and "ckpt-4 comes without a sound ckpt-4.state.json" in out
+    assert_same_bits(variables(whole, 6), variables(folder, 6))
+    assert [row["step"] for row in rows(folder / "training.csv")] == [row["step"] for row in rows(whole / "training.csv")]
+
+
+# --- Another update's weights ----------------------------------------------------------------------------------
+
+
+def copied(folder: Path, source: int, target: int, *endings: str) -> None:
+    """The files of one checkpoint under another one's number."""
+    for ending in endings:
+        shutil.copy(folder / f"ckpt-{source}.{ending}", folder / f"ckpt-{target}.{ending}")
+
+
+COPIES = {
+    "tensors": NAMES[:2],
+    "tensors and state": NAMES,
+    "everything": (*NAMES, "manifest.json"),
+    "everything, with a manifest of its own": (*NAMES, "manifest.json"),
+}
+
+
+@pytest.mark.parametrize("target", [6, 8])
+@pytest.mark.parametrize("copy", COPIES)
+def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target, folder, tmp_path):
+    (folder / f"ckpt-{target}.manifest.json").unlink(missing_ok=True)
+    copied(folder, 2, target, *COPIES[copy])
+    if "own" in copy:
+        manifests.write(folder / f"ckpt-{target}")
+    good, name = (4 if target == 6 else 6), f"ckpt-{target}"
+    chosen, values, (warning,) = checkpoints.newest(folder)
+    assert chosen.iteration == good and name in warning and "left out" in warning
+    assert_same_bits(values, variables(folder, good))
+    shown = checkpoints.newest_of(checkpoints.select(folder), "--restore-path")  # for --predict
+    assert shown[0] == chosen and shown[2] == [warning]
+    begun = checkpoints.initial(folder)
+    assert begun[0] == chosen and begun[2] == [warning]
+    for path in (folder / name, folder / f"{name}.index"):
+        with pytest.raises(checkpoints.CheckpointError, match="of update 2|not in its manifest"):
+            checkpoints.initial(path)
+    averaged = succeed("weight_avg", "--restore-path", folder, "--mode", "mean", "-N", 1, "--filename", tmp_path / "mean")
+    assert warning in averaged.err and f"Using 1: ckpt-{good}" in averaged.out
+
+
+def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
+    result = run("weight_avg", "--restore-path", folder, "--mode", "mean", "--filename", folder / "ckpt-9")
+    assert result.code == 2 and "ckpt-9" in result.err and not list(folder.glob("ckpt-9*"))
+
+
+def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path, pytestconfig):
+    """Whatever becomes of the files of a run folder: a checkpoint that is taken has the weights of its update, and the rows
+    are whole where the states are."""
+    wanted = {n: checkpoints.fingerprint(variables(whole, n)) for n in (0, 2, 4, 6)}
+    written = {name: timeless(whole / name) for name in ("training.csv", "validation.csv")}
+
+    def make(chance: random.Random) -> Path:
+        shutil.rmtree(tmp_path / "fuzzed", ignore_errors=True)
+        folder = shutil.copytree(whole, tmp_path / "fuzzed")
+        return [spoil(chance, folder) for _ in range(chance.randint(1, 4))] and folder
+
+    def read(folder: Path) -> None:
+        chosen, values, warnings = checkpoints.newest(folder)
+        assert checkpoints.fingerprint(values) == wanted[chosen.iteration]
+        assert all("\n" not in warning for warning in warnings)
+        mended = RunLog(folder, console=False)
+        states = checkpoints.states(folder, chosen)
+        mended.go_on_after(chosen.iteration, states, stays=True)
+        mended.close()
+        if len([state for _, state in states if state]) <= chosen.iteration // 2:
+            return  # rows whose states are lost, too
+        for name, expected in written.items():
+            due = [row for row in expected if int(row["iteration"]) <= chosen.iteration - (name == "validation.csv")]
+            assert not due or [row for row in timeless(folder / name) if row in due] == due
+
+    fuzzing.hold("run folder", fuzzing.rounds(25, 1500, pytestconfig), make, read, checkpoints.CheckpointError)
+
+
+def spoil(chance: random.Random, folder: Path) -> None:
+    """One fault in a run folder."""
+    files = sorted(file for file in folder.iterdir() if file.name.startswith("ckpt-") or file.suffix == ".csv")
+    file = chance.choice(files)
+    kind = chance.choice(["bytes", "bytes", "gone", "swapped", "renumbered", "link", "pipe"])
+    if kind == "bytes" and file.is_file() and not file.is_symlink():
+        file.write_bytes(fuzzing.damaged(chance, file.read_bytes()))
+    elif kind == "swapped":
+        other = chance.choice([other for other in files if other.suffix == file.suffix])
+        if other != file and file.is_file():
+            other.unlink()
+            file.rename(other)
+    elif kind == "renumbered":
+        source, target = chance.sample([0, 2, 4, 6, 8, 10], 2)
+        for part in folder.glob(f"ckpt-{source}.*"):
+            part.replace(folder / part.name.replace(f"-{source}.", f"-{target}.", 1))
+    else:
+        file.unlink()
+        if kind == "link":
+            file.symlink_to(chance.choice(files))
+        elif kind == "pipe":
+            os.mkfifo(file)
 
 
 @pytest.mark.parametrize("stops_after", range(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import numpy as np
@@ -10,7 +11,7 @@ from runs import rows, run, succeed
 
 from harness import cli, embedded
 from harness.build import byte_batches, frozen_program
-from harness.embedded import Batches, Served
+from harness.embedded import Batches, Served, kept
 from harness.run import prepare
 from ipu_utils import Frozen
 
@@ -42,7 +43,9 @@ def test_it_answers_as_validation_does(trained, tmp_path, monkeypatch, precision
     result = infer(tmp_path / "i", *words, "--iterations", 40)  # 40 micro-batches of 50 are all of the 2,000 pictures
     assert result.code == 0, result.err
     assert float(accuracy(tmp_path / "i")) == pytest.approx(float(accuracy(tmp_path / "v")), abs=1e-9)
-    row = rows(tmp_path / "i/validation.csv")[0]
+    row, validated = (rows(tmp_path / name / "validation.csv")[0] for name in ("i", "v"))
+    assert float(row["top5_acc"]) == pytest.approx(float(validated["top5_acc"]), abs=1e-9)
+    assert float(row["loss"]) == pytest.approx(float(validated["loss"]), rel=1e-5)
     assert (row["name"], row["iteration"], row["val_size"]) == ("ckpt-2", "2", "2000")
     told = re.search(
         r"Latencies - avg: ([\d.]+) ms, .*99th percentile: ([\d.]+) ms, 99.9th percentile: ([\d.]+) ms", result.out
@@ -71,6 +74,16 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     assert "built earlier" not in said("e")
     (tmp_path / name).write_bytes(b"")
     assert "built earlier" not in said("f") and "built earlier" in said("g")
+    whole = bytearray((tmp_path / name).read_bytes())
+    whole[len(whole) // 2] ^= 1
+    (tmp_path / name).write_bytes(whole)
+    assert kept(tmp_path / name, "x") == (
+        None,
+        f"{tmp_path / name} cannot be used (it is damaged, or was not built here) and is built anew",
+    )
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert "Is a pipe, not a file" in kept(tmp_path / name, "x")[1]
 
 
 def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
@@ -80,6 +93,7 @@ def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
     assert result.code == 0, result.err
     assert [path.name for path in tmp_path.iterdir()] == ["l"] and "deleted" in result.out
     assert accuracy(tmp_path / "l") == "-1.0"  # generated labels are none
+    assert "" not in rows(tmp_path / "l/validation.csv")[0].values()
 
 
 def test_threads_share_one_program():

@@ -90,14 +90,14 @@ def test_log_points(iterations, rest, points):
     "iterations, rest, points",
     [
         (400, {"log_freq": 10}, [100, 200, 300, 400]),
-        (430, {"log_freq": 10}, [100, 200, 300, 430]),  # not twice near the end
-        (449, {"log_freq": 10}, [100, 200, 300, 449]),
-        (450, {"log_freq": 10}, [100, 200, 300, 400, 450]),  # half a period is far enough
+        (430, {"log_freq": 10}, [100, 200, 300, 400, 430]),  # an epoch's end, near the run's end too
+        (405, {"log_freq": 10}, [100, 200, 300, 400, 405]),
+        (405, {"log_freq": 30}, [120, 210, 300, 405]),  # both in the last host step
         (50, {"log_freq": 10}, [50]),
         (200, {"log_freq": 10, "ckpts_per_epoch": 4}, [30, 50, 80, 100, 130, 150, 180, 200]),
         (100, {"log_freq": 20, "ckpts_per_epoch": 1_000_000}, [20, 40, 60, 80, 100]),
         (900, {"log_freq": 50, "epochs_per_ckpt": 3}, [300, 600, 900]),
-        (900, {"log_freq": 50, "ckpts_per_epoch": 0, "epochs_per_ckpt": 4}, [400, 900]),
+        (900, {"log_freq": 50, "ckpts_per_epoch": 0, "epochs_per_ckpt": 4}, [400, 800, 900]),
         (400, {"log_freq": 10, "ckpts_per_epoch": 0}, []),
         (500, {"log_freq": 10, "ckpt_epochs_offset": 3}, [300, 400, 500]),
         (200, {"log_freq": 10, "ckpt_epochs_offset": 9}, [200]),  # the last one always
@@ -150,6 +150,29 @@ def test_a_longer_run_has_the_same_grid():
     for rest in ({"log_freq": 7}, {"logs_per_epoch": 0}, {"logs_per_epoch": 16}):
         short, long = (of(iterations, batches_per_step=40, **rest) for iterations in (300, 600))
         assert list(long.steps(0, 300)) == list(short.steps())
+
+
+@pytest.mark.parametrize(
+    "iterations, rest, words",
+    [
+        (None, {"epochs": 4}, "--epochs 6"),  # was told to train on to epoch 4
+        (None, {"epochs": 1}, "--epochs 2"),
+        (None, {"epochs": 0.01}, "--epochs 1"),
+        (None, {"epochs": 1, "images": 10, "global_batch": 100}, "--epochs 20"),
+        (None, {"epochs": 21e6}, ""),  # 31 million are too many updates
+        (240, {}, "--iterations 360"),
+        (1, {}, "--iterations 2"),
+        (2**31 - 1, {}, ""),
+    ],
+)
+def test_the_option_that_lengthens_a_run(iterations, rest, words):
+    horizon = of(iterations, **rest)
+    asked = iterations is not None
+    assert horizon.longer(asked) == words.split()
+    if words:
+        length = int(words.split()[1])
+        there = of(length) if asked else of(**{**rest, "epochs": length})
+        assert there.iterations > horizon.iterations
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from runs import run, succeed
 from test_models import traced
 from test_references import recorded
 
-from harness import archives
+from harness import archives, command_line
 from tools import foreign, import_weights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,12 +47,7 @@ def tool(monkeypatch, capsys, tmp_path):
 
     def start(*words: object) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["import_weights.py", *map(str, words)])
-        try:
-            import_weights.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
+        code = command_line.run("import_weights", import_weights.main, [str(word) for word in words], import_weights.WRONG)
         return code, *capsys.readouterr()
 
     return start
@@ -63,7 +58,7 @@ def refused(tool, *words: object) -> str:
     code, out, err = tool(*words)
     assert code == 2
     assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1
+    assert err.startswith("import_weights: error: ") and err.count("\n") == 1
     return err
 
 
@@ -272,6 +267,6 @@ def test_files_that_cannot_be_read(tool, tmp_path):
     assert "this one holds 0" in refused(tool, "none.whl", "--output", "out.npz")
     (tmp_path / "a.pth").write_bytes(b"no")
     assert "pip install torch" in refused(tool, "a.pth") or "cannot be read" in refused(tool, "a.pth")
-    assert "No such file" in refused(tool, "missing.npz", "--output", "out.npz")
+    assert "missing.npz: no such file" in refused(tool, "missing.npz", "--output", "out.npz")
     (tmp_path / "folder.npz").mkdir()
     assert "folder.npz" in refused(tool, "folder.npz", "--output", "out.npz")

@@ -155,8 +155,9 @@ def test_the_first_shards(percentage, train, folder):
 
 
 def test_a_part_of_a_tree_is_refused(tmp_path):
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.jpg").write_bytes(photos.jpegs(1)[0])
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(photos.jpegs(1)[0])
     words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--no-validation", "--model-size", 18, "--dry-run")
     succeed("train", *words)
     result = run("train", *words, "--dataset-percentage-to-use", 50)

@@ -14,11 +14,15 @@ PLUGINS = ("Models", "Datasets", "LR_Schedules")
 PACKAGES = (*PLUGINS, "harness", "emulator")
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "poprun", "inference_embedded")
 LEAVES = {
+    "harness.bounds",
     "harness.command_line",
     "harness.fields",
     "harness.input_files",
+    "harness.npz",
     "harness.quiet",
+    "harness.zips",
     "emulator.draws",
+    "emulator.host_limits",
 }  # import nothing of the project, may be imported by all
 FILES = [ROOT / f"{name}.py" for name in SCRIPTS] + [
     path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import succeed
 
@@ -15,7 +16,7 @@ import log
 from harness import checkpoints
 from harness.checkpoints import CheckpointError
 from harness.horizon import Horizon
-from harness.meter import Meter
+from harness.meter import Meter, state_of_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 HORIZON = Horizon.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)
@@ -73,22 +74,91 @@ def test_a_run_folder_that_cannot_be_made(tmp_path):
         log.new_run_folder("RN8", str(tmp_path / "file"), None, True)
 
 
-def test_a_row_that_was_cut_short_is_not_read(tmp_path):
-    path = tmp_path / "training.csv"
-    path.write_text("iteration,loss\n1,2.5\n2,3.5\n3")
-    assert log.read_rows(path) == [{"iteration": "1", "loss": "2.5"}, {"iteration": "2", "loss": "3.5"}]
+def row(iteration: int) -> dict[str, object]:
+    return {**dict.fromkeys(log.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
 
 
-def test_forgetting_rows_that_will_come_again(tmp_path):
-    run_log = log.RunLog(tmp_path)
-    row = dict.fromkeys(log.TRAINING_COLUMNS, 0)
-    for iteration in (10, 20, 30):
-        run_log.training_row({**row, "iteration": iteration})
-    run_log.forget_after(20)
-    assert [row["iteration"] for row in log.read_rows(tmp_path / "training.csv")] == ["10", "20"]
-    run_log.training_row({**row, "iteration": 30})
+def written(folder: Path) -> tuple[log.RunLog, list[tuple[int, dict[str, object]]]]:
+    """A log with rows at 10, 20, 30, 40, and the states of the checkpoints at 20, 30 (a rolling one) and 40."""
+    run_log, states = log.RunLog(folder), []
+    for iteration in (10, 20, 30, 40):
+        run_log.training_row(row(iteration))
+        if iteration > 10:
+            kept = run_log.kept(iteration, stays=iteration != 30)
+            states.append((iteration, json.loads(json.dumps(kept))))
     run_log.close()
+    return run_log, states
+
+
+def test_rows_that_will_come_again_are_forgotten(tmp_path):
+    _, states = written(tmp_path)
+    run_log = log.RunLog(tmp_path)
+    run_log.go_on_after(20, states[:1], stays=True)
+    assert [row["iteration"] for row in run_log.rows("training.csv")] == ["10", "20"]
+    run_log.training_row(row(30))
     assert (tmp_path / "training.csv").read_text().count("iteration") == 1
+    assert run_log.kept(30, stays=True)["training.csv"]["before"] == 2
+    assert "warning" not in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+@pytest.mark.parametrize("damage", ["gone", "cut", "last rows gone", "flipped", "no text", "header gone", "doubled"])
+def test_rows_are_made_anew_from_the_checkpoints(damage, rolling, tmp_path):
+    """Also where the run goes on from a checkpoint that the next one replaces; what follows is kept by that one."""
+    _, states = written(tmp_path)
+    states = states[:2] if rolling else [states[0], states[2]]
+    last = states[-1][0]
+    path = tmp_path / "training.csv"
+    content, lines = path.read_bytes(), path.read_text().splitlines(keepends=True)
+    spoilt = {
+        "gone": None, "cut": content[:90], "last rows gone": "".join(lines[:2]).encode(),
+        "flipped": content.replace(b"1.4", b"1.5"), "no text": bytes(reversed(range(256))),
+        "header gone": "".join(lines[1:]).encode(), "doubled": content + content[100:],
+    }[damage]  # fmt: skip
+    path.unlink()
+    if spoilt is not None:
+        path.write_bytes(spoilt)
+    run_log = log.RunLog(tmp_path)
+    run_log.go_on_after(last, states, stays=not rolling)
+    for iteration in range(last + 10, 60, 10):
+        run_log.training_row(row(iteration))
+    assert path.read_text().splitlines()[: len(lines)] == [line.rstrip() for line in lines]
+    kept = run_log.kept(50, stays=True)["training.csv"]
+    assert [cells[1] for cells in kept["rows"]] == [str(n) for n in range(30 if rolling else 50, 60, 10)]
+    assert kept["before"] == (2 if rolling else 4)
+
+
+def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
+    _, states = written(tmp_path)
+    (tmp_path / "training.csv").unlink()
+    run_log = log.RunLog(tmp_path)
+    run_log.go_on_after(40, states[-1:], stays=True)
+    assert "training.csv lacks 2 rows, of which no checkpoint is left" in capsys.readouterr().out
+    assert [row["iteration"] for row in run_log.rows("training.csv")] == ["30", "40"]
+
+
+def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
+    """Its checkpoints' states hold none."""
+    written(tmp_path)
+    before = (tmp_path / "training.csv").read_bytes()
+    capsys.readouterr()
+    run_log = log.RunLog(tmp_path)
+    run_log.go_on_after(40, [(20, {}), (40, {"training.csv": {"since": "x"}})], stays=True)
+    assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
+    assert len(run_log.kept(50, stays=True)["training.csv"]["rows"]) == 4
+
+
+def test_the_meter_goes_on_from_the_rows_where_the_state_is_lost():
+    whole = Meter(HORIZON, 2, float, {})
+    rows = []
+    for first, end in [(0, 5), (5, 10), (10, 15)]:
+        whole.add([1.0 / (i + 1) for i in range(first, end)], [0.1] * 5, seconds=0.5)
+        whole.end_host_step()
+        rows.append({name: str(value) for name, value in whole.row(end).items()})
+    rebuilt, state = state_of_rows(rows, HORIZON, 2, 15), whole.state()
+    np.testing.assert_allclose(rebuilt.pop("window"), state.pop("window"), rtol=1e-15)
+    assert rebuilt == state
+    assert state_of_rows(rows, HORIZON, 2, 25)["host_steps"] == 5 and state_of_rows([], HORIZON, 2, 25)["host_steps"] == 5
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -153,9 +223,12 @@ def test_mlperf_s_checker_is_content(tmp_path):
     )
     out = succeed("train", *words.split(), "--logs-path", tmp_path / "run").out
     (tmp_path / "lines").write_text(out)
-    found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
-    assert checker.main(str(tmp_path / "lines"), "training_3.1.0/common.yaml", found)[0]
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    told = [line for line in out.splitlines() if line.startswith(":::MLLOG ")]
+    assert (tmp_path / "run/result_3.txt").read_text().splitlines() == told
+    for file in ("lines", "run/result_3.txt"):
+        found = checker.make_checker("training", "3.1.0", quiet=True, werror=True)
+        assert checker.main(str(tmp_path / file), "training_3.1.0/common.yaml", found)[0]
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in told]
     told = {event["key"]: event["value"] for event in events}
     assert (told["seed"], told["global_batch_size"], told["train_samples"], told["opt_name"]) == (3, 8, 10_000, "sgd")
     assert [e["key"] for e in events][-4:] == ["eval_start", "eval_accuracy", "eval_stop", "run_stop"]

@@ -72,6 +72,23 @@ def test_worked_values(name, where, options, i, expected):
     assert rate(name, where, **options)(i) == pytest.approx(expected, rel=1e-7, abs=1e-15)
 
 
+@pytest.mark.parametrize(
+    "name, options, i, cell",
+    [
+        ("stepped", {"warmup_epochs": 0}, 650, "0.005"),
+        ("stepped", {"warmup_epochs": 0}, 850, "0.0005"),  # 0.0005000000000000001 as a product of doubles
+        ("stepped", {"learning_rate_decay": 0.2, "warmup_epochs": 0}, 350, "0.1"),
+        ("stepped", {"warmup_epochs": 0.5}, 3, "0.3"),
+        ("exponential", {"lr_decay_rate": 0.7, "lr_drops": 10, "warmup_epochs": 0}, 200, "0.245"),
+        ("polynomial_decay_lr", {"poly_lr_decay_power": 1.0, "abs_end_learning_rate": 0.0, "warmup_epochs": 0}, 880, "0.06"),
+        ("polynomial_decay_lr", {"warmup_epochs": 0.5}, 3, "0.3"),
+        ("cosine", {"warmup_epochs": 0}, 0, "0.5"),
+    ],
+)
+def test_a_rate_is_the_shortest_decimal_of_the_exact_product(name, options, i, cell):
+    assert str(rate(name, horizon(0.5), **options)(i)) == cell
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_value_ignores_earlier_calls(name):
     """A schedule that remembered its drops gave a resumed run another rate than the unbroken one."""

@@ -113,6 +113,20 @@ def test_broken_commands_are_told_what_is_wrong(command, monkeypatch):
     assert code == 2 and REFUSED[command] in error.getvalue() and error.getvalue().count("\n") == 1
 
 
+def test_a_name_that_meant_another_recipe_in_the_release_of_its_command(places):
+    for name, batch in (("v21-b4-g16", 800), ("bench-b4-g16", 800)):
+        run = resolved(launched(COMMANDS[name], places))
+        assert (run.plan.shards, run.plan.global_batch, run.options.training.optimiser) == (4, batch, "RMSprop")
+        assert run.options.main.config == "mk2_efficientnet_b4_g16_16ipus" and run.options.main.release == "2.1"
+    spelled = resolved(
+        launched(f"{COMMANDS['bench-b4-g16']} --batch-size 3 --base-learning-rate -12 --xla-recompute", places)
+    )
+    assert (spelled.plan.global_batch, spelled.plan.shards, spelled.peak_rate) == (480, 4, 480 * 2.0**-12)
+    said = "--ipus-per-replica 2, or the release whose configuration is meant: --release"
+    with pytest.raises(OptionError, match=said):
+        resolved(launched(COMMANDS["v21-b4-g16"].replace("--release 2.1", ""), places))
+
+
 def test_programs_that_are_not_part_of_this():
     assert not [name for name in NOT_HERE.values() if (ROOT / name).exists()]
 

@@ -38,7 +38,7 @@ SHARED = {
     "main": {
         "model": (str, "resnet"), "lr_schedule": (str, "stepped"), "restore_path": (str, None), "help": (bool, False),
         "config": (str, None), "config_path": (str, None), "explain": (bool, False), "dry_run": (bool, False),
-        "summary": (bool, False),
+        "summary": (bool, False), "release": (str, None),
     },
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
@@ -78,7 +78,7 @@ SHARED = {
         "seed": (int, None), "identical_replica_seeding": (bool, False), "gc_profile": (str, None), "profile": (str, None),
         "available_memory_proportion": (REALS, ()), "disable_variable_offloading": (bool, False),
         "enable_conv_dithering": (bool, False), "internal_exchange_optimisation_target": (str, None),
-        "compile_only": (bool, False), "on_demand": (bool, True), "prefetch_depth": (int, None),
+        "compile_only": (bool, False), "memory_check": (bool, True), "on_demand": (bool, True), "prefetch_depth": (int, None),
         "fold": (str, "auto"), "fold_memory": (int, 1024), "num_io_tiles": (int, 0), "BN_span": (int, 1), "saturate_on_overflow": (bool, False),
         "scheduling_algorithm": (str, "choose-best"), "max_reduce_many_buffer_size": (int, 0),
         "profile_compilation": (bool, False), "executable_cache_path": (str, None), "gcl_method": (str, None),
@@ -348,6 +348,7 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
 ELSEWHERE = {
     "config": "test_configs.py::test_every_block_of_the_repository",
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
+    "release": "test_recipes.py::test_every_block_of_a_release",
     "skip_bad_records": "test_inputs.py::test_one_bad_record_too_many_is_an_error",
     "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
     "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",
@@ -379,6 +380,7 @@ ELSEWHERE = {
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
     "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",
+    "memory_check": "test_host_memory.py::test_a_batch_too_large_is_refused_before_anything_is_built",
     "profile": "test_profile.py::test_a_profile_beside_the_run_or_where_it_is_wanted",
     "gc_profile": "test_profile.py::test_gc_profile_runs_a_command",
     "profile_compilation": "test_profile.py::test_where_the_time_before_the_first_update_went",

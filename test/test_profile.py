@@ -111,6 +111,7 @@ def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
     assert not Path("two/profile.svg").exists()
     assert len(bars(Path("kept/here.svg"))) == len(drawn)
     assert all(event.get("cat") != "Op" for event in json.loads(Path("kept/here.json").read_text())["traceEvents"])
+    assert Path("kept/execution.json").exists() and not Path("one/execution.json").exists()  # --profile alone writes none
 
     succeed("train", *words, "--logs-path", "three", "--gc-profile", "NO_PROFILE")
     assert not Path("three/profile.svg").exists()
@@ -169,7 +170,13 @@ def test_gc_profile_runs_a_command(tmp_path):
     command = [*tool, "--", sys.executable, str(ROOT / "train.py"), *words, "--gc-profile", "DEVICE_PROFILE"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"profile.json", "profile.svg"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "profile.json", "profile.svg", "execution.json", "stdout.txt"
+    }  # fmt: skip
+    assert (tmp_path / "kept/stdout.txt").read_text() == done.stdout
+    found = json.loads((tmp_path / "kept/execution.json").read_text())
+    assert (found["kind"], found["stages"], found["operations"]) == ("DEVICE_PROFILE", 1, {})
+    assert [cell["kind"] for cell in found["cells"]] == ["forward", "backward"]
 
 
 def test_a_bad_place_for_a_profile_is_refused_before_the_run(tmp_path, monkeypatch):
@@ -209,7 +216,11 @@ def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
 
 def test_validation_is_profiled_too(tmp_path):
     words = [*RESNET.split(), "--generated-data", "--logs-path", tmp_path / "run", "--profile", tmp_path / "p"]
-    assert "The operations of one micro-batch" in succeed("validation", *words).out
+    out = succeed("validation", *words, "--gc-profile").out
+    assert "The operations of one micro-batch" in out
+    assert out.endswith((tmp_path / "stdout.txt").read_text()) and "top-1 accuracy" in (tmp_path / "stdout.txt").read_text()
+    counted = json.loads((tmp_path / "execution.json").read_text())["operations"]
+    assert sum(counted[kind]["count"] for kind in counted if kind.endswith("Conv2D")) >= 7
     events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
     assert any(event.get("args", {}).get("op", "").endswith("Conv2D") for event in events)
 

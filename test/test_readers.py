@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import random
+import tracemalloc
 from pathlib import Path
 
+import fuzzing
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import framed
 
-from Datasets import cifar
+from Datasets import _fashion_files, _labels, _listing, _tfrecords, cifar
 from Datasets._spec import DataError, OpenRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets._tolerance import Tolerance
@@ -107,3 +112,68 @@ def test_records_past_the_damage(tmp_path, changes):
     assert set(found) <= set(PAYLOADS) and str(file) in said.splitlines()[0]
     ahead = [payload for k, payload in enumerate(PAYLOADS) if content.startswith(b"".join(map(framed, PAYLOADS[: k + 1])))]
     assert found[: len(ahead)] == ahead
+
+
+# --- the small files beside them ---
+
+IDX = bytes((0, 0, 8, 3)) + b"".join(size.to_bytes(4, "big") for size in (5, 4, 3)) + bytes(range(60))
+
+
+def test_packed_images_have_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(_fashion_files, "_MOST_BYTES", 1 << 20)
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    file.write_bytes(gzip.compress(bytes(64 << 20), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="unpacks to more than the 1,048,576 bytes that are read"):
+            _fashion_files._idx(file, 3)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    file.write_bytes(gzip.compress(IDX[:4] + b"\xff" * 12))
+    with pytest.raises(DataError, match="its header says 79228162458924105385300197391"):
+        _fashion_files._idx(file, 3)
+
+
+def test_lists_have_a_bound(tmp_path, monkeypatch):
+    (tmp_path / "list.csv").write_text("a.jpg,x\n")
+    assert len(_listing.read_rows(tmp_path / "list.csv")) == 1
+    monkeypatch.setattr(_listing, "_MOST_BYTES", 7)
+    with pytest.raises(DataError, match="more than the 7 bytes that are read of a list"):
+        _listing.read_rows(tmp_path / "list.csv")
+    monkeypatch.setattr(_labels, "_MOST_BYTES", 7)
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    assert _labels.read(tmp_path) == ("a", "b")
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
+    with pytest.raises(DataError, match="more than the 7 bytes"):
+        _labels.read(tmp_path)
+    (tmp_path / "labels.txt").unlink()
+    os.mkfifo(tmp_path / "labels.txt")
+    with pytest.raises(DataError, match=r"labels.txt cannot be read: Is a pipe"):
+        _labels.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["labels.txt", "list.csv", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "records.npz"]
+)
+def test_whatever_lies_beside_records(tmp_path, name, pytestconfig):
+    file = tmp_path / name
+    np.savez(file.with_suffix(".npz"), counts=np.array([2]), offsets=np.array([0, 9]), lengths=np.array([5, 5]))
+    index = file.with_suffix(".npz").read_bytes()
+    readers = {
+        "labels.txt": (b"cat\ndog\n\xc3\xa4\n", lambda: _labels.read(tmp_path)),
+        "list.csv": (b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n', lambda: _listing.read_rows(file)),
+        "train-images-idx3-ubyte": (IDX, lambda: _fashion_files._idx(file, 3)),
+        "train-images-idx3-ubyte.gz": (gzip.compress(IDX), lambda: _fashion_files._idx(file, 3)),
+        "records.npz": (index, lambda: _tfrecords._kept(file, 1)),
+    }
+    whole, reader = readers[name]
+
+    def read(content: bytes) -> None:
+        file.write_bytes(content)
+        reader()
+
+    def make(rng: random.Random) -> bytes:
+        return fuzzing.damaged(rng, whole)
+
+    fuzzing.hold(name, fuzzing.rounds(20, 400, pytestconfig), make, read, DataError, 24 << 20)

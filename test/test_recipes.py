@@ -1,20 +1,41 @@
-"""The named configurations against the tables they come from: batch, rate, updates, stages, cuts, precision, schedule."""
+"""The named configurations against the tables they come from, release by release: every option that a block gives, and what
+follows from them: batch, rate, updates, stages, cuts, precision, schedule."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
+from releases import (
+    CUTMIX,
+    CUTS_16,
+    CUTS_20,
+    CUTS_BN,
+    CUTS_G1,
+    CUTS_G16,
+    CUTS_MK1,
+    HALF_SIDES,
+    MEME_COMMON,
+    MEME_EXTRAS,
+    MIXUP,
+    RELEASES,
+    SIDES,
+    Row,
+    given,
+    layout,
+    meme_network,
+)
 
 from harness import cli, configs
 from harness.layers import DEFAULT_CONFIG_PATH
-from harness.run import Run, prepare
+from harness.options import OptionError
+from harness.releases import version
+from harness.run import Run, arguments, prepare
+
+pytestmark = pytest.mark.usefixtures("read_once")
 
 IMAGES = 1_281_167  # ImageNet's training set
-SIDES = {"B0": 224, "B1": 240, "B2": 260, "B3": 300, "B4": 380, "B5": 456}
-HALF_SIDES = {"B0": 160, "B1": 176, "B2": 196, "B3": 204, "B4": 252, "B5": 328}
-MIXUP = {"B0": 0.1, "B1": 0.1, "B2": 0.1, "B3": 0.2, "B4": 0.2, "B5": 0.2}
-CUTMIX = {"B0": 1.0, "B1": 0.95, "B2": 0.9, "B3": 0.9, "B4": 0.85, "B5": 0.8}
 # kind, size: micro-batch, shards, replicas, accumulation, cuts
 MEME = """
 G1-GN-Native B0 12 2 8 8 block3b
@@ -41,9 +62,6 @@ MEME_ROWS = [
     for kind, *row in (line.split() for line in MEME.strip().splitlines())
     for norm in (("-GN-",) if kind.startswith("G1-") else ("-GN-", "-LN_PN-"))
 ]
-CUTS_BN, CUTS_MK1 = "b1/2/relu b2/3/relu b3/3/relu", "b1/2/relu b2/3/relu b3/5/relu"
-CUTS_16, CUTS_20 = "b1/0/relu b1/2/relu b2/3/relu", "b1/0/relu b1/2/relu b2/0/relu b2/2/relu b3/0/relu b3/3/relu"
-CUTS_G1, CUTS_G16 = "block2b block4b block6c", "block2c block4c block6a"
 # name: micro-batch, shards, replicas, accumulation, epochs, rate, cuts, precision, optimiser, schedule, order of the stages.
 # A rate is 2^exponent x batch ("^-13") or itself ("4.588").
 APPLICATION = {
@@ -60,6 +78,10 @@ APPLICATION = {
     "mk2_efficientnet_b4_g1_64ipus": (3, 4, 16, 16, 350, "^-14", CUTS_G1, "16.32", "RMSprop", "exponential", "Grouped"),
     "mk2_efficientnet_b4_g16_16ipus_rmsprop":
         (5, 4, 4, 40, 350, "^-14", CUTS_G16, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g16_16ipus@2.1":
+        (5, 4, 4, 40, 350, "^-14", CUTS_G16, "16.32", "RMSprop", "exponential", "Grouped"),
+    "mk2_efficientnet_b4_g16_16ipus@2.0":
+        (5, 4, 4, 1, 350, "^-14", CUTS_G16, "16.32", "RMSprop", "exponential", "Grouped"),
     "mk2_efficientnet_b4_g16_64ipus_rmsprop":
         (5, 4, 16, 8, 350, "^-14", CUTS_G16, "16.32", "RMSprop", "exponential", "Grouped"),
     "mk2_efficientnet_b4_g16_64ipus_LARS":
@@ -91,6 +113,8 @@ for _name, _micro, _replicas, _count, _epochs, _rate in (
 SAME = {
     "resnet8_test": "mk2_resnet8_test", "resnet50_base": "mk2_resnet50_base", "resnext101_16ipus": "mk2_resnext101_16ipus",
     "mk2_efficientnet_b4_g1_256ipus": "mk2_efficientnet_b4_g16_256ipus",
+    "mk2_efficientnet_b4_g16_16ipus_rmsprop": "mk2_efficientnet_b4_g16_16ipus@2.3",
+    "mk2_efficientnet_b4_g16_64ipus_rmsprop": "mk2_efficientnet_b4_g16_64ipus@2.3",
     "efficientnet_b4_16ipus_base": "mk2_efficientnet_b4_16ipus_base",
     **{f"resnet50_{x}": f"mk2_resnet50_{x}" for x in ("gn_16ipus", "bn_16ipus", "bn_64ipus", "mlperf_pod16",
                                                      "mlperf_pod16_bs20", "mlperf_pod64_bs20")},
@@ -162,6 +186,94 @@ def test_application(name):
         assert training.weight_decay == (2.5e-5 if "mlperf" in name else 1e-5 if "efficientnet" in name else 1e-4)
     assert run.options.main.lr_schedule == schedule
     assert max(run.rate(i) for i in range(0, run.horizon.iterations, 97)) <= expected * (1 + 1e-9)
+
+
+# Every option of every block, release by release. What a block does not give has its default.
+
+# whose places are this project's own
+OWN_CUTS = tuple(f"efficientnet_b4_g1_with_batch_norm_{name}" for name in ("base", "16ipus", "64ipus"))
+
+
+def differing(words: list[str], row: Row) -> dict[str, tuple[Any, Any]]:
+    """{option: (value, value meant)} where a configuration does not say what its row does."""
+    data = [] if "dataset" in row else ["--dataset", "imagenet"]
+    found = cli.parse(["--config", *words, *data], "train", None, {}).options.values()
+    chosen = {flag: row[flag] for flag in ("model", "lr_schedule", "optimiser", "dataset", "model_size") if flag in row}
+    flags = [word for flag, value in chosen.items() for word in ("--" + flag.replace("_", "-"), str(value))]
+    meant = cli.parse([*flags, *data], "train", None, {}).options.values() | row
+    own = {"config", "release", *(["pipeline_splits"] * (words[0] in OWN_CUTS))}
+    return {name: (found[name], meant[name]) for name in found if name not in own and found[name] != meant[name]}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_block_of_a_release(release):
+    """And under its plain name, the last one's."""
+    later = list(RELEASES)[list(RELEASES).index(release) + 1 :]
+    for name, row in RELEASES[release].items():
+        assert differing([name, "--release", release], row) == {}, name
+        if not any(name in RELEASES[other] for other in later):
+            assert differing([name], row) == {}, name
+
+
+def test_names_of_releases():
+    spans = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).spans()
+    found = {release: {name for name, span in spans.items() if version(release) in span} for release in RELEASES}
+    assert found == {release: set(table) for release, table in RELEASES.items()}
+    assert {name for table in RELEASES.values() for name in table} == set(spans)
+
+
+@pytest.mark.parametrize("words", ["mk2_efficientnet_b4_g16_16ipus --release v2.1.0", "mk2_efficientnet_b4_g16_16ipus@2.1",
+                                   "mk2_efficientnet_b4_g16_16ipus"])  # fmt: skip
+def test_everything_says_whose_values_they_are(words):
+    """Plan and log have the note, --explain and arguments.json the release, for the plain name too."""
+    run = resolved(*words.split(), "--generated-data")
+    release = "2.5" if words.endswith("16ipus") else "2.1"
+    (note,) = [note for note in run.notes if "release" in note]
+    assert note.startswith(f"configuration mk2_efficientnet_b4_g16_16ipus as release {release} has it")
+    assert ("it was another one" in note) == (release == "2.5")
+    rows = {line.split()[0]: line.split(None, 2)[1:] for line in cli.explain(run.options).splitlines()}
+    assert rows["release"][0] == release and rows["release"][1].startswith(("command line: --", "the last with mk2_eff"))
+    assert "@2.1 (configs.yml:" in rows["shards"][1] or release == "2.5"
+    assert arguments(run, "", {})["release"] == release
+
+
+def test_a_release_that_had_no_such_name():
+    for name, release, first in (
+        ("resnet50_gn_16ipus", "2.1",
+         "configuration 'resnet50_gn_16ipus' exists in releases 2.6 to 3.0, not in 2.1; did you mean mk2_resnet50_gn_16ipus"),
+        ("mk2_efficientnet_b4_g1_32ipus", "2.4", "'mk2_efficientnet_b4_g1_32ipus' exists in release 2.5, not in 2.4; did"),
+        ("mk2_resnet50_gn_16ipus", "2.7", "no release '2.7'; did you mean 2.6, 2.5 or 2.4?\nThere are: 2.0, 2.1, 2.2, 2.3, "),
+        ("mk2_resnet50_gn_16ipus", "new", "no release 'new'\nThere are: 2.0"),
+        ("quickstart", "2.1", "configuration 'quickstart' has no values by release; leave out --release 2.1"),
+        ("B0-G16-GN-Native_16IPU_2x8", "2.1", "has no values by release"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError) as caught:
+            cli.parse(["--config", name, "--release", release], "train", None, {})
+        assert first in str(caught.value)
+
+
+# More efficient EfficientNet: what the runs have in common, and what else some of them say
+
+
+def test_every_option_of_the_meme_runs():
+    for kind, size, micro, shards, replicas, count, *splits in MEME_ROWS:
+        row = MEME_COMMON | meme_network(size, kind) | layout(*map(int, (micro, shards, replicas, count)))
+        row |= given(pipeline_splits=tuple(splits))
+        for extras in (f"{size} {kind}", f"{size} {kind.replace('-GN-', '-').replace('-LN_PN-', '-')}"):
+            row |= MEME_EXTRAS.get(extras, {})
+        assert differing([f"{size}-{kind}_16IPU_{shards}x{replicas}"], row) == {}, (size, kind)
+
+
+def test_parts_of_the_meme_runs_chosen_alone():
+    """With data set, precision and rounding: they lacked them, and were other networks' numbers."""
+    common = {name: MEME_COMMON[name] for name in ("model", "dataset", "precision", "stochastic_rounding", "eight_bit_io",
+                                                   "enable_half_partials", "standard_imagenet")}  # fmt: skip
+    for size in SIDES:
+        alone = given(model_size=size, mixup_alpha=MIXUP[size], cutmix_lambda=CUTMIX[size])
+        assert differing([size], common | alone) == {}
+        assert differing([f"{size}_Half_Res"], common | alone | given(image_size=HALF_SIDES[size])) == {}
+        for kind in ("G1-GN", "G16-GN", "G16-LN_PN"):
+            assert differing([f"{size}-{kind}"], common | meme_network(size, f"{kind}-Native")) == {}
 
 
 def test_the_large_batch_is_the_same_training_on_every_system():

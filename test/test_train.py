@@ -88,8 +88,9 @@ def test_console_lines(unbroken):
     assert re.search(r"^Saved checkpoint to \S+/ckpt-240 in [\d.]+s$", out, re.M)
     assert len(TRAINING_LINE.findall(out)) == len(rows(unbroken.folder / "training.csv"))
     assert VALIDATION_LINE.search(out)
-    for script in ("validation", "restore"):
-        assert re.search(rf"{script}\.py --restore-path {re.escape(str(unbroken.folder))}", out)
+    path = re.escape(str(unbroken.folder))
+    assert re.search(rf"^Validate again:  \S+ \S*validation\.py --restore-path {path}$", out, re.M)
+    assert re.search(rf"^Train further:   \S+ \S*restore\.py --restore-path {path} --iterations 360$", out, re.M)
     assert "; precision 32.32, up to" in out
 
 
@@ -165,7 +166,8 @@ def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
     assert len(found) == lines
     trained = rows(unbroken.folder / "validation.csv")[-1]
     assert {row["val_acc"] for row in found} == {trained["val_acc"]}
-    assert (found[0]["loss"] == "") == ("--inference" in words)
+    assert found[0]["top5_acc"] == trained["top5_acc"]
+    assert float(found[0]["loss"]) == pytest.approx(float(trained["loss"]), rel=1e-6)
 
 
 def test_global_batch_size_of_validation_decides_the_epoch_shown(unbroken, tmp_path):
@@ -194,10 +196,14 @@ def test_extending_a_finished_run(unbroken, tmp_path):
     assert arguments(folder)["iterations"] == 240
     again = succeed("restore", "--restore-path", folder)  # the later record counts, and nothing is left to do
     assert "Restoring training from latest checkpoint" in again.out
+    for what in ("initial checkpoint to {}/ckpt-0", "checkpoint to {}/ckpt-260"):  # scripts wait for these lines
+        assert re.search(rf"^Saved {what.format(re.escape(str(folder)))}$", again.out, re.M)
     assert int(rows(folder / "training.csv")[-1]["iteration"]) == 260
     late = run("restore", "--restore-path", folder, "--iterations", 300, "--stop-after", 250)
     assert late.code == 2
     assert "--stop-after 250: the run has done 260 updates already" in late.err
+    told = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
+    assert "Done: 260 of 300 updates, 40 are left" in told
 
 
 def test_restoring_drops_rows_that_will_come_again(unbroken, tmp_path):
@@ -325,11 +331,13 @@ def test_a_checkpoint_that_was_not_validated_before_a_kill_is_validated_on_resto
 
 
 def test_a_refused_restore_changes_nothing(unbroken, tmp_path):
-    """A refused override was recorded and refused every later restore too."""
+    """A refused override was recorded and refused every later restore too; and a description looked as if it would do."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken.folder, folder)
-    for words in (["--group-norm"], ["--no-logs"], ["--batch-size", 16]):
-        assert run("restore", "--restore-path", folder, *words).code == 2
+    assert run("restore", "--restore-path", folder, "--group-norm").code == 2
+    for words in (["--no-logs"], ["--batch-size", 16], ["--iterations", 200], ["--epochs", 1], ["--stop-after", 200]):
+        refused = [run("restore", "--restore-path", folder, *words, *more) for more in ([], ["--dry-run"])]
+        assert [(each.code, each.out, each.err.count("\n")) for each in refused] == [(2, "", 1)] * 2, words
     assert not (folder / "arguments_restore.json").exists()
     succeed("restore", "--restore-path", folder)
 

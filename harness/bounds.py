@@ -1,0 +1,55 @@
+"""Bounds for what files claim that others may have made: of size and depth. A leaf.
+
+What lies beyond them is a ValueError with the reason, and the bound, in one line; the caller names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from harness.fields import brief
+
+TEXT = 1 << 20  # bytes of a file with settings
+DEPTH = 64  # of JSON
+RANK = 8  # of an array of weights
+MOST_TOLD = 400  # characters of another error's message
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)  # a string without an end runs to the end of the text
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text in UTF-8, nested at most DEPTH deep."""
+    written = text.decode("utf-8") if isinstance(text, bytes) else text
+    depth = 0
+    for token in _TOKEN.finditer(written):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth > DEPTH:
+            raise ValueError(f"its JSON is nested more than {DEPTH} deep")
+    return json.loads(written)
+
+
+def elements(name: str, shape: Any, most: int) -> int:
+    """How many numbers the array `name` of this shape holds; refuses what is no shape, or holds more than `most`."""
+    if not isinstance(shape, (tuple, list)) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{name} claims the shape {brief(shape)}, which is no row of whole numbers from 0 on")
+    if len(shape) > RANK:
+        raise ValueError(f"{name} claims the shape {brief(shape)} of {len(shape)} dimensions, and at most {RANK} are read")
+    if max(shape, default=0) > most or math.prod(shape) > most:
+        raise ValueError(f"{name} claims the shape {brief(shape)}, and at most {most:,} elements are read")
+    return math.prod(shape)
+
+
+def total(sizes: Sequence[int], most: int, what: str) -> None:
+    """Refuses more bytes in all than `most`; `what` they are."""
+    if sum(sizes) > most:
+        raise ValueError(f"{what} {sum(sizes):,} bytes, and at most {most:,} are read")
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, as a piece of one line."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = (told.splitlines() or [type(error).__name__])[0]
+    return "".join(map(brief, line[:MOST_TOLD]))

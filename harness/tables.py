@@ -1,0 +1,148 @@
+"""The CSV files of a run: rows that are on the disk with the checkpoint they belong to, and can be made anew from the states
+of the checkpoints if the files are lost or damaged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import files, input_files
+
+Row = dict[str, str]
+_SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
+
+
+class Table:
+    """One CSV file. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
+    which go before the checkpoint of their update, 1 for validation rows, which follow it."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], lag: int) -> None:
+        self.path, self.columns, self._lag = path, columns, lag
+        self._since = 0  # the update of the last checkpoint that stays
+        self._before = 0  # rows that it and earlier ones keep
+        self._recent: list[list[str]] = []
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Writes a row; OSError if that cannot be done. Rows of averages, whose iteration is negative, are not kept by
+        checkpoints: they are made anew at the end of a run."""
+        cells = [str(row[column]) for column in self.columns]
+        head = [] if os.path.lexists(self.path) else [self.columns]
+        with files.append(self.path) as out:
+            out.write(_text([*head, cells]))
+        if row["iteration"] >= 0:
+            self._recent.append(cells)
+
+    def sync(self) -> None:
+        """Has what was written on the disk."""
+        if os.path.lexists(self.path):
+            with files.append(self.path) as out:
+                os.fsync(out.fileno())
+
+    def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
+        """For the state of a checkpoint after `iteration` updates: the rows since the last checkpoint. `stays`: it is not
+        replaced by the next one, which therefore need not repeat them."""
+        own = [cells for cells in self._recent if self._place(cells) + self._lag <= iteration]
+        state = {_SINCE: self._since, _BEFORE: self._before, _ROWS: own}
+        if stays:
+            self._since, self._before = iteration, self._before + len(own)
+            self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > iteration]
+        return state
+
+    def mend(self, iteration: int, states: Iterable[tuple[int, Mapping[str, Any]]], stays: bool) -> list[str]:
+        """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
+        and makes those anew that are missing or damaged. What there is to say of it.
+
+        `states`: (updates, what `kept` gave) of every sound checkpoint up to this one, in order. `stays`: as for `kept`.
+        """
+        found, damaged, ragged = self._found()
+        rows = {self._place(cells): cells for cells in found if 0 <= self._place(cells) <= iteration}
+        merged, expected = dict(rows), 0
+        self._since, self._before = 0, 0
+        for done, state in states:
+            if not _sound(state, len(self.columns)):
+                continue
+            since, before, own = state[_SINCE], state[_BEFORE], {self._place(cells): cells for cells in state[_ROWS]}
+            merged = {k: cells for k, cells in merged.items() if not since < k + self._lag <= done} | own
+            expected = before + len(own)
+            self._since, self._before = (since, before) if done == iteration and not stays else (done, expected)
+        merged = dict(sorted(merged.items()))
+        if damaged or ragged or list(merged.values()) != found:
+            files.write_atomically(self.path, _text([self.columns, *merged.values()]))
+        self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
+        mended = sum(rows.get(place) != cells for place, cells in merged.items())
+        missing = expected - sum(place + self._lag <= iteration for place in merged)
+        return self._told(mended, damaged, missing)
+
+    def read(self) -> list[Row]:
+        """The rows that are whole."""
+        return [dict(zip(self.columns, cells)) for cells in self._found()[0]]
+
+    def _told(self, mended: int, damaged: int, missing: int) -> list[str]:
+        name, notes = self.path.name, []
+        if mended:
+            notes.append(f"warning: {name} had {mended} missing or damaged {_rows(mended)}: made anew from the checkpoints")
+        elif damaged:
+            notes.append(f"warning: {name} had {damaged} damaged {_rows(damaged)}, left out")
+        if missing > 0:
+            notes.append(
+                f"warning: {name} lacks {missing} {_rows(missing)}, of which no checkpoint is left to make them from"
+            )
+        return notes
+
+    def _found(self) -> tuple[list[list[str]], int, bool]:
+        """The rows of the file that are whole, how many are not, and whether it wants writing anew all the same: its last
+        line was cut short, as the process ended while writing, or its header is not there once."""
+        if not os.path.lexists(self.path):
+            return [], 0, False
+        if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):  # it is replaced by a file of the run's own
+            return [], 1, True
+        *lines, rest = input_files.content(self.path, files.MOST_BYTES).decode("utf-8", errors="replace").split("\n")
+        whole, damaged, heads = [], 0, []
+        for number, line in enumerate(lines):
+            cells = line.removesuffix("\r").split(",")
+            if tuple(cells) == self.columns:
+                heads.append(number)
+                continue
+            sound = self._is_sound(cells)
+            damaged += not sound
+            whole += [cells] * sound
+        return whole, damaged, bool(rest) or heads != [0]
+
+    def _is_sound(self, cells: Sequence[str]) -> bool:
+        if len(cells) != len(self.columns) or not all(cell.isascii() and cell.isprintable() for cell in cells):
+            return False
+        try:
+            numbers = [float(cell) for name, cell in zip(self.columns, cells) if name != "name" and cell]
+            return abs(self._place(cells)) < 1 << 63 and len(numbers) > 1
+        except ValueError:
+            return False
+
+    def _place(self, cells: Sequence[str]) -> int:
+        return int(cells[self.columns.index("iteration")])
+
+
+def _text(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _sound(state: Any, columns: int) -> bool:
+    """Whether a state holds what `kept` gives; those of older versions do not."""
+    return (
+        isinstance(state, Mapping)
+        and isinstance(state.get(_SINCE), int)
+        and isinstance(state.get(_BEFORE), int)
+        and isinstance(state.get(_ROWS), list)
+        and all(isinstance(cells, list) and len(cells) == columns for cells in state[_ROWS])
+        and all(isinstance(cell, str) for cells in state[_ROWS] for cell in cells)
+    )

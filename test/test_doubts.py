@@ -1,0 +1,120 @@
+"""A first look at data, options and environment, before any graph: what is refused, and what is told in a line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import photos
+import pytest
+from runs import run
+
+from harness import cli
+from harness.options import OptionError
+from harness.run import prepare
+
+TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
+BASE = "--dataset cifar-10 --generated-data --model-size 8"
+
+
+def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
+    """Of a prepared training."""
+    parsed = cli.parse(shlex.split(f"{BASE} {words}"), "train", environ={})
+    return list(prepare(parsed.options, environ or {}).notes)
+
+
+@pytest.mark.parametrize(
+    "words, environ, begins",
+    [
+        # trained with a rate of 64, or of 1000, without a word
+        ("--base-learning-rate-exponent 0.01 --batch-size 64", {},
+         "warning: --base-learning-rate-exponent 0.01 makes the learning rate 2^0.01 x 64 = 64.45; published exponents"),
+        ("--abs-learning-rate 1000", {}, "warning: the learning rate goes up to 1000, and published ones for --optimiser SGD"),
+        ("--abs-learning-rate 3 --optimiser RMSprop", {}, "warning: the learning rate goes up to 3, and published ones for"),
+        ("--abs-learning-rate 1e-12", {}, "warning: the learning rate is 1e-12 at most"),
+        ("--learning-rate-decay 10", {}, "warning: the stepped schedule lets the learning rate rise from 0.5 to 50"),
+        ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
+        ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20 is the whole run of 10 epochs"),
+        # trained alone without a word
+        ("", {"TF_CONFIG": TWO}, "warning: TF_CONFIG names 2 workers, and this process trains alone; give --distributed"),
+        ("", {"OMPI_COMM_WORLD_SIZE": "3"}, "warning: mpirun started 3 processes, and each of them trains alone"),
+        ("--momentum 0.5", {}, "--momentum changes nothing: --optimiser is SGD"),
+        ("--optimiser momentum --lars-eeta 0.1", {}, "--lars-eeta changes nothing: --optimiser is momentum"),
+        ("--precision 32.32 --fp32-accumulators", {}, "--fp32-accumulators changes nothing: with 32.32 nothing is half"),
+        ("--precision 32.32 --enable-half-partials", {}, "--enable-half-partials changes nothing: with 32.32"),
+        ("--precision 32.32 --stochastic-rounding all", {}, "--stochastic-rounding all changes nothing: with 32.32"),
+        ("--precision 32.32 --offload-fp32-weight-copy", {}, "--offload-fp32-weight-copy changes nothing: with 32.32"),
+        ("--precision 16.32 --force-weight-to-fp32 conv", {}, "--force-weight-to-fp32 changes nothing: with 16.32"),
+        ("--precision 16.16 --force-weight-to-fp16 conv", {}, "--force-weight-to-fp16 changes nothing: with 16.16"),
+        ("--pipeline-schedule Grouped", {}, "--pipeline-schedule Grouped changes nothing: there is one stage"),
+        ("--group-norm --replicas 2 --BN-span 2", {}, "--BN-span 2 changes nothing: the network has no batch norm"),
+        ("--iterations 5 --stop-after 5", {}, "--stop-after 5 changes nothing: the run has 5 updates"),
+    ],
+)  # fmt: skip
+def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins):
+    assert [note for note in notes(words, environ) if note.startswith(begins)], notes(words, environ)
+
+
+@pytest.mark.parametrize(
+    "words, environ",
+    [
+        ("", {}),
+        ("--optimiser LARS --abs-learning-rate 29", {}),  # of batches of 65,536
+        ("--optimiser momentum --abs-learning-rate 12.8", {}),
+        ("--optimiser RMSprop --base-learning-rate-exponent -11 --global-batch-size 512 --batch-size 64", {}),
+        ("--abs-learning-rate 1e-5", {}),
+        ("--base-learning-rate-exponent 0 --batch-size 2", {}),
+        ("--precision 32.32 --force-weight-to-fp16 conv --stochastic-rounding ON", {}),
+        ("--precision 32.32 --no-stochastic-rounding", {}),
+        ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
+        ("--distributed", {"TF_CONFIG": TWO}),
+        ("", {"TF_CONFIG": "{"}),
+        ("", {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}})}),
+        ("", {"OMPI_COMM_WORLD_SIZE": "1"}),
+        ("", {"OMPI_COMM_WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "1", "POPDIST_NUM_LOCAL_REPLICAS": "1",
+              "POPDIST_REPLICA_INDEX_OFFSET": "0"}),
+    ],
+)  # fmt: skip
+def test_what_may_well_be_meant_is_not_doubted(words, environ):
+    assert not [note for note in notes(words, environ) if "warning" in note or "changes nothing" in note]
+
+
+@pytest.mark.parametrize(
+    "words, begins",
+    [
+        ("--optimiser momentum --momentum 1", "--momentum 1 forgets no gradient ever; give less than 1"),
+        ("--optimiser LAMB --abs-learning-rate 0.01 --lamb-beta1 1", "--lamb-beta1 1 forgets no gradient"),
+        (
+            "--label-smoothing 0.9",
+            "--label-smoothing 0.9 leaves the true class of 10 no more than each other one; give less",
+        ),
+        ("--dataset imagenet --model-size 18 --num-classes 1", "data set imagenet has one class: every answer is right"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words, begins):
+    with pytest.raises(OptionError) as refused:
+        notes(words)
+    assert str(refused.value).startswith(begins)
+
+
+def test_pictures_of_one_class_and_pictures_without_validation(tmp_path):
+    """The one trained to a loss of 0, the other recommended to validate; validating it made a run folder first."""
+    words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--model-size", 18, "--log-dir", tmp_path / "logs")
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(photos.jpegs(1)[0])
+        if name == "cat":
+            alone = run("train", *words, "--no-validation")
+    assert (alone.code, alone.err.count("\n"), "imagefolder has one class: every answer is right" in alone.err) == (
+        2,
+        1,
+        True,
+    )
+    unseen = "no pictures for validation in "
+    told = run("train", *words, "--dry-run").out
+    assert f"warning: data set imagefolder: {unseen}" in told and "or train with --no-validation" in told
+    assert unseen not in run("train", *words, "--dry-run", "--no-validation").out
+    for script in (("validation",), ("inference_embedded", "--iterations", 2)):
+        refused = run(script[0], *words, *script[1:])
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1) and unseen in refused.err
+    assert not (tmp_path / "logs").exists()

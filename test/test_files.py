@@ -1,0 +1,111 @@
+"""Files of a run folder: nothing outside of it is written, nothing is waited for, and one process at a time writes it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import log
+from harness import averages, checkpoints, files, input_files, locks, plot
+from harness.options import OptionError
+
+TEXT = "somebody's own\n"
+
+
+@pytest.fixture
+def precious(tmp_path) -> Path:
+    file = tmp_path / "precious"
+    file.write_text(TEXT)
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def append(file: Path) -> None:
+    with files.append(file) as opened:
+        opened.write(b"ours\n")
+
+
+def append_row(file: Path) -> None:
+    log.RunLog(file.parent, console=False).training_row(
+        {**dict.fromkeys(log.TRAINING_COLUMNS, 1.0), "step": 1, "iteration": 1}
+    )
+
+
+def lock(file: Path) -> None:
+    with locks.held(file.parent):
+        pass
+
+
+WRITERS = {
+    "log.txt": lambda file: log.RunLog(file.parent),
+    "training.csv": append_row,
+    ".lock": lock,
+    "any": append,
+    "training.svg": lambda file: plot.write_run_svg(file.parent),
+    "arguments.json": lambda file: log.RunLog(file.parent).arguments({}, restored=False),
+    f".arguments.json.{os.getpid()}": lambda file: log.RunLog(file.parent).arguments({}, restored=False),
+}
+
+
+REFUSED = ("log.txt", "training.csv", ".lock", "any")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_link_is_followed(name, folder, precious):
+    """It is refused by name, or replaced by a file of the run's own."""
+    (folder / name).symlink_to(precious)
+    refusal = pytest.raises(files.NotRegular, match=f"^{folder / name}: Is a link, which is not followed")
+    with refusal if name in REFUSED else nullcontext():
+        WRITERS[name](folder / name)
+    assert precious.read_text() == TEXT and (name in REFUSED or not (folder / name).is_symlink())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_other_name_of_a_file_is_written(name, folder, precious):
+    """As in a backup of hard links."""
+    os.link(precious, folder / name)
+    WRITERS[name](folder / name)
+    assert precious.read_text() == TEXT
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_waits_for_a_pipe(name, folder):
+    os.mkfifo(folder / name)
+    with pytest.raises(files.NotRegular, match="a pipe"):
+        WRITERS[name](folder / name)
+    with pytest.raises(OSError, match="a pipe"):
+        input_files.content(folder / name, 9)
+
+
+def test_averages_stay_in_the_run_folder(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "ckpt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(files.NotRegular, match="its own folder only"):
+        files.own_folder(folder / "ckpt")
+    assert averages.files is files  # which `of_run` asks
+
+
+def test_a_file_that_is_too_large_is_not_read(folder):
+    with open(folder / "arguments.json", "wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(checkpoints.CheckpointError, match="arguments.json cannot be read: Has more than the 67108864 bytes"):
+        checkpoints.recorded(folder)
+
+
+def test_a_second_writer_never_comes_in(folder):
+    """Not by deleting the file that says who is there, and not by putting another one in its place."""
+    with locks.held(folder):
+        for spoil in (lambda: None, (folder / ".lock").unlink, lambda: (folder / ".lock").write_text("pid 1\n")):
+            spoil()
+            with pytest.raises(OptionError, match="is being written by another process"), locks.held(folder):
+                pass
+    with locks.held(folder):
+        assert (folder / ".lock").read_text() == f"pid {os.getpid()}\n"

