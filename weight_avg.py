@@ -6,6 +6,11 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("weight_avg.py")
+
 import argparse
 import re
 import sys

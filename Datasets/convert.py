@@ -9,6 +9,11 @@ Files are stored as they are: JPEG, PNG, GIF or BMP. An interrupted conversion g
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("convert")
+
 import argparse
 import dataclasses
 import os

@@ -1,4 +1,5 @@
-"""The edge of every command: foreseeable errors as one line and an exit code (2: wrong input, 1: failure at run time)."""
+"""The edge of every command: foreseeable errors as one line and an exit code (2: wrong input, 1: failure at run time, 128 +
+the signal's number: stopped by one)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
-from harness import quiet
+from harness import quiet, signals, tether
 from harness.fields import brief, decimal_number
 
 _INSTALLED = ("tensorflow", "numpy", "yaml", "PIL")
@@ -82,26 +84,43 @@ def run(
     unprintable: str = "replace",
 ) -> int:  # fmt: skip
     """main(argv) with every foreseeable error as one line on standard error: those of `wrong` input, `failures`, and what
-    the system, TensorFlow and missing packages give. `unprintable`: what becomes of characters that standard output lacks.
+    the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
+    characters that standard output lacks.
     """
-
-    def told(text: object, code: int) -> int:
-        print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
-        return code
-
     _open_what_is_closed()
     for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # a terminal without our characters must not end a run
     try:
-        return main(sys.argv[1:] if argv is None else argv)
+        with signals.stoppable() as stop:
+            tether.watch(os.environ)
+            try:
+                return main(sys.argv[1:] if argv is None else argv)
+            except Exception as error:
+                try:
+                    return _told(prog, error, wrong, failures)
+                except Exception:
+                    stop.raise_if_received()  # a library may have made something else of the request
+                    raise
+    except signals.StopRequest as asked:
+        with suppress(OSError):
+            print(f"{prog}: stopped by {asked}", file=sys.stderr)
+        return 128 + asked.number
+
+
+def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
+    """Says what went wrong; the exit code. What nobody foresaw is raised again."""
+
+    def told(text: object, code: int) -> int:
+        print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
+        return code
+
+    try:
+        raise error
     except (UsageError, *wrong) as error:
         return told(error, 2)
     except failures as error:
         return told(error, 1)
-    except KeyboardInterrupt:
-        print(f"\n{prog}: interrupted", file=sys.stderr)
-        return 130
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _INSTALLED:
             raise
@@ -115,7 +134,9 @@ def run(
         return 1
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return told(f"{error.strerror or error}{where}", 1)
+        nowhere = not where and "temporary directory" in str(error)
+        remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
+        return told(f"{error.strerror or error}{where}{remedy}", 1)
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise

@@ -140,6 +140,9 @@ class ConfigFile:
 
     def values(self) -> dict[str, Any]:
         """What a file without blocks gives each of its keys."""
+        for label, first in self._lost.items():
+            again = self._at(self._blocks[label][0])
+            raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(first)}")
         return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
@@ -169,7 +172,7 @@ class ConfigFile:
     def _refuse_unknown(self, name: str) -> None:
         if name not in self.names:
             plain = self._plain_names()
-            near = get_close_matches(brief(name), [each for each in plain if len(each) <= MOST_SHOWN], n=3, cutoff=0.3)
+            near = get_close_matches(brief(name), [n for n in plain if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
 

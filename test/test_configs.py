@@ -583,7 +583,7 @@ def test_stages_on_the_command_line_want_their_cuts(write):
 
 def test_a_long_value_is_not_shown_whole(write):
     (note,) = parse(write(f"a: {{dataset: cifar-10, name_suffix: {'x' * 5000}, name_suffix: y}}")).notes
-    assert note.endswith(f"'y' is taken, not '{'x' * 100}... (5000 characters)' of {note.split(':')[0]}:1")
+    assert "'y' is taken, not 'xxx" in note and "x" * 200 not in note and note.endswith("c.yml:1")
 
 
 # Releases: NAME, NAME@2.3 and a table of names

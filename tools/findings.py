@@ -11,6 +11,14 @@ after -- is added to every training.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    import sys
+
+    sys.path.insert(0, f"{sys.path[0]}/..")
+    from harness import early
+
+    early.begin("findings.py")
+
 import argparse
 import csv
 import math
