@@ -132,7 +132,7 @@ class ConfigFile:
         self._refuse_unknown(name)
         if name in self._lost:
             first = self._lost[name]
-            self.notes.append(
+            self._note(
                 f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice: this one is taken, not that of "
                 f"{self._at(first)}"
             )
@@ -180,6 +180,10 @@ class ConfigFile:
         """Without the blocks that hold another's older values."""
         return [name for name in self.names if releases.divided(name)[1] is None]
 
+    def _note(self, line: str) -> None:
+        if len(self.notes) < MOST_LISTED:
+            self.notes.append(line)
+
     @staticmethod
     def _listed(names: list[str]) -> str:
         shown = names if len(names) <= MOST_LISTED else names[: MOST_LISTED // 3]
@@ -208,7 +212,7 @@ class ConfigFile:
                 continue
             label = self._key(key)
             if label in explicit:  # the last one wins, as in Python's YAML
-                self.notes.append(
+                self._note(
                     f"{self._at(key)}: '{brief(label)}' is given twice in {what}: {_written(value)} is taken, not "
                     f"{_written(written[label])} of {explicit[label].where}"
                 )
@@ -276,7 +280,7 @@ def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
 
 def _written(node: yaml.Node) -> str:
     """A value as it is written, or the beginning of a long one."""
-    parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    parts = node.value[:MOST_LISTED] if isinstance(node, yaml.SequenceNode) else [node]
     return f"'{brief(' '.join(part.value if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts))}'"
 
 

@@ -148,7 +148,7 @@ def neighbours(cluster: Cluster, environ: Mapping[str, str]) -> list[str]:
             f"warning: {TF_CONFIG} names {workers} workers, and this process trains alone; give --distributed if they are "
             "to train together"
         ]
-    if ranks.isdecimal() and int(ranks) > 1:
+    if ranks.isascii() and ranks.isdecimal() and len(ranks) < 10 and int(ranks) > 1:
         return [
             f"warning: mpirun started {ranks} processes, and each of them trains alone; start them with poprun, or give "
             f"--distributed and {TF_CONFIG}, if they are to train together"

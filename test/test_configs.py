@@ -321,7 +321,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
          "gradient_accumulation_count, gradients_to_accumulate or profile_compilation?"),
         ("release: 2.1", "FILE:3: a: release has a meaning on the command line only"),
         ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
-        ("epochs: .inf", "FILE:3: epochs is 'inf' but must be a finite number"),
+        ("epochs: .inf", "FILE:3: epochs is '.inf' but must be a finite number"),
         ("epochs: yes", "FILE:3: epochs is 'True' but must be a finite number"),
         ("epochs: [1]", "FILE:3: epochs takes one value, not the 1 of [1]"),
         ("epochs: {x: 1}", "FILE:3: 'epochs' must be a value or a list of values, not a mapping"),
@@ -335,7 +335,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("optimiser: yes", "FILE:3: optimiser is 'True' but must be one of SGD, momentum, RMSprop, LARS, LAMB"),
         ("name_suffix: yes", "FILE:3: name_suffix is 'True' but must be UTF-8 text, not empty"),
         ("name_suffix: ''", "FILE:3: name_suffix is '' but must be UTF-8 text, not empty"),
-        ('name_suffix: "\\ud800"', "FILE:3: name_suffix is '\ud800' but must be UTF-8 text, not empty"),
+        ('name_suffix: "\\ud800"', "FILE:3: name_suffix is '\\ud800' but must be UTF-8 text, not empty"),
         ("available_memory_proportion: [0.2, 1.2]", "FILE:3: available_memory_proportion is '0.2 1.2' but must lie between 0 "
          "and 1"),
         ("model: alexnet", "FILE:3: no model 'alexnet': Models/alexnet.py not found; did you mean resnet or resnext?"),
@@ -349,7 +349,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
          "of them"),
         ("epochs: *nothing", "FILE:3: not valid YAML: found undefined alias 'nothing'"),
         ("epochs: !!bool maybe", "FILE:3: 'epochs' cannot be read: 'maybe' is no valid bool"),
-        ('epochs: !!int ""', "FILE:3: 'epochs' cannot be read: '' is no valid int"),
+        ('epochs: !!int ""', "FILE:3: epochs is '' but must be a finite number"),
         ("epochs: !!timestamp soon", "FILE:3: 'epochs' cannot be read: 'soon' is no valid timestamp"),
         ("epochs: 2020-13-45", "FILE:3: 'epochs' cannot be read: '2020-13-45' is no valid timestamp"),
         ("epochs: !!python/name:os.system", "FILE:3: 'epochs' cannot be read: could not determine a constructor for the tag "
