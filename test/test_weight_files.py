@@ -415,6 +415,18 @@ def test_numbers_beyond_what_is_kept():
 # --- settings ---
 
 
+def test_files_beyond_a_bound_are_not_read(tmp_path):
+    with open(tmp_path / "a.pth", "wb") as file:
+        file.truncate(weight_files.MOST_BYTES + 1)  # takes no room on the disc
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImportFailure, match="more than the 1073741824 bytes"):
+            weight_files.arrays(tmp_path / "a.pth")
+        assert tracemalloc.get_traced_memory()[1] < MEMORY
+    finally:
+        tracemalloc.stop()
+
+
 def test_json_has_a_depth():
     deep = "[" * 64 + "]" * 64
     assert bounds.json_value(deep)
