@@ -6,6 +6,11 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("inference_embedded.py")
+
 import os
 import secrets
 import sys

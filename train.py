@@ -7,6 +7,11 @@ python train.py --help
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("train.py")
+
 import functools
 import itertools
 import json

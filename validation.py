@@ -8,6 +8,11 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("validation.py")
+
 import json
 import os
 import sys
@@ -25,6 +30,7 @@ from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation
 from harness.options import OptionError
 from harness.run import Run, arguments
+from harness.signals import StopRequest
 from harness.team import Team, introduction
 from log import RunLog, new_run_folder
 
@@ -66,7 +72,7 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
     log = _open_log(run, team)
     if not found:
         log.note("no --restore-path: random weights, for speed only")
-    unreadable = []
+    unreadable, done = [], []
     wanted = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.first else None
     printed = ExitStack()
     printed.enter_context(profile.copied_output(wanted))
@@ -81,7 +87,11 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
                 continue
             for _ in range(run.options.checkpoint.repeat):
                 log.validation_row(validate(run, program, checkpoint, values, batch, log, team))
+            done.append(checkpoint.name)
         team.part()
+    except StopRequest as asked:
+        log.note(f"Stopped: {asked}; validated: {', '.join(done) or 'none'} of {len(found)}")
+        raise
     finally:
         log.close()
         printed.close()

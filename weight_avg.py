@@ -6,6 +6,11 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("weight_avg.py")
+
 import argparse
 import re
 import sys
@@ -60,7 +65,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--filename", required=True, metavar="PREFIX", help="the checkpoint to write")
     add("--mode", required=True, type=str.lower, choices=(averages.MEAN, averages.EXPONENTIAL))
     add("-N", type=command_line.whole(1), help="only the last N checkpoints (default: all but the initial weights, ckpt-0)")
-    add("--decay", type=_decay, default=0.99, help="of the exponential average (default %(default)s)")
+    add("--decay", type=command_line.number(0, 1), default=0.99, help="of the exponential average (default %(default)s)")
     add(
         "--discard-last",
         type=command_line.whole(0),
@@ -73,16 +78,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     for word in unknown:
         print(f"{word} is not an option of weight_avg.py and is ignored{plugins.did_you_mean(word, known)}", file=sys.stderr)
     return asked
-
-
-def _decay(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} must lie between 0 and 1")
-    return value
 
 
 if __name__ == "__main__":

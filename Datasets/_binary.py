@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, whole_stream
+from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, regular_size, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -91,7 +91,7 @@ class Gatherer:
 
 def _checked(file: Path, layout: Layout, num_classes: int) -> np.ndarray:
     """The file's records [n, record_bytes], memory-mapped, or a DataError that names what is wrong."""
-    size, each = file.stat().st_size, layout.record_bytes
+    size, each = regular_size(file), layout.record_bytes
     if size == 0 or size % each:
         raise DataError(
             f"{file} is {size} bytes, not a positive multiple of the record length {each}; is it empty or cut short? "

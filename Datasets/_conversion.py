@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from Datasets import _labels
+from Datasets._headers import MOST_BYTES
 from Datasets._listing import Listing, shuffled
 from Datasets._pictures import Picture
 from Datasets._progress import Progress
@@ -131,7 +132,7 @@ def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress:
 
 
 def _content(file: Path, size: int) -> bytes:
-    content = file.read_bytes()
+    content = input_files.content(file, MOST_BYTES)
     if len(content) != size:
         raise DataError(f"{file} changed while it was converted; begin again with an empty target")
     return content

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
-from Datasets import _examples, _photographs
+from Datasets import _examples, _headers, _photographs
 from harness import quiet
 
 
@@ -41,6 +41,9 @@ class Decoder:
         """Why a picture cannot be decoded."""
         if self._session is None:
             return None
+        wrong = _headers.fault(encoded)
+        if wrong:
+            return wrong
         try:
             self._session.run(self._size, {self._encoded: np.array(encoded, object)})
         except tf.errors.OpError as error:

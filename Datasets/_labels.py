@@ -7,9 +7,10 @@ from pathlib import Path
 
 from Datasets._spec import DataError
 from harness import input_files
+from harness.fields import brief
 
 FILE = "labels.txt"
-_MOST_BYTES = 1 << 26  # of it: a million classes with long names
+_MOST_BYTES = 16 << 20  # of it: some hundred thousand classes
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -36,7 +37,7 @@ def read(folder: Path) -> tuple[str, ...]:
         if not name.strip():
             raise DataError(f"{file}, line {number} is empty: every line must hold a class name")
         if name in first_seen:
-            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {name}; a class has one label")
+            raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {brief(name)}; a class has one label")
         first_seen[name] = number
     return tuple(names)
 

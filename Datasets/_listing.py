@@ -6,13 +6,12 @@ import csv
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from Datasets import _labels, _pictures
-from Datasets._pictures import Picture
+from Datasets._pictures import BadFile, Picture
 from Datasets._spec import DataError
 
 TRAIN, VALIDATION = "train", "validation"
@@ -21,7 +20,6 @@ _SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": V
 _HEADINGS = {"path": 0, "file": 0, "filename": 0, "image": 0, "label": 1, "class": 1, "split": 2, "set": 2}
 _LONGEST_NAME = 200
 _MOST_BYTES = 1 << 30  # of a list: some ten million pictures
-_TESTED_TOGETHER = 16  # files opened at once: the time goes into waiting for the disc
 
 
 @dataclass(frozen=True)
@@ -31,17 +29,11 @@ class Listing:
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
+    notes: tuple[str, ...] = ()  # of files that do not count
 
     def splits(self) -> dict[str, list[Picture]]:
         """The splits that hold pictures."""
         return {TRAIN: self.train} | ({VALIDATION: self.validation} if self.validation else {})
-
-
-class BadFile(NamedTuple):
-    """A file that is no picture, and why."""
-
-    file: Path
-    reason: str
 
 
 class _Row(NamedTuple):
@@ -55,7 +47,7 @@ def of(source: Path) -> Listing:
     """The pictures of a folder or of a CSV file."""
     if source.is_dir():
         found = _pictures.tree(source)
-        return Listing(found.classes, found.train, found.validation)
+        return Listing(found.classes, found.train, found.validation, found.notes)
     if source.is_file():
         return _of_rows(source, read_rows(source))
     raise DataError(f"{source} is neither a folder nor a CSV file")
@@ -92,9 +84,7 @@ def read_rows(file: Path) -> list[_Row]:
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
     """The pictures whose first bytes are those of a picture, and the other files."""
     pictures = [*listing.train, *(listing.validation or ())]
-    with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:
-        reasons = list(pool.map(_pictures.wrong, [picture.file for picture in pictures]))
-    bad = [BadFile(picture.file, reason) for picture, reason in zip(pictures, reasons) if reason]
+    bad = _pictures.damaged(pictures)
     if not bad:
         return listing, []
     left_out = {each.file for each in bad}

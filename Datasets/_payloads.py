@@ -8,8 +8,9 @@ from typing import NoReturn
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf.message import DecodeError
 
-from Datasets import _pipeline
+from Datasets import _examples, _headers, _pipeline
 from Datasets._spec import DataError, ReadRequest, Records
 from emulator import host_limits
 from harness import quiet
@@ -59,7 +60,11 @@ def check(index: Records, record: int, prepare: Prepare) -> None:
 
 def fault(index: Records, record: int, prepare: Prepare) -> str | None:
     """Why a record cannot be used; a DataError if it cannot be read."""
-    return index.damage(record) or _reason(index.payload(record), prepare)
+    damage = index.damage(record)
+    if damage:
+        return damage
+    payload = index.payload(record)
+    return _header_fault(payload) or _reason(payload, prepare)
 
 
 def fail(index: Records, record: int, prepare: Prepare) -> NoReturn:
@@ -73,6 +78,17 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
         return int(session.run(_pipeline.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
+
+
+def _header_fault(payload: bytes) -> str | None:
+    """What the header of a record's picture says against it, in better words than TensorFlow's."""
+    try:
+        feature = tf.train.Example.FromString(payload).features.feature
+    except DecodeError:
+        return "it is no tf.train.Example"
+    encoded = feature[_examples.ENCODED].bytes_list.value if _examples.ENCODED in feature else ()
+    reason = _headers.fault(encoded[0]) if len(encoded) == 1 else None
+    return f"its picture {reason}" if reason else None
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:

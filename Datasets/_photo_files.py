@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets import _augment, _photographs
+from Datasets import _augment, _headers, _photographs
+from Datasets._photographs import LONGEST
 from Datasets._spec import DataError, DataSpec, ReadRequest
-
-LONGEST = 32  # times the shorter side; the whole picture is resized before it is cropped
+from harness import input_files
 
 
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
@@ -29,10 +28,13 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
         found = []
         for path in paths:
             content = _bytes(path)
+            wrong = _headers.fault(content)
+            if wrong:
+                raise DataError(f"photograph {path} {wrong}")
             try:
                 decoded = session.run(image, {encoded: content})
             except tf.errors.OpError:  # a bitmap fails in Pillow
-                raise DataError(f"photograph {path} cannot be read: it is damaged, or neither JPEG nor PNG") from None
+                raise DataError(f"photograph {path} cannot be decoded: it is damaged") from None
             _check_shape(path, *decoded.shape[:2])
             found.append(session.run(ready, {pixels: decoded}))
     return np.stack(found)
@@ -40,7 +42,7 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
 
 def _bytes(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return input_files.content(path, _headers.MOST_BYTES)
     except (OSError, ValueError) as error:
         raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

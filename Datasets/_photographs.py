@@ -16,12 +16,13 @@ from functools import partial
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets import _augment, _payloads, _pipeline
+from Datasets import _augment, _headers, _payloads, _pipeline
 from Datasets._spec import DataError, ReadRequest, Records, Stage
 from Datasets._tolerance import Tolerance
 from emulator import draws
 
 _CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
+LONGEST = 32  # times the shorter side: of what the whole picture is resized from
 _READ_TOGETHER = 32  # payloads per call into Python
 _READERS = 4  # such calls at once: the time goes into waiting for the disc
 _STAND_INS = 8  # records tried after a bad one
@@ -244,7 +245,7 @@ def _distorted_window(parsed: Element, element: Element) -> tf.Tensor:
         top, left, height, width = tf.unstack(window(tf.shape(whole)))
         return whole[top : top + height, left : left + width]
 
-    encoded = parsed["image/encoded"]
+    encoded = _promising(parsed["image/encoded"])
     return tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
 
 
@@ -256,11 +257,25 @@ def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Ten
 
 def decoded(encoded: tf.Tensor) -> tf.Tensor:
     """A file's picture, uint8 [height, width, 3]: the first frame, without transparency, not turned as EXIF may ask."""
+    encoded = _promising(encoded)
     return tf.cond(
         tf.image.is_jpeg(encoded),
         lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
         lambda: _decoded_whole(encoded),
     )
+
+
+def _promising(encoded: tf.Tensor) -> tf.Tensor:
+    """The file's bytes, when what its header promises may be decoded: decoders believe it, and take memory at once."""
+    with tf.control_dependencies([tf.numpy_function(_headers_hold, [encoded], tf.bool)]):
+        return tf.identity(encoded)
+
+
+def _headers_hold(encoded: bytes) -> np.bool_:
+    reason = _headers.fault(encoded)
+    if reason:
+        raise DataError(f"the picture {reason}")
+    return np.True_
 
 
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
@@ -282,12 +297,21 @@ def _bitmap(encoded: bytes) -> np.ndarray:
 
 def central(image: tf.Tensor, side: int) -> tf.Tensor:
     """The whole picture resized so that its shorter side is 256/224 of the crop's, and the crop from its middle."""
+    image = _not_endless(image)
     shape = tf.shape(image)[:2]
     shorter = tf.reduce_min(shape)
     height, width = tf.unstack((shape * int(side * _CENTRAL) + shorter // 2) // shorter)  # rounded
     resized = _augment.resize(image[None], height, width)[0]
     top, left = (height - side) // 2, (width - side) // 2
     return resized[top : top + side, left : left + side]
+
+
+def _not_endless(image: tf.Tensor) -> tf.Tensor:
+    """The middle of a picture that is one long line: of one pixel by a million, memory would not hold the resized whole."""
+    shape = tf.shape(image)[:2]
+    kept = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
+    top, left = tf.unstack((shape - kept) // 2)
+    return image[top : top + kept[0], left : left + kept[1]]
 
 
 def _nothing(position: tf.Tensor, request: ReadRequest) -> Element:

@@ -1,22 +1,32 @@
 """Picture files in a tree of folders, one folder a class: found, labelled and served as records.
 
 SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it. Files in folders below a class
-belong to it; names that begin with a dot are left alone.
+belong to it; names that begin with a dot are left alone, and so is what is neither named like a picture nor begins like one
+(Thumbs.db, readme.txt).
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from Datasets import _labels
+from Datasets import _headers, _labels
+from Datasets._headers import MOST_BYTES
 from Datasets._spec import DataError
+from harness import input_files
 
 VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that is there
-_BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
-_LONGEST_BEGINNING = 8
+
+
+_SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".heic", ".heif", ".avif",
+    ".jp2", ".ppm", ".pgm", ".tga",
+)  # fmt: skip
+_TESTED_TOGETHER = 16  # files opened at once: the time goes into waiting for the disc
 
 
 class Picture(NamedTuple):
@@ -26,25 +36,46 @@ class Picture(NamedTuple):
     label: int
 
 
+class BadFile(NamedTuple):
+    """A file that is no picture, and why."""
+
+    file: Path
+    reason: str
+
+
 @dataclass(frozen=True)
 class Tree:
-    """What lies in the folders. `validation` is None where there is no such split."""
+    """What lies in the folders. `validation` is None where there is no such split. `left_out`: files that are not there as
+    pictures."""
 
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
+    left_out: list[Path]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a log says of the files that do not count."""
+        count = len(self.left_out)
+        if not count:
+            return ()
+        number = f"{count} files that are no pictures are" if count > 1 else "1 file that is no picture is"
+        return (f"{number} left out: {self.left_out[0]}{', ...' * (count > 1)}",)
 
 
 def tree(top: Path) -> Tree:
     """Every picture below `top`; a DataError names a class without any."""
     train, validation = _splits(top)
     classes = class_names(top)
-    pictures = of_classes(train, classes)
+    pictures, left_out = of_classes(train, classes)
     with_some = {picture.label for picture in pictures}
     for label, name in enumerate(classes, 1):
         if label not in with_some:
-            raise DataError(f"class {name} is empty: no file in {train / name}; put its pictures there or remove the folder")
-    return Tree(classes, pictures, of_classes(validation, classes) if validation else None)
+            raise DataError(
+                f"class {name} is empty: no picture in {train / name}; put its pictures there or remove the folder"
+            )
+    held_out, more = of_classes(validation, classes) if validation else (None, [])
+    return Tree(classes, pictures, held_out, left_out + more)
 
 
 def class_names(top: Path) -> tuple[str, ...]:
@@ -62,13 +93,28 @@ def class_names(top: Path) -> tuple[str, ...]:
     return _labels.ordered(names)
 
 
-def of_classes(folder: Path, classes: tuple[str, ...]) -> list[Picture]:
-    """The pictures of one split, class by class in the order of the labels, sorted by name."""
+def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
+    """The pictures of one split, class by class in the order of the labels, sorted by name; and the files that are none."""
     found = _folders(folder)
     unknown = sorted(set(found) - set(classes))
     if unknown:
         raise DataError(f"class {unknown[0]} of {folder} is unknown to training, which has: {_few(classes)}")
-    return [Picture(file, label) for label, name in enumerate(classes, 1) if name in found for file in _files(folder / name)]
+    pictures: list[Picture] = []
+    others: list[Path] = []
+    for label, name in enumerate(classes, 1):
+        for file in _files(folder / name) if name in found else ():
+            if _meant(file):
+                pictures.append(Picture(file, label))
+            else:
+                others.append(file)
+    return pictures, others
+
+
+def damaged(pictures: list[Picture]) -> list[BadFile]:
+    """Those whose headers are no picture's, looked at several at once."""
+    with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:
+        reasons = list(pool.map(wrong, [picture.file for picture in pictures]))
+    return [BadFile(picture.file, reason) for picture, reason in zip(pictures, reasons) if reason]
 
 
 def is_tree(folder: Path) -> bool:
@@ -78,19 +124,18 @@ def is_tree(folder: Path) -> bool:
 
 
 def wrong(file: Path) -> str | None:
-    """Why a file cannot be a picture, by its first bytes."""
+    """Why a file cannot be a picture, by its header."""
     try:
-        if not file.is_file():  # a pipe would be waited for
-            return "is no file" if file.exists() else "does not exist"
-        with file.open("rb", buffering=0) as stream:
-            beginning = stream.read(_LONGEST_BEGINNING)
+        with input_files.opened(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if not size:
+                return "is empty"
+            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:  # a page or two are read of it
+                return _headers.fault(content, scans=False)
+    except FileNotFoundError:
+        return "does not exist"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if not beginning:
-        return "is empty"
-    if not beginning.startswith(tuple(known for known, _ in _BEGINNINGS)):
-        return f"is no {', '.join(kind for _, kind in _BEGINNINGS[:-1])} or {_BEGINNINGS[-1][1]} by its first bytes"
-    return None
 
 
 class FileIndex:
@@ -113,12 +158,12 @@ class FileIndex:
 
         file, label = self._pictures[record]
         try:
-            return _examples.example(file.read_bytes(), label, self._classes[label - 1])
+            return _examples.example(input_files.content(file, MOST_BYTES), label, self._classes[label - 1])
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
     def damage(self, record: int) -> str | None:
-        """What the file's beginning says."""
+        """What the file's header says."""
         reason = wrong(self._pictures[record].file)
         return f"it {reason}" if reason else None
 
@@ -131,16 +176,28 @@ def _splits(top: Path) -> tuple[Path, Path | None]:
 
 
 def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        _refuse_folder(error)
 
 
 def _files(folder: Path) -> list[Path]:
     found = []
-    for here, below, names in os.walk(folder):
+    for here, below, names in os.walk(folder, onerror=_refuse_folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
         found += [Path(here, name) for name in sorted(names) if not name.startswith(".")]
     return found
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}")
+
+
+def _meant(file: Path) -> bool:
+    """Whether a file is there as a picture: by its name, or else by its first bytes."""
+    return file.suffix.lower() in _SUFFIXES or wrong(file) is None
 
 
 def _few(names: tuple[str, ...]) -> str:

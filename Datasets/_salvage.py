@@ -2,7 +2,8 @@
 
 A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
 After damage the walk goes on at the next place where a length and its checksum agree. Nothing here raises for what
-a file holds, and nothing imports TensorFlow.
+a file holds, and nothing imports TensorFlow. Records longer than `MOST_BYTES` are passed over as damage, and lengths that
+contradict one another end the walk: a file made for it would have its bytes read once for each of them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from typing import NamedTuple
 import numpy as np
 
 from Datasets import _checksums
+from Datasets._headers import MOST_BYTES
+from Datasets._spec import regular_size
+from harness import input_files
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 WRONG_LENGTH = "its length is damaged (the length's checksum does not match)"
 WRONG_PAYLOAD = "its content is damaged (its checksum does not match)"
 CUT = "it is cut short, the file ends at byte {size}"
+TOO_LONG = "it is {length} bytes long, more than the {most} that a record may have"
+GIVEN_UP = "lengths contradict one another up to here, and the rest of the file is not searched"
 _SEARCHED = 1 << 20  # bytes searched for a header in one call
+_READ_TWICE = 8  # times the file's size: of bytes that turned out not to be a payload
 
 
 class Record(NamedTuple):
@@ -46,10 +53,10 @@ def walk(file: Path, payloads: bool = False) -> list[Stretch]:
     Without `payloads` only lengths are checked, and the payload before a place where no record begins: bytes lost from a
     payload lead into a later record, so the search starts inside it. With it every payload's checksum is.
     """
-    size = file.stat().st_size
+    size = regular_size(file)
     if not size:
         return []
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
+    with input_files.opened(file) as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
         return _walked(content, size, payloads)
 
 
@@ -60,20 +67,29 @@ def records(stretches: list[Stretch]) -> list[Record]:
 
 def _walked(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
     found: list[Stretch] = []
-    at = 0
+    at, wasted = 0, 0
     while at < size:
+        if wasted > _READ_TWICE * size:
+            found.append(Damage(at, GIVEN_UP))
+            break
         length = _length_at(content, at)
         end = at + HEADER_BYTES + (length or 0) + FOOTER_BYTES
         if length is not None and end <= size:
             record = Record(at + HEADER_BYTES, length)
+            if length > MOST_BYTES:
+                found.append(Damage(at, TOO_LONG.format(length=length, most=MOST_BYTES)))
+                at = end
+                continue
             if not payloads or _whole(content, record):
                 found.append(record)
                 at = end
                 continue
             found.append(Damage(at, WRONG_PAYLOAD))
+            wasted += length
         elif length is not None or size - at < HEADER_BYTES:
             found.append(Damage(at, CUT.format(size=size)))
         elif not payloads and found and isinstance(found[-1], Record) and not _whole(content, found[-1]):
+            wasted += found[-1].length
             at = found.pop().offset - HEADER_BYTES  # it ends elsewhere than its length says
             found.append(Damage(at, WRONG_PAYLOAD))
         else:

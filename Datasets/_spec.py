@@ -9,7 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from harness import input_files
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -17,6 +20,15 @@ if TYPE_CHECKING:
 
 class DataError(Exception):
     """Data that is missing or wrong. The message is one complete line; details may follow on further lines."""
+
+
+def regular_size(file: Path) -> int:
+    """Bytes of a file of data; DataError where there is none that could be read without waiting."""
+    try:
+        with input_files.opened(file) as stream:
+            return os.fstat(stream.fileno()).st_size
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +41,7 @@ class DataSpec:
     train_images: int
     validation_images: int
     class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a log says of the files
     standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
 
 

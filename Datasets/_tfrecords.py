@@ -17,14 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from Datasets import _cache, _checksums, _salvage
+from Datasets._headers import MOST_BYTES
 from Datasets._salvage import FOOTER_BYTES, HEADER_BYTES
-from Datasets._spec import DataError
+from Datasets._spec import DataError, regular_size
 from Datasets._tolerance import Tolerance
-from harness import npz
+from harness import input_files, npz
 
-_SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})")
+_SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
+_HEADERS_TOGETHER = 4096  # whose checksums are looked at in one call
 _WORTH_KEEPING = 1 << 30  # bytes of shards
 _MOST_KEPT = 1 << 30  # bytes of an index: some 60 million records
 _DAMAGED = "the file is damaged there (its checksum does not match)"
@@ -104,18 +106,19 @@ class RecordIndex:
 
     def _stored(self, record: int) -> tuple[bytes, bool]:
         """A payload, and whether its checksum matches."""
-        both = self._read(record, int(self._lengths[record]) + FOOTER_BYTES)
+        length = int(self._lengths[record])
+        if length > MOST_BYTES:
+            reason = _salvage.TOO_LONG.format(length=length, most=MOST_BYTES)
+            raise DataError(f"{self.name(record)} cannot be used: {reason}")
+        both = self._read(record, length + FOOTER_BYTES)
         payload, stored = both[:-FOOTER_BYTES], int.from_bytes(both[-FOOTER_BYTES:], "little")
         return payload, _checksums.masked(payload) == stored
 
     def _read(self, record: int, size: int) -> bytes:
         file, _ = self._place(record)
         try:
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                data = os.pread(descriptor, size, int(self._offsets[record]))
-            finally:
-                os.close(descriptor)
+            with input_files.opened(file) as stream:
+                data = os.pread(stream.fileno(), size, int(self._offsets[record]))
         except OSError as error:
             raise DataError(f"{self.name(record)} cannot be read: {error.strerror}") from error
         if len(data) != size:
@@ -129,9 +132,9 @@ class RecordIndex:
 
 def _kept_at(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
     """Where the index of these very files is kept; None for small sets, which are walked as fast."""
-    stats = [file.stat() for file in files]
-    if sum(stat.st_size for stat in stats) < _WORTH_KEEPING:
+    if sum(map(regular_size, files)) < _WORTH_KEEPING:
         return None
+    stats = [file.stat() for file in files]
     told = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])
     return _cache.folder(environ) / f"records-{hashlib.sha256(told.encode()).hexdigest()[:20]}.npz"
 
@@ -177,35 +180,43 @@ def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, boo
 
 
 def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and lengths of the payloads of one shard, every length checked."""
-    offsets: list[int] = []
-    headers: list[bytes] = []
-    with file.open("rb", buffering=0) as stream:
-        size, at = os.fstat(stream.fileno()).st_size, 0
-        if not size:
-            raise DataError(f"{file} is empty; copy it again")
+    """Offsets and lengths of the payloads of one shard, every length checked.
+
+    A wrong length leads astray (a stretch of zeros through millions of records), so the walk looks back now and then.
+    """
+    size, at, counted = regular_size(file), 0, 0
+    if not size:
+        raise DataError(f"{file} is empty; copy it again")
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    with input_files.opened(file) as stream:
         while at < size:
-            header = os.pread(stream.fileno(), HEADER_BYTES, at)
-            end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
-            offsets.append(at + HEADER_BYTES)
-            headers.append(header)
-            if len(header) < HEADER_BYTES or end > size:
-                break
-            at = end
-    _check_lengths(file, headers, at == size, size)
-    return np.array(offsets, np.int64), np.frombuffer(b"".join(h[:8] for h in headers), "<i8")
+            offsets: list[int] = []
+            headers: list[bytes] = []
+            whole = True
+            while whole and at < size and len(headers) < _HEADERS_TOGETHER:
+                header = os.pread(stream.fileno(), HEADER_BYTES, at)
+                end = at + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
+                offsets.append(at + HEADER_BYTES)
+                headers.append(header)
+                whole = len(header) == HEADER_BYTES and end <= size
+                at = end
+            _check_lengths(file, counted, headers, whole, size)
+            parts.append((np.array(offsets, np.int64), np.frombuffer(b"".join(h[:8] for h in headers), "<i8")))
+            counted += len(headers)
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def _check_lengths(file: Path, headers: list[bytes], ended: bool, size: int) -> None:
-    """A wrong length leads astray, so the first one whose checksum fails is the record to name."""
+def _check_lengths(file: Path, first: int, headers: list[bytes], ended: bool, size: int) -> None:
+    """The first record whose length's checksum fails is the one to name. `first`: the number of the first header's."""
     whole = [header for header in headers if len(header) == HEADER_BYTES]
     fields = np.frombuffer(b"".join(whole), np.uint8).reshape(-1, HEADER_BYTES)
     stored = np.ascontiguousarray(fields[:, 8:]).view("<u4")[:, 0]
     wrong = np.flatnonzero(_checksums.masked_rows(fields[:, :8]) != stored)
     if wrong.size:
         raise DataError(
-            f"{file}: record {wrong[0]} has an impossible length (its checksum does not match); is the file damaged, "
-            "or no TFRecord file? Copy it again"
+            f"{file}: record {first + wrong[0]} has an impossible length (its checksum does not match); is the file "
+            "damaged, or no TFRecord file? Copy it again"
         )
     if not ended:
-        raise DataError(f"{file}: record {len(headers) - 1} is cut short, the file ends at byte {size}; copy it again")
+        number = first + len(headers) - 1
+        raise DataError(f"{file}: record {number} is cut short, the file ends at byte {size}; copy it again")

@@ -15,9 +15,11 @@ import numpy as np
 from Datasets import _labels, _locate, _pictures, _salvage, cifar
 from Datasets._binary import Layout
 from Datasets._class_names import IMAGENET_CLASSES
+from Datasets._headers import MOST_BYTES
 from Datasets._salvage import Damage
-from Datasets._spec import DataError
+from Datasets._spec import DataError, regular_size
 from Datasets._tfrecords import shards
+from harness import input_files
 
 if TYPE_CHECKING:
     from Datasets._decoding import Decoder
@@ -54,6 +56,7 @@ class Work:
     kind: str
     files: list[tuple[Path, Check]]
     findings: list[Finding] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 def work(folder: Path, classes: int | None, decoder: Callable[[], Decoder]) -> Work:
@@ -93,7 +96,10 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
 
 
 def _checked_shard(file: Path, classes: int, decoder: Decoder) -> Checked:
-    walked = _salvage.walk(file, payloads=True)
+    try:
+        walked = _salvage.walk(file, payloads=True)
+    except DataError as error:
+        return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])
     findings = [Finding(file, None, "is empty")] if not walked else []
     with file.open("rb") as stream:
         for number, stretch in enumerate(walked):
@@ -124,7 +130,7 @@ def _binary_check(layout: Layout, classes: int) -> Check:
     """Such files have no checksums: only their length and their labels can be held against anything."""
 
     def check(file: Path) -> Checked:
-        size, each = file.stat().st_size, layout.record_bytes
+        size, each = regular_size(file), layout.record_bytes
         if not size:
             return Checked(0, [Finding(file, None, "is empty")])
         whole = size // each
@@ -149,9 +155,12 @@ def _tree(folder: Path, decoder: Callable[[], Decoder]) -> Work | None:
     def check(file: Path) -> Checked:
         reason = _pictures.wrong(file)
         if reason is None:
-            said = judge.picture(file.read_bytes())
+            try:
+                said = judge.picture(input_files.content(file, MOST_BYTES))
+            except OSError as error:
+                said = f"cannot be read: {error.strerror}"
             reason = said and f"it {said}"
         return Checked(1, [Finding(file, None, reason)] if reason else [])
 
     pictures = [*found.train, *(found.validation or ())]
-    return Work("tree of pictures", [(picture.file, check) for picture in pictures])
+    return Work("tree of pictures", [(picture.file, check) for picture in pictures], notes=found.notes)

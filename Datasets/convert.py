@@ -9,13 +9,20 @@ Files are stored as they are: JPEG, PNG, GIF or BMP. An interrupted conversion g
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("convert")
+
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
 
 from Datasets import _conversion, _listing, _pictures
-from Datasets._listing import BadFile, Listing
+from Datasets._listing import Listing
+from Datasets._pictures import BadFile
 from Datasets._spec import DataError
 from harness import command_line
 
@@ -58,10 +65,12 @@ def _listed(asked: argparse.Namespace, source: Path) -> Listing:
             raise DataError(f"{source} has pictures for validation of its own; leave --validation-dir out")
         if not Path(asked.validation_dir).is_dir():
             raise DataError(f"--validation-dir {asked.validation_dir} is not a folder")
-        held_out = _pictures.of_classes(Path(asked.validation_dir), listing.classes)
+        held_out, _ = _pictures.of_classes(Path(asked.validation_dir), listing.classes)
         if not held_out:
             raise DataError(f"--validation-dir {asked.validation_dir} holds no pictures in folders named like the classes")
-        listing = Listing(listing.classes, listing.train, held_out)
+        listing = dataclasses.replace(listing, validation=held_out)
+    for note in listing.notes:
+        print(note)
     good, bad = _listing.without_bad_files(listing)
     if bad and not asked.skip_bad_files:
         number = f"{len(bad)} file{'s are' if len(bad) > 1 else ' is'} no picture{'s' * (len(bad) > 1)}"
@@ -100,7 +109,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="training files (default: 128 MiB each)",
     )
     validation = parser.add_mutually_exclusive_group()
-    validation.add_argument("--validation", type=_part, metavar="FRACTION", help="part of every class for validation")
+    validation.add_argument(
+        "--validation",
+        type=command_line.number(0, 1, ends=False),
+        metavar="FRACTION",
+        help="part of every class for validation",
+    )
     validation.add_argument("--validation-dir", metavar="DIR", help="a second tree, for validation")
     add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
     add(
@@ -112,16 +126,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--skip-bad-files", action="store_true", help="list and leave out files that are no pictures")
     return parser.parse_args(argv)
-
-
-def _part(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must lie between 0 and 1")
-    return value
 
 
 if __name__ == "__main__":

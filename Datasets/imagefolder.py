@@ -10,6 +10,7 @@ from Datasets._spec import DataError, DataSpec, OpenRequest
 from Datasets._tfrecords import RecordIndex, part, shards
 from Datasets._tolerance import Tolerance
 
+_LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
 _WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {_labels.FILE}"
 
 SPECS = {
@@ -60,13 +61,26 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
     except DataError as error:
         raise DataError(f"data set imagefolder: {error}") from None
     _labels.agree(found.classes, request.num_classes, f"the tree {top}")
+    if not request.skip_bad:
+        _refuse_damaged([*found.train, *(found.validation or ())][:_LOOKED_AT])
     return _source(
         found.classes, _pictures.FileIndex(found.train, found.classes),
         None if found.validation is None else _pictures.FileIndex(found.validation, found.classes),
         f"no pictures for validation in {' or '.join(f'{name}/' for name in _pictures.VALIDATION_FOLDERS)} of {top}; "
         "put them there and the others in train/, let Datasets.convert take a part with --validation",
-        Tolerance(request.skip_bad),
+        Tolerance(request.skip_bad), found.notes,
     )  # fmt: skip
+
+
+def _refuse_damaged(pictures: list[_pictures.Picture]) -> None:
+    """DataError for a file that is named like a picture and begins like none."""
+    bad = _pictures.damaged(pictures)
+    if bad:
+        more = f" (and {len(bad) - 1} more files)" if len(bad) > 1 else ""
+        raise DataError(
+            f"data set imagefolder: {bad[0].file} {bad[0].reason}{more}; remove what is damaged, or give --skip-bad-records "
+            f"{len(bad)}"
+        )
 
 
 def _source(
@@ -75,9 +89,10 @@ def _source(
     validation: RecordIndex | _pictures.FileIndex | None,
     missing: str,
     tolerance: Tolerance,
+    notes: tuple[str, ...] = (),
 ) -> PhotographSource:
     spec = DataSpec(
         name="imagefolder", num_classes=len(classes), image_size=None, train_images=len(train),
-        validation_images=len(validation or ()), class_names=classes,
+        validation_images=len(validation or ()), class_names=classes, notes=notes,
     )  # fmt: skip
     return PhotographSource(spec, train, validation, missing, tolerance)

@@ -9,6 +9,11 @@ Exit code 0: all is well. 1: something is damaged. 2: wrong input.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("verify")
+
 import argparse
 import os
 import sys
@@ -36,6 +41,8 @@ def main(argv: list[str]) -> int:
         return Decoder(asked.decode)
 
     work = _verification.work(Path(asked.folder), asked.num_classes, decoder)
+    for note in work.notes:
+        print(note)
     for finding in work.findings:
         print(finding)
     records, damaged = 0, len(work.findings)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.fields import above, keep_rules, opt
+from harness.fields import above, decimal_number, keep_rules, opt
 from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
@@ -51,4 +51,4 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
 
 def parse_fractions(text: str) -> tuple[float, ...]:
     """ "0.5,0.75" → (0.5, 0.75)"""
-    return tuple(float(part) for part in text.split(","))
+    return tuple(decimal_number(part.strip(" ")) for part in text.split(","))

@@ -67,7 +67,7 @@ SIZES = {
 
 def _size_name(text: str) -> str:
     """0..7 are read as B0..B7."""
-    return f"B{text}" if text.isdigit() else text
+    return f"B{text}" if text.isascii() and text.isdigit() else text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from Datasets import _pipeline
 from Datasets._spec import OpenRequest, ReadRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets.imagenet import open_imagenet
+from harness import command_line
 
 SIDE, BATCH = 224, 32
 Loader = Iterator[int]  # pictures of each batch
@@ -209,9 +210,9 @@ def saving(rounds: int) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--pictures", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a round")
+    parser.add_argument("--rounds", type=command_line.whole(1), default=7)
+    parser.add_argument("--pictures", type=command_line.whole(1), default=512)
+    parser.add_argument("--seconds", type=command_line.number(0, 86400, ends=False), default=3.0, help="of a round")
     asked = parser.parse_args()
     print(_paired.machine())
     with tempfile.TemporaryDirectory() as made:

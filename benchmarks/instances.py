@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _paired
-from harness import cli, launch
+from harness import cli, command_line, launch
 from harness.run import prepare
 
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
@@ -111,7 +111,7 @@ def starts() -> None:
 def main() -> None:
     """Everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=command_line.whole(1), default=9)
     rounds = parser.parse_args().rounds
     print(_paired.machine())
     speed(rounds)

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _paired
+from harness import command_line
 
 NETWORK = (
     "--precision 32.32 --model efficientnet --model-size B0 --dataset imagenet --synthetic-data --group-norm "
@@ -102,7 +103,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("speed", "memory", "all"), default="all")
-    parser.add_argument("--rounds", type=int, default=7, help="of each way, one after the other [%(default)s]")
+    parser.add_argument(
+        "--rounds", type=command_line.whole(1), default=7, help="of each way, one after the other [%(default)s]"
+    )
     asked = parser.parse_args()
     print(_paired.machine())
     if asked.what != "memory":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,16 @@ class InferenceProgram:
     ) -> None:
         """`stream` is called inside the new graph; `home` is the TensorFlow device of the network."""
         refuse_missing_devices((home,))
+        self._device = ThreadPoolExecutor(1)
         self.names = score.names
         self.graph = new_graph()
         with self.graph.as_default(), tf.device(home):
             self._stream = stream()
             self.weights = Weights(variables, 0, {}, precision=precision)
             self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
-            self._step = _inference_step(segments, self.weights, self._stream.features, score, precision, *self._range)
+            stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
+            self._stop = stop.assign(True, read_value=False)
+            self._step = _inference_step(segments, self.weights, self._stream.features, score, precision, stop, *self._range)
             initialise = tf.global_variables_initializer()
         self.marks = [Mark(record.GRAPH, time.perf_counter(), f"{len(self.graph.get_operations()):,} operations")]
         self.session = tf.Session(graph=self.graph, config=session_config((home,)))
@@ -79,9 +83,18 @@ class InferenceProgram:
             self.session.run(self._stream.iterator.initializer)
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
-        """Sums over micro-batches first..end-1, which must be the stream's next ones."""
+        """Sums over micro-batches first..end-1, which must be the stream's next ones. What a signal raises ends the call at
+        its next micro-batch, and then the program is of no more use."""
         with named_faults(lambda: "validation"):
-            return self.session.run(self._step, dict(zip(self._range, (first, end))))
+            # the calling thread stays free for signals, which would wait for the end of the session call otherwise
+            running = self._device.submit(self.session.run, self._step, dict(zip(self._range, (first, end))))
+            try:
+                return running.result()
+            except BaseException:
+                if not running.done():
+                    self.session.run(self._stop)
+                    wait([running])
+                raise
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
         """The same step; when each of its operations ran, as events of a Chrome trace."""
@@ -91,6 +104,7 @@ class InferenceProgram:
 
     def close(self) -> None:
         """Frees the session's memory."""
+        self._device.shutdown()
         self.session.close()
 
 
@@ -109,6 +123,7 @@ def _inference_step(
     features: NextFeatures,
     score: Score,
     precision: Precision,
+    stop: tf.Variable,
     first: tf.Tensor,
     end: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
@@ -123,5 +138,10 @@ def _inference_step(
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 
     start = [first, *(tf.zeros(score.shape, tf.float64) for _ in score.names)]
-    _, *totals = tf.while_loop(lambda i, *_: i < end, body, start, parallel_iterations=1, back_prop=False)
+
+    def going_on(i: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([i]):
+            return tf.logical_and(i < end, tf.logical_not(stop.read_value()))
+
+    _, *totals = tf.while_loop(going_on, body, start, parallel_iterations=1, back_prop=False)
     return dict(zip(score.names, totals))

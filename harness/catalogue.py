@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
+from harness.fields import brief, decimal_number, whole_number
 from harness.options import SECTIONS, OptionError
 from harness.plugins import did_you_mean
 
@@ -46,12 +47,13 @@ class Option:
             items = raw if isinstance(raw, (list, tuple)) else str(raw).split() if isinstance(raw, str) else [raw]
             value: Any = tuple(self._one(item, where) for item in items)
         elif isinstance(raw, (list, tuple)):
-            raise OptionError(f"{where}: {self.name} takes one value, not the {len(raw)} of {list(raw)}")
+            raise OptionError(f"{where}: {self.name} takes one value, not the {len(raw)} of {brief(list(raw))}")
         else:
             value = self._one(raw, where)
         broken = self.meta["check"](value) if self.meta["check"] else None
         if broken:
-            raise OptionError(f"{where}: {self.name} is '{' '.join(map(str, value)) if self.several else raw}' but {broken}")
+            given = " ".join(map(str, value)) if self.several else raw
+            raise OptionError(f"{where}: {self.name} is '{brief(given)}' but {broken}")
         return value
 
     def _one(self, raw: Any, where: str) -> Any:
@@ -60,7 +62,7 @@ class Option:
         try:
             value = CONVERSIONS[self.base](raw)
         except (ValueError, TypeError, OverflowError):
-            raise OptionError(f"{where}: {self.name} is '{raw}' but must be {KINDS[self.base]}") from None
+            raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be {KINDS[self.base]}") from None
         if self.base is str and self.meta["read"]:
             value = self.meta["read"](value)
         return value
@@ -72,7 +74,7 @@ class Option:
         if isinstance(raw, bool) or str(raw).lower() not in lowered:
             known = ", ".join(self.meta["choices"])
             hint = did_you_mean(str(raw), list(self.meta["choices"]))
-            raise OptionError(f"{where}: {self.name} is '{raw}' but must be one of {known}{hint}")
+            raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be one of {known}{hint}")
         return self.base(lowered[str(raw).lower()])
 
 
@@ -173,14 +175,18 @@ def _to_bool(raw: Any) -> bool:
 
 
 def _to_int(raw: Any) -> int:
-    if isinstance(raw, (bool, float)):
+    if isinstance(raw, str):
+        return whole_number(raw)
+    if isinstance(raw, bool) or not isinstance(raw, int):
         raise ValueError(raw)
-    return int(raw)
+    return raw
 
 
 def _to_float(raw: Any) -> float:
-    value = float(raw)
-    if isinstance(raw, bool) or value != value or abs(value) > LARGEST:
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        raise ValueError(raw)
+    value = decimal_number(raw) if isinstance(raw, str) else float(raw)
+    if value != value or abs(value) > LARGEST:
         raise ValueError(raw)
     return value
 

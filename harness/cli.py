@@ -16,7 +16,7 @@ from typing import Any
 from harness import data, layers, plugins
 from harness.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.configs import Block
-from harness.fields import HINT
+from harness.fields import HINT, brief
 from harness.layers import COMMAND_LINE, RECORDED, Given, Layer
 from harness.options import EXCLUSIVE, SECTIONS, MainOptions, OptionError, RunOptions
 
@@ -117,7 +117,7 @@ def _model_size(model: ModuleType, family: str, size: Any, sources: Mapping[str,
         listed = ", ".join(map(str, sizes))
         near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
         raise OptionError(
-            f"{sources['model_size']}: no model size {size} for {family}-sized data{near}\nThere are: {listed}"
+            f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}\nThere are: {listed}"
         )
     return found
 
@@ -154,7 +154,7 @@ def _others(folder: str, flag: str, chosen: str) -> str:
 
 def explain(options: RunOptions) -> str:
     """Every value and where it came from."""
-    rows = [(name, shown(value), options.sources.get(name, "default")) for name, value in options.values().items()]
+    rows = [(name, brief(shown(value)), options.sources.get(name, "default")) for name, value in options.values().items()]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     second = min(second, 36)
     return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
@@ -219,7 +219,7 @@ def _refuse_contradictions(known: Catalogue, layer: Layer, converted: Mapping[st
             asked = [name for name in asked if name != "ckpts_per_epoch"]
         if len(asked) > 1:
             place = layer.values[asked[1]].where
-            flags = " and ".join(f"{known.options[name].flag} {shown(converted[name])}" for name in asked)
+            flags = " and ".join(f"{known.options[name].flag} {brief(shown(converted[name]))}" for name in asked)
             raise OptionError(f"{place}: {flags} exclude each other; give one of them")
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.fields import brief
 from harness.options import OptionError, RunOptions
 
 TF_CONFIG, RANK, RANKS = "TF_CONFIG", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
@@ -23,7 +25,7 @@ IPUS, UNIFORM, PLACE = (
     "POPDIST_LOCAL_INSTANCE_INDEX",
 )
 ADDRESSES = "POPDIST_INSTANCE_ADDRESSES"
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/,\[\]]+):([0-9]{1,5})")
 _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -73,7 +75,7 @@ def follows(environ: Mapping[str, str]) -> bool:
         return environ.get(OFFSET, "0") != "0"
     try:
         index = json.loads(environ.get(TF_CONFIG, "{}")).get("task", {}).get("index", 0)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return False
     return environ.get(TF_CONFIG, "") != "" and str(environ.get(RANK) or index) != "0"
 
@@ -119,7 +121,7 @@ def _of_tf_config(environ: Mapping[str, str]) -> Cluster:
         raise OptionError(f"--distributed needs the environment variable {TF_CONFIG}, as in\n{TF_CONFIG}='{_FORM}'")
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{TF_CONFIG} is not JSON ({error}); it looks like\n{_FORM}") from None
     cluster = content.get("cluster") if isinstance(content, dict) else None
     workers = cluster.get("worker") if isinstance(cluster, dict) else None
@@ -128,7 +130,7 @@ def _of_tf_config(environ: Mapping[str, str]) -> Cluster:
     others = sorted(set(cluster) - {"worker"})
     if others:
         raise OptionError(
-            f"{TF_CONFIG} has the jobs {', '.join(others)}: only cluster.worker is known, whose first one leads"
+            f"{TF_CONFIG} has the jobs {brief(', '.join(others))}: only cluster.worker is known, whose first one leads"
         )
     addresses = _addresses(workers, f"{TF_CONFIG}'s cluster.worker")
     return Cluster(addresses, _index(content.get("task"), environ, len(addresses)), source=TF_CONFIG)
@@ -137,14 +139,18 @@ def _of_tf_config(environ: Mapping[str, str]) -> Cluster:
 def _index(task: Any, environ: Mapping[str, str], size: int) -> int:
     task = {} if task is None else task
     if not isinstance(task, dict) or task.get("type", "worker") != "worker":
-        raise OptionError(f'{TF_CONFIG}\'s task must be {{"type": "worker", "index": ...}}, but is {json.dumps(task)}')
+        raise OptionError(
+            f'{TF_CONFIG}\'s task must be {{"type": "worker", "index": ...}}, but is {brief(json.dumps(task))}'
+        )
     rank = environ.get(RANK)
     index, where = (rank, RANK) if rank else (task.get("index"), f"{TF_CONFIG}'s task.index")
     if index is None:
         raise OptionError(f"neither {TF_CONFIG}'s task.index nor {RANK} says which worker this is; give one of them")
-    number = int(index) if re.fullmatch(r"\d{1,6}", str(index)) else -1
+    number = int(index) if re.fullmatch(r"[0-9]{1,6}", str(index)) else -1
     if isinstance(index, bool) or not 0 <= number < size:
-        raise OptionError(f"{where} is {index}, but must be a whole number from 0 to {size - 1}: there are {size} workers")
+        raise OptionError(
+            f"{where} is {brief(index)}, but must be a whole number from 0 to {size - 1}: there are {size} workers"
+        )
     return number
 
 
@@ -152,10 +158,10 @@ def _addresses(given: list[Any], where: str) -> tuple[str, ...]:
     for address in given:
         matched = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
         if not matched or not 0 < int(matched[2]) < 65536:
-            raise OptionError(f"{where}: '{address}' is not host:port with a port from 1 to 65535, as in host0:2222")
-    twice = next((address for address in given if given.count(address) > 1), None)
+            raise OptionError(f"{where}: '{brief(address)}' is not host:port with a port from 1 to 65535, as in host0:2222")
+    twice = next((address for address, count in Counter(given).items() if count > 1), None)
     if twice:
-        raise OptionError(f"{where} has {twice} twice: each process needs a port of its own")
+        raise OptionError(f"{where} has {brief(twice)} twice: each process needs a port of its own")
     return tuple(given)
 
 
@@ -180,6 +186,6 @@ def _of_poprun(environ: Mapping[str, str]) -> Cluster:
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environ.get(name) or ("" if default is None else str(default))
-    if not re.fullmatch(r"\d{1,6}", text):
-        raise OptionError(f"{name} is '{text}', but must be a whole number; start with poprun, which sets it")
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise OptionError(f"{name} is '{brief(text)}', but must be a whole number; start with poprun, which sets it")
     return int(text)

@@ -1,17 +1,22 @@
-"""The edge of every command: foreseeable errors as one line and an exit code (2: wrong input, 1: failure at run time)."""
+"""The edge of every command: foreseeable errors as one line and an exit code (2: wrong input, 1: failure at run time, 128 +
+the signal's number: stopped by one)."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
-from harness import quiet
+from harness import quiet, signals, tether
+from harness.fields import brief, decimal_number
 
 _INSTALLED = ("tensorflow", "numpy", "yaml", "PIL")
 _UNLIMITED = 999_999_999
+_LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
 Errors = tuple[type[Exception], ...]
 
 
@@ -45,10 +50,33 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 11 and least <= int(text) <= largest):
             limits = f"from {least} on" if most is None else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number {limits}")
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not a whole number {limits}")
         return int(text)
 
     return read
+
+
+def number(least: float, most: float, ends: bool = True) -> Callable[[str], float]:
+    """Reads a number between the two, without the two themselves unless `ends`."""
+
+    def read(text: str) -> float:
+        try:
+            value = decimal_number(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most and (ends or value not in (least, most))):
+            raise argparse.ArgumentTypeError(f"{brief(text)} must lie between {least:g} and {most:g}")
+        return value
+
+    return read
+
+
+def _bounded(message: str) -> str:
+    """Every line of a message, cut when it is longer than anybody reads: what was given may be of any length."""
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+        for line in message.split("\n")
+    )
 
 
 def run(
@@ -56,26 +84,43 @@ def run(
     unprintable: str = "replace",
 ) -> int:  # fmt: skip
     """main(argv) with every foreseeable error as one line on standard error: those of `wrong` input, `failures`, and what
-    the system, TensorFlow and missing packages give. `unprintable`: what becomes of characters that standard output lacks.
+    the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
+    characters that standard output lacks.
     """
-
-    def told(text: object, code: int) -> int:
-        print(f"{prog}: error: {text}", file=sys.stderr)
-        return code
-
     _open_what_is_closed()
     for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # a terminal without our characters must not end a run
     try:
-        return main(sys.argv[1:] if argv is None else argv)
+        with signals.stoppable() as stop:
+            tether.watch(os.environ)
+            try:
+                return main(sys.argv[1:] if argv is None else argv)
+            except Exception as error:
+                try:
+                    return _told(prog, error, wrong, failures)
+                except Exception:
+                    stop.raise_if_received()  # a library may have made something else of the request
+                    raise
+    except signals.StopRequest as asked:
+        with suppress(OSError):
+            print(f"{prog}: stopped by {asked}", file=sys.stderr)
+        return 128 + asked.number
+
+
+def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
+    """Says what went wrong; the exit code. What nobody foresaw is raised again."""
+
+    def told(text: object, code: int) -> int:
+        print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
+        return code
+
+    try:
+        raise error
     except (UsageError, *wrong) as error:
         return told(error, 2)
     except failures as error:
         return told(error, 1)
-    except KeyboardInterrupt:
-        print(f"\n{prog}: interrupted", file=sys.stderr)
-        return 130
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _INSTALLED:
             raise
@@ -89,7 +134,9 @@ def run(
         return 1
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return told(f"{error.strerror or error}{where}", 1)
+        nowhere = not where and "temporary directory" in str(error)
+        remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
+        return told(f"{error.strerror or error}{where}{remedy}", 1)
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise

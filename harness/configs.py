@@ -7,7 +7,6 @@ all) are plain to follow.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,26 +14,54 @@ from typing import Any
 
 import yaml
 
-from harness import releases
+from harness import input_files, releases
+from harness.fields import MOST_SHOWN, brief, decimal_number, whole_number
 from harness.options import OptionError
 from harness.releases import Choice, Span
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20
+MAX_NODES = 40_000  # keys and values: PyYAML needs some 100 microseconds for each
 MAX_MERGES = 1000
+MAX_MERGED = 50_000  # keys of a block, counted again wherever they are merged
 MAX_NESTING = 50
 MOST_LISTED = 24  # names in a message
-MOST_SHOWN = 60  # characters of a value in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
 
 
+class _TooMuch(yaml.MarkedYAMLError):
+    """A file beyond a bound."""
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot)."""
+    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot), and keeps bounds: the scanner's time
+    grows with the square of the depth."""
+
+    nodes = 0
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        self._keep_flat(self.flow_level)
+        super().fetch_flow_collection_start(token)
+
+    def add_indent(self, column: int) -> bool:
+        self._keep_flat(len(self.indents))
+        return super().add_indent(column)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _TooMuch(None, None, f"more than {MAX_NODES} keys and values", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def _keep_flat(self, depth: int) -> None:
+        if depth >= MAX_NESTING:
+            raise _TooMuch(None, None, f"more than {MAX_NESTING} lists and mappings within each other", self.get_mark())
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+_NUMBERS = {STANDARD + "int": whole_number, STANDARD + "float": decimal_number}
 
 
 @dataclass(frozen=True)
@@ -81,7 +108,7 @@ class ConfigFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.notes: list[str] = []  # what was taken though it is given twice, in the blocks read so far
-        self._merges = 0
+        self._merges = self._merged = 0
         root, self._loader = _compose(path)
         self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         self._lost: dict[str, yaml.Node] = {}  # first keys of blocks that are defined twice
@@ -106,10 +133,17 @@ class ConfigFile:
         if name in self._lost:
             first = self._lost[name]
             self.notes.append(
-                f"{self._at(self._blocks[name][0])}: block '{name}' is defined twice: this one is taken, not that of "
+                f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice: this one is taken, not that of "
                 f"{self._at(first)}"
             )
-        return self._flatten(self._blocks[name][1], f"configuration '{name}'", 0)
+        return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
+
+    def values(self) -> dict[str, Any]:
+        """What a file without blocks gives each of its keys."""
+        for label, first in self._lost.items():
+            again = self._at(self._blocks[label][0])
+            raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(first)}")
+        return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
         """Which block holds a configuration in a release; without one, in the last that has the name."""
@@ -138,9 +172,9 @@ class ConfigFile:
     def _refuse_unknown(self, name: str) -> None:
         if name not in self.names:
             plain = self._plain_names()
-            near = get_close_matches(name, plain, n=3, cutoff=0.3)
+            near = get_close_matches(brief(name), [n for n in plain if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"{self.path}: no configuration '{name}'{hint}\n{self._listed(plain)}")
+            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
 
     def _plain_names(self) -> list[str]:
         """Without the blocks that hold another's older values."""
@@ -150,13 +184,15 @@ class ConfigFile:
     def _listed(names: list[str]) -> str:
         shown = names if len(names) <= MOST_LISTED else names[: MOST_LISTED // 3]
         more = f", ... ({len(names)} in the file)" if len(shown) < len(names) else ""
-        return f"There are: {', '.join(shown)}{more}"
+        return f"There are: {', '.join(map(brief, shown))}{more}"
 
     def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
         self._merges += 1
-        if self._merges > MAX_MERGES or depth > MAX_NESTING:
+        self._merged += len(node.value) if isinstance(node, yaml.MappingNode) else 0
+        if self._merges > MAX_MERGES or depth > MAX_NESTING or self._merged > MAX_MERGED:
             raise OptionError(
-                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other; is there a loop?"
+                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other, or of more than "
+                f"{MAX_MERGED} keys; is there a loop?"
             )
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return {}
@@ -173,8 +209,8 @@ class ConfigFile:
             label = self._key(key)
             if label in explicit:  # the last one wins, as in Python's YAML
                 self.notes.append(
-                    f"{self._at(key)}: '{label}' is given twice in {what}: {_brief(value)} is taken, not "
-                    f"{_brief(written[label])} of {explicit[label].where}"
+                    f"{self._at(key)}: '{brief(label)}' is given twice in {what}: {_written(value)} is taken, not "
+                    f"{_written(written[label])} of {explicit[label].where}"
                 )
             explicit[label], written[label] = Entry(self._value(value, label), self._at(key)), value
         return {**merged, **explicit}
@@ -191,14 +227,23 @@ class ConfigFile:
 
     def _scalar(self, node: yaml.Node, label: str) -> Any:
         if not isinstance(node, yaml.ScalarNode):
-            raise OptionError(f"{self._at(node)}: '{label}' must be a value or a list of values, not {_kind(node)}")
+            raise OptionError(f"{self._at(node)}: '{brief(label)}' must be a value or a list of values, not {_kind(node)}")
         try:
+            if node.tag in _NUMBERS:
+                return self._number(node)
             return self._loader.construct_object(node)
         # what PyYAML raises for `!!bool maybe`, `!!int ""`, `!!timestamp soon`
         except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
             tag = node.tag.removeprefix(STANDARD)
-            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{node.value}' is no valid {tag}"
-            raise OptionError(f"{self._at(node)}: '{label}' cannot be read: {reason}") from None
+            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{brief(node.value)}' is no valid {tag}"
+            raise OptionError(f"{self._at(node)}: '{brief(label)}' cannot be read: {reason}") from None
+
+    def _number(self, node: yaml.ScalarNode) -> int | float | str:
+        """A number as people write it. YAML's others (0x11, 1_000, 1:30, .nan) stay text, which no option takes for one."""
+        try:
+            return _NUMBERS[node.tag](node.value)
+        except ValueError:
+            return node.value
 
     def _key(self, node: yaml.Node) -> str:
         if not isinstance(node, yaml.ScalarNode):
@@ -211,38 +256,37 @@ class ConfigFile:
 
 def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
     try:
-        size = os.path.getsize(path)
-        if size > MAX_BYTES:
-            raise OptionError(f"{path}: {size} bytes; a configuration file may have at most {MAX_BYTES}")
-        with open(path, encoding="utf-8") as file:
-            loader = _Loader(file.read(MAX_BYTES + 1))  # a device has no size
+        loader = _Loader(input_files.text(path, MAX_BYTES))
         return loader.get_single_node(), loader
     except OSError as error:
         raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except _TooMuch as error:
+        raise OptionError(
+            f"{path}:{error.problem_mark.line + 1}: {error.problem}; a configuration file is smaller"
+        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise OptionError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+        raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
 
 
-def _brief(node: yaml.Node) -> str:
+def _written(node: yaml.Node) -> str:
     """A value as it is written, or the beginning of a long one."""
     parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    text = " ".join(ascii(part.value)[1:-1] if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts)
-    return f"'{text}'" if len(text) <= MOST_SHOWN else f"'{text[:MOST_SHOWN]}...'"
+    return f"'{brief(' '.join(part.value if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts))}'"
 
 
 def _kind(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) and node.tag not in (MAPPING_TAG, SEQUENCE_TAG):
-        return f"a {node.tag.removeprefix(STANDARD)}"
+        return f"a {brief(node.tag.removeprefix(STANDARD))}"
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{node.value}'"
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{brief(node.value)}'"
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return brief((str(error) or type(error).__name__).splitlines()[0])

@@ -13,6 +13,7 @@ from Datasets._locate import infer
 from Datasets._spec import DataError, DataSource, OpenRequest
 from Datasets.generated import generated, spec_without_data
 from harness import plugins
+from harness.fields import brief
 from harness.options import DatasetOptions, OptionError
 
 GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour
@@ -33,7 +34,7 @@ def name_of(
         if dataset.lower() not in known:
             prefix = f"{where}: " if where else ""
             hint = plugins.did_you_mean(dataset, known)
-            raise OptionError(f"{prefix}no data set '{dataset}'{hint}\nThere are: {', '.join(known)}")
+            raise OptionError(f"{prefix}no data set '{brief(dataset)}'{hint}\nThere are: {', '.join(known)}")
         return dataset.lower(), None
     if data_dir:
         return infer(data_dir), f"inferred from --data-dir {data_dir}"

@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from Datasets._spec import DataSource
 from emulator.plan import ExecutionPlan
 from harness.cluster import RANKS, TF_CONFIG, Cluster
+from harness.data import family
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE
 from harness.options import OptionError, RunOptions
 from harness.rules import LINEAR
 
-# learning rates at or below which published trainings stay, of batches up to 65,536; LARS scales them down by layer
-HIGHEST_RATE = {"SGD": 20.0, "momentum": 20.0, "RMSprop": 2.0, "LARS": 100.0, "LAMB": 1.0}
+# learning rates at or below which published trainings stay, of batches up to 65,536; momentum 0.9 does the work of a rate
+# ten times as large, and LARS scales by layer
+HIGHEST_RATE = {"SGD": 100.0, "momentum": 20.0, "RMSprop": 2.0, "LARS": 100.0, "LAMB": 1.0}
 LOWEST_RATE = 1e-9  # moves no weight of size 0.01 by the last bit of FP32
 EXPONENTS = "from -14 to -5"  # of the published recipes
 RISEN = 1.001  # times its peak: more than rounding
@@ -80,6 +82,10 @@ def update(
             f"warning: --weight-decay {training.weight_decay:g} x learning rate {peak:.4g} = {shrunk:.4g}: an update takes "
             "away as much as the weights are, or more; give less of either"
         )
+    if 1.0 in training.weight_avg_exp:
+        found.append(
+            "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
+        )
     warmup = getattr(options.schedule, "warmup_epochs", 0)
     if given(options, "warmup_epochs") and warmup >= horizon.epochs:
         found.append(
@@ -87,6 +93,16 @@ def update(
             f"gets to its {peak:.4g}"
         )
     return found
+
+
+def statistics(plan: ExecutionPlan, batch_norm: bool) -> list[str]:
+    """What the log says of batch norm over what is no batch."""
+    if not batch_norm or plan.micro_batch * plan.span > 1:
+        return []
+    return [
+        "warning: batch norm takes the statistics of one picture at a time, which are not those of validation; give "
+        "--micro-batch-size 2 or more, a --BN-span over replicas, or --group-norm"
+    ]
 
 
 def _refuse_hopeless(options: RunOptions, classes: int) -> None:
@@ -151,19 +167,33 @@ def _workers(text: str) -> int:
 
 def without_effect(options: RunOptions, plan: ExecutionPlan, horizon: Horizon, batch_norm: bool) -> list[str]:
     """A line on every option of the command line that changes nothing beside the others."""
-    training, device = options.training, options.device
+    training = options.training
     found = [
         f"{_flag(name)} changes nothing: --optimiser is {training.optimiser}"
         for name, users in OPTIMISERS_OF.items()
         if given(options, name) and training.optimiser not in users
     ]
-    if given(options, "pipeline_schedule") and len(plan.stages) == 1:
-        found.append(f"--pipeline-schedule {device.pipeline_schedule} changes nothing: there is one stage")
-    if given(options, "BN_span") and device.BN_span > 1 and not batch_norm:
-        found.append(f"--BN-span {device.BN_span} changes nothing: the network has no batch norm")
+    if len(plan.stages) == 1:
+        cutting = ("pipeline_schedule", "sharding_include_filter", "sharding_exclude_filter")
+        found += [f"{_asked(options, name)} changes nothing: there is one stage" for name in cutting if given(options, name)]
+    if given(options, "BN_span") and plan.span > 1 and not batch_norm:
+        found.append(f"--BN-span {plan.span} changes nothing: the network has no batch norm")
     if training.stop_after is not None and training.stop_after >= horizon.iterations:
         found.append(f"--stop-after {training.stop_after} changes nothing: the run has {horizon.iterations} updates")
-    return found + _half_options(options, plan)
+    return [*found, *_data_options(options), *_half_options(options, plan)]
+
+
+def _data_options(options: RunOptions) -> list[str]:
+    """Those that are about data that is not read."""
+    dataset, found = options.dataset, []
+    if (dataset.generated_data or dataset.synthetic_data) and given(options, "data_dir") and given(options, "dataset"):
+        kind = "--generated-data" if dataset.generated_data else "--synthetic-data"
+        found.append(f"--data-dir {dataset.data_dir} is not read: {kind} makes the pictures")
+    if family(dataset.dataset) != "imagenet":
+        normalising = ("normalise_input", "symmetric_input", "hostside_norm")
+        asked = [name for name in normalising if given(options, name) and getattr(dataset, name)]
+        found += [f"{_flag(name)} changes nothing: {dataset.dataset} standardises every picture" for name in asked]
+    return found
 
 
 def _half_options(options: RunOptions, plan: ExecutionPlan) -> list[str]:
@@ -188,6 +218,12 @@ def _half_options(options: RunOptions, plan: ExecutionPlan) -> list[str]:
 def given(options: RunOptions, name: str) -> bool:
     """Whether the command line says it."""
     return options.sources.get(name, "").startswith(COMMAND_LINE)
+
+
+def _asked(options: RunOptions, name: str) -> str:
+    """Flag and value."""
+    value = options.values()[name]
+    return f"{_flag(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def _flag(name: str) -> str:

@@ -24,7 +24,6 @@ from harness.heartbeat import WorkerError
 from harness.options import OptionError
 from harness.run import Run, prepare
 from harness.saving import SaveError
-from harness.signals import StopRequest
 from harness.summary import layer_table
 from log import LogError
 
@@ -43,16 +42,7 @@ MOST_DRAWN = 1024  # calls that a timeline is laid out for
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
     """main(argv) with every foreseeable error as one line on standard error."""
-    prog = f"{script}.py"
-
-    def stoppable(words: list[str]) -> int:
-        try:
-            return main(words)
-        except StopRequest as error:
-            print(f"{prog}: stopped by {error}", file=sys.stderr)
-            return 128 + error.number
-
-    return command_line.run(prog, stoppable, argv, WRONG_INPUT, (FloatingPointError, SaveError, WorkerError))
+    return command_line.run(f"{script}.py", main, argv, WRONG_INPUT, (FloatingPointError, SaveError, WorkerError))
 
 
 def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:

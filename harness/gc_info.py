@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("gc-info")
+
 import argparse
 import os
 import sys
 
 from emulator import system
 from emulator.machine import this_machine
+from harness import command_line
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -15,12 +21,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gc-info", description="Lists the emulated IPUs.")
     parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (this is what happens anyway)")
     parser.add_argument(
-        "--ipus", type=int, default=system.SMALLEST_SYSTEM, metavar="N",
+        "--ipus", type=command_line.whole(1, 1 << 16), default=system.SMALLEST_SYSTEM, metavar="N",
         help="of a system with N IPUs: what a configuration that needs more than %(default)s runs on",
     )  # fmt: skip
     wanted = parser.parse_args(argv).ipus
-    if not 1 <= wanted <= 1 << 16:
-        parser.error(f"--ipus {wanted} must lie between 1 and {1 << 16}")
     machine = this_machine()
     size = system.system_size(wanted)
     graphics = f" and {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else ""

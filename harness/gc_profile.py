@@ -6,12 +6,16 @@ gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    from harness import early
+
+    early.begin("gc-profile")
+
 import argparse
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+from harness import launch
 from harness.profile import FOLDER_VARIABLE, STEM
 
 
@@ -31,15 +35,13 @@ def main(argv: list[str] | None = None) -> int:
     before = _state(written)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(command, env={**os.environ, FOLDER_VARIABLE: str(folder)}, check=False)
+        code = launch.run(command, {FOLDER_VARIABLE: str(folder)})
     except OSError as error:
         print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
-    if done.returncode == 0 and _state(written) in (None, before):
+    if code == 0 and _state(written) in (None, before):
         print(f"gc-profile: note: the command wrote no profile into {folder}", file=sys.stderr)
-    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+    return code
 
 
 def _state(file: Path) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import shlex
@@ -11,12 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import cluster, plugins
+from harness import cluster, plugins, tether
 from harness.options import OptionError
+from harness.signals import URGENT
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _NODES = Path("/sys/devices/system/node")
@@ -27,6 +29,8 @@ _PASSED = (
     "POPLAR_ENGINE_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_LOG_LEVEL", "POPRUN_LOG_LEVEL",
     "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES", "GCL_REAL_COLLECTIVES", "GCL_NUM_IO_TILES",
 )  # fmt: skip
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
 
 
@@ -112,14 +116,16 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 def mpi_command(
     mpirun: str, where: Layout, program: Sequence[str], environ: Mapping[str, str], *, shown: int | None = None,
-    numa: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (),
+    numa: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (), marked: bool = False,
 ) -> list[str]:  # fmt: skip
-    """The command that starts every instance, one context of mpirun for each. `shown`: the one whose output is wanted."""
+    """The command that starts every instance, one context of mpirun for each. `shown`: the one whose output is wanted;
+    `marked`: they are told which process starts them, as `run` does."""
     head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
     if not any("bind-to" in word for word in (*global_args, *local_args)):
         head += ["--bind-to", "numa" if numa and numa_nodes() > 1 and where.instances > 1 else "none"]
     head += ["--oversubscribe", *global_args]
     passed = [word for name in _PASSED if name in environ for word in ("-x", name)]
+    passed += ["-x", tether.MARK] * marked
     command = head
     for k, host in enumerate(where.hosts):
         told = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
@@ -138,9 +144,12 @@ def numa_nodes() -> int:
     return max(1, len(list(_NODES.glob("node[0-9]*"))))
 
 
-def run(command: Sequence[str]) -> int:
-    """Runs mpirun to its end; signals go on to it. Its exit code."""
-    return _wait([subprocess.Popen(command, start_new_session=True)])
+def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_mpirun: bool = False) -> int:
+    """Runs a command to its end; signals go on to it, or to mpirun's instances. Its exit code. `more`: for its
+    environment."""
+    with _Children(through_mpirun) as children:
+        children.start(command, {**os.environ, **(more or {}), tether.MARK: tether.mark()})
+        return children.wait()
 
 
 def run_directly(
@@ -155,39 +164,98 @@ def run_directly(
     found = executable or shutil.which(program[0], path=environ.get("PATH"))
     if found is None:
         raise OptionError(f"no program '{program[0]}' is found; check its name and PATH")
-    children = []
-    for k in range(where.instances):
-        hidden = subprocess.DEVNULL if shown not in (None, k) else None
-        told = {**environ, **where.variables(k)}
-        children.append(subprocess.Popen([found, *program[1:]], env=told, stdout=hidden, start_new_session=True))
-    return _wait(children)
+    with _Children() as children:
+        for k in range(where.instances):
+            told = {**environ, **where.variables(k), tether.MARK: tether.mark()}
+            children.start([found, *program[1:]], told, subprocess.DEVNULL if shown not in (None, k) else None)
+        return children.wait()
 
 
-def _wait(children: list[subprocess.Popen]) -> int:
-    """Until all have ended; the first exit code that is not 0, 128 + n for signal n. They are in sessions of their own, or a
-    terminal's Ctrl-C would come to them twice."""
+class _Children:
+    """Processes to which every signal goes on that would end this one, between `with`; should it be killed, the kernel tells
+    them where it can. They are in sessions of their own, or a terminal's Ctrl-C would come to them twice."""
 
-    def forward(number: int, frame: object) -> None:
-        for child in children:
+    def __init__(self, through_mpirun: bool = False) -> None:
+        self._started: list[subprocess.Popen] = []
+        self._received: list[int] = []
+        self._through_mpirun = through_mpirun
+
+    def __enter__(self) -> _Children:
+        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
+        self._earlier = {number: signal.signal(number, self._forward) for number in ending}
+        self._wakeup = signal.set_wakeup_fd(-1)  # whose reader ends this process at the second Ctrl-C
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str], stdout: int | None = None) -> None:
+        """One more, unless a signal has come."""
+        if self._received:
+            return
+        child = subprocess.Popen(
+            command, env=environ, stdout=stdout, start_new_session=True, preexec_fn=_ending_with_this_process()
+        )
+        self._started.append(child)
+        for number in self._received:  # while it was being started
+            child.send_signal(self._heard(number))
+
+    def wait(self) -> int:
+        """Until all have ended; the first exit code that is not 0, 128 + n for signal n."""
+        failed, last, end = 0, [signal.SIGTERM, signal.SIGKILL], math.inf
+        while [child for child in self._started if child.poll() is None]:  # all of them are asked
+            failed = failed or self._failed()
+            if failed and end == math.inf:
+                end = time.monotonic() + _GRACE
+            if self._received and len(last) > 1:  # they have been told, and may be saving
+                last, end = last[1:], time.monotonic() + tether.GRACE if failed else math.inf
+            if time.monotonic() > end and last:
+                self._send(last.pop(0))
+                end = time.monotonic() + _GRACE
+            time.sleep(0.05)
+        code = failed or self._failed()
+        if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
+            return 128 + self._received[0]
+        return code if code >= 0 else 128 - code
+
+    def _failed(self) -> int:
+        """The first exit code that is not 0."""
+        return next((child.returncode for child in self._started if child.returncode), 0)
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._received.append(number)
+        self._send(self._heard(number))
+
+    def _send(self, number: int) -> None:
+        for child in self._started:
             if child.poll() is None:
                 child.send_signal(number)
 
-    earlier = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    code, end, told = 0, math.inf, False
-    try:
-        while [child for child in children if child.poll() is None]:  # all of them are asked
-            codes = [child.returncode for child in children if child.returncode]
-            if codes and not code:
-                code, end = codes[0], time.monotonic() + _GRACE
-            if time.monotonic() > end:
-                forward(signal.SIGKILL if told else signal.SIGTERM, None)
-                told, end = True, time.monotonic() + _GRACE
-            time.sleep(0.05)
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-    code = code or next((child.returncode for child in children if child.returncode), 0)
-    return code if code >= 0 else 128 - code
+    def _heard(self, number: int) -> int:
+        """What they are sent. mpirun kills its instances a quarter of a second after most signals, before they could save;
+        SIGUSR1 it hands on as it is."""
+        again = sum(earlier in URGENT for earlier in self._received) > 1
+        if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
+            return number
+        return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
+
+
+def _ending_with_this_process() -> Callable[[], None] | None:
+    """To be called in a child before its program begins: the kernel sends it SIGUSR1 when this process ends, however it
+    does; once for each of its threads, so that it must be a signal that may come again. None where there is no such thing;
+    instances watch their launcher besides."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, this = ctypes.CDLL(None).prctl, os.getpid()
+
+    def begin() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        if os.getppid() != this:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    return begin
 
 
 def joined(command: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from harness import configs, plugins
 from harness.catalogue import Catalogue, Option, Spelling, section_options, shown
 from harness.configs import Block, Entry
+from harness.fields import brief
 from harness.options import SECTIONS, OptionError
 
 COMMAND_LINE = "command line"
@@ -56,7 +57,7 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
             if not found:
                 if lenient:
                     continue
-                raise OptionError(f"{COMMAND_LINE}: '{token}' is not an option; options begin with --")
+                raise OptionError(f"{COMMAND_LINE}: '{brief(token)}' is not an option; options begin with --")
             found[-1][1].append(token)
             continue
         written, equals, value = token.partition("=")
@@ -75,22 +76,25 @@ def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
     if lenient:
         return written
     if matches:
-        raise OptionError(f"{COMMAND_LINE}: {written} could be {', '.join(sorted(matches)[:6])}; write one of them out")
+        raise OptionError(
+            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out"
+        )
     raise OptionError(_unknown_flag(written, flags))
 
 
 def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
     owners = _owners(written.lstrip("-").replace("-", "_"))
+    shown_flag = brief(written)
     if owners:
-        return f"{COMMAND_LINE}: {written} is an option of {' and '.join(owners)} only"
+        return f"{COMMAND_LINE}: {shown_flag} is an option of {' and '.join(owners)} only"
     other = [
         s
         for s in ("validation", "restore", "inference_embedded")
         if written in Catalogue([o for n, c in SECTIONS.items() for o in section_options(n, c, s)]).flags()
     ]
     if other:
-        return f"{COMMAND_LINE}: {written} is an option of {other[0]}.py only"
-    return f"{COMMAND_LINE}: unknown option {written}{plugins.did_you_mean(written, list(flags))}"
+        return f"{COMMAND_LINE}: {shown_flag} is an option of {other[0]}.py only"
+    return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, list(flags))}"
 
 
 def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
@@ -125,7 +129,7 @@ def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
         return words[0]
     if spelling.takes == "nothing" or len(words) > 1:
         allowed = "no value" if spelling.takes == "nothing" else "one value"
-        raise OptionError(f"{where}: takes {allowed}, but was given {' '.join(words)}")
+        raise OptionError(f"{where}: takes {allowed}, but was given {brief(' '.join(words))}")
     if not words:
         raise OptionError(f"{where}: needs a value")
     return words[0]
@@ -135,7 +139,7 @@ def _rewritten(spelling: Spelling, raw: Any, where: str) -> dict[str, Any]:
     try:
         return spelling.rewrite(raw)
     except ValueError:
-        raise OptionError(f"{where}: {spelling.option.name} is '{raw}' but must be true or false") from None
+        raise OptionError(f"{where}: {spelling.option.name} is '{brief(raw)}' but must be true or false") from None
 
 
 def _new_spelling(spelling: Spelling, raw: Any) -> str:
@@ -148,7 +152,7 @@ def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
     last = dict(given)
     distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
     if len(set(distinct.values())) > 1:
-        pairs = " and ".join(f"{flag} {shown(value)}" for flag, value in distinct.items())
+        pairs = " and ".join(f"{flag} {brief(shown(value))}" for flag, value in distinct.items())
         raise OptionError(
             f"{given[-1][1].where.split(': --')[0]}: {pairs} are two spellings of {option.name} with different values; "
             "give one of them"
@@ -189,7 +193,9 @@ def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
             if _owners(key.replace("-", "_")) or key in universe(None).spellings:
                 unused.append(key)
                 continue
-            raise OptionError(f"{where}: {name}: unknown key '{key}'{plugins.did_you_mean(key, list(known.spellings))}")
+            raise OptionError(
+                f"{where}: {name}: unknown key '{brief(key)}'{plugins.did_you_mean(key, list(known.spellings))}"
+            )
         for option, raw in _rewritten(spelling, entry.value, where).items():
             values.setdefault(option, []).append((key, Given(raw, where)))
         if not spelling.canonical:
@@ -251,6 +257,7 @@ def _owners(name: str) -> list[str]:
 
 
 def _is_number(token: str) -> bool:
+    """Whether a word that begins with a dash is meant as a number; whether it is one, its option says."""
     try:
         float(token)
     except ValueError:

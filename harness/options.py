@@ -40,7 +40,7 @@ def _device_ids(values: tuple[str, ...]) -> str | None:
 
 def _pipeline_depth(raw: str) -> dict[str, str]:
     """The old --pipeline-depth D: D micro-batches per update, pipelined if D > 1."""
-    return {ACCUMULATION: raw, "pipeline": "false" if raw.strip() == "1" else "true"}
+    return {ACCUMULATION: raw, "pipeline": "false" if raw == "1" else "true"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
+from harness.fields import brief
 from harness.options import OptionError
 
 ROOT = Path(__file__).resolve().parent.parent
+_LONGEST_NAME = 100  # characters of a name that others are compared with: the comparison's time grows with their square
 WHAT = {"Models": "model", "LR_Schedules": "learning-rate schedule", "Datasets": "data set"}
 
 
@@ -22,7 +24,7 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
     """The plug-in's module; an unknown name is an error with the nearest ones."""
     if name not in names(folder):
         raise OptionError(
-            f"{where + ': ' if where else ''}no {WHAT[folder]} '{name}': {folder}/{name}.py not found"
+            f"{where + ': ' if where else ''}no {WHAT[folder]} '{brief(name)}': {folder}/{brief(name)}.py not found"
             f"{did_you_mean(name, names(folder))}\nThere are: {', '.join(names(folder))}"
         )
     return importlib.import_module(f"{folder}.{name}")
@@ -30,6 +32,8 @@ def load(folder: str, name: str, where: str = "") -> ModuleType:
 
 def did_you_mean(given: str, known: list[str]) -> str:
     """'; did you mean a, b or c?' with the nearest three names, or nothing."""
+    if len(given) > _LONGEST_NAME:
+        return ""
     lowered = {name.lower(): name for name in known}
     near = [lowered[name] for name in get_close_matches(given.lower(), list(lowered), n=3, cutoff=0.5)]
     if not near:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
+import threading
 
 _HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -17,6 +17,7 @@ _LESS = (
     "give a smaller --micro-batch-size, with --gradient-accumulation-count for the same global batch, "
     "--enable-recomputation, --fold 1 or a smaller --image-size"
 )
+_THREADS = 14  # at the same time, beside the first: the smallest training has 17 on one core, 23 on two
 _STARVED = ("failed to map segment", "cannot allocate memory", "can't start new thread")  # of the loader, and of Python
 _NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d)")
 
@@ -26,6 +27,7 @@ def import_tensorflow(level: str = "2") -> None:
     2 up to warnings, 3 errors too, which are raised anyway."""
     if "tensorflow" in sys.modules:
         return
+    _try_threads(_THREADS)
     if _LEVEL in os.environ:
         import tensorflow
 
@@ -33,7 +35,7 @@ def import_tensorflow(level: str = "2") -> None:
     os.environ[_LEVEL] = level
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
+    with open(os.memfd_create("standard error"), "w+b") as caught:  # in memory: a folder for temporary files may be missing
         os.dup2(caught.fileno(), 2)
         try:
             import tensorflow  # noqa: F401
@@ -42,6 +44,20 @@ def import_tensorflow(level: str = "2") -> None:
             os.close(kept)
             caught.seek(0)
             os.write(2, b"".join(line for line in caught if not _NOISE.match(line)))
+
+
+def _try_threads(count: int) -> None:
+    """RuntimeError if so many threads cannot be started: TensorFlow, which needs them, would abort."""
+    gate, waiting = threading.Event(), []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=gate.wait, daemon=True)
+            thread.start()
+            waiting.append(thread)
+    finally:
+        gate.set()
+        for thread in waiting:
+            thread.join()
 
 
 def device_error(error: Exception) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from harness.fields import brief
 from harness.options import OptionError
 from harness.plugins import did_you_mean
 
@@ -81,15 +82,15 @@ def choose(name: str, asked: str | None, blocks: Iterable[str], spans: Mapping[s
     ends = {end for span in spans.values() for end in (span.first, span.last)}
     wanted = _known(asked, sorted(ends.union(*older.values())))
     if name not in spans and not own:
-        raise OptionError(f"configuration '{name}' has no values by release; leave out --release {asked}")
+        raise OptionError(f"configuration '{brief(name)}' has no values by release; leave out --release {brief(asked)}")
     if name in spans and wanted not in spans[name]:
         had = [other for other, span in spans.items() if wanted in span]
         raise OptionError(
-            f"configuration '{name}' exists in {spans[name]}, not in {shown(wanted)}{did_you_mean(name, had)}\n"
+            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(wanted)}{did_you_mean(name, had)}\n"
             f"Release {shown(wanted)} has: {', '.join(had)}"
         )
     holds = next((block for release, block in own.items() if wanted <= release), name)
-    return Choice(holds, shown(wanted), f"configuration {name} as release {shown(wanted)} has it")
+    return Choice(holds, shown(wanted), f"configuration {brief(name)} as release {shown(wanted)} has it")
 
 
 def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
@@ -97,7 +98,7 @@ def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
         return Choice(name, None)
     last = shown(span.last)
     others = " and ".join(f"up to {shown(release)}" for release in own)
-    note = f"configuration {name} as release {last} has it; {others} it was another one: --release" if own else ""
+    note = f"configuration {brief(name)} as release {last} has it; {others} it was another one: --release" if own else ""
     return Choice(name, last, note)
 
 
@@ -106,6 +107,6 @@ def _known(asked: str, known: list[Version]) -> Version:
     if wanted not in known:
         listed = [shown(release) for release in known]
         if not listed:
-            raise OptionError(f"the file says nothing of releases; leave out --release {asked}")
-        raise OptionError(f"no release '{asked}'{did_you_mean(asked, listed)}\nThere are: {', '.join(listed)}")
+            raise OptionError(f"the file says nothing of releases; leave out --release {brief(asked)}")
+        raise OptionError(f"no release '{brief(asked)}'{did_you_mean(asked, listed)}\nThere are: {', '.join(listed)}")
     return wanted

@@ -186,6 +186,7 @@ def prepare(
         cluster=cluster,
         notes=(
             *notes,
+            *source.spec.notes,
             *replaced,
             *rules.input_notes(options.dataset, family),
             *forced,
@@ -453,6 +454,7 @@ def _doubts(
     return [
         *doubts.training_data(options, source),
         *doubts.update(options, source.spec.num_classes, horizon, peak, rate),
+        *doubts.statistics(plan, batch_norm),
         *doubts.neighbours(cluster, environ),
         *doubts.without_effect(options, plan, horizon, batch_norm),
     ]

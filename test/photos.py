@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
+import zlib
 from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from PIL import Image
 
 _PLACES = (  # package, folder in it, pictures
     ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
@@ -61,6 +64,25 @@ def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) 
         values = [] if boxes is None else boxes[:, k].tolist()
         features[f"image/object/bbox/{edge}"] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
+    """A picture of a few bytes whose header says that it is large."""
+    small = io.BytesIO()
+    Image.new("L", (16, 16), 128).save(small, pillow_format)
+    data = bytearray(small.getvalue())
+    if pillow_format == "JPEG":
+        at = data.index(b"\xff\xc0") + 5
+        data[at : at + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    elif pillow_format == "PNG":
+        data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+        data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    elif pillow_format == "GIF":
+        for at in (6, data.index(b",", 13) + 5):
+            data[at : at + 4] = width.to_bytes(2, "little") + height.to_bytes(2, "little")
+    else:
+        data[18:26] = width.to_bytes(4, "little") + height.to_bytes(4, "little")
+    return bytes(data)
 
 
 def write_shards(folder: Path, split: str, records: list[bytes], shards: int) -> list[Path]:

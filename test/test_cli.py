@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -552,6 +555,16 @@ def test_validation_takes_the_options_of_training_and_schedules():
     """So that it can be given a training's command or block as it is."""
     words = "--optimiser momentum --lr-schedule polynomial_decay_lr --poly-lr-decay-power 1 --warmup-epochs 2 --ckpts-per-epoch 2"
     assert values(words, "lr_schedule", "poly_lr_decay_power", script="validation") == ["polynomial_decay_lr", 1.0]
+
+
+def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch):
+    """Away from the project it said `python`, which may be another one, or none."""
+    words = ["--restore-path", "a run"]
+    for folder in (tmp_path, Path(entry.__file__).resolve().parent.parent):
+        monkeypatch.chdir(folder)
+        python, script, *rest = shlex.split(entry.command("restore", *words))
+        assert os.path.abspath(shutil.which(python)) == sys.executable
+        assert Path(script).resolve().name == "restore.py" and Path(script).exists() and rest == words
 
 
 # Mutated calls: nothing but an answer or an error that was foreseen

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -192,7 +191,7 @@ def test_every_entry_knows_the_line_of_its_key(write):
 def test_values(tmp_path):
     text = "a: {a: 1e-3, b: 1E5, c: -2e+3, d: 1.5, e: '1e-3', f: [1, x, 2.5], g: yes, h: Off, i: ~, j: 65, k: 1_000, l: -11}"
     expected = {"a": 1e-3, "b": 1e5, "c": -2e3, "d": 1.5, "e": "1e-3", "f": [1, "x", 2.5], "g": True, "h": False, "i": None,
-                "j": 65, "k": 1000, "l": -11}  # fmt: skip
+                "j": 65, "k": "1_000", "l": -11}  # fmt: skip
     found = flat(text, "a", str(tmp_path / "c.yml"))
     assert found == expected
     assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in expected.items()}
@@ -395,20 +394,19 @@ def test_errors_name_file_and_line(write, keys, message):
         (b"\x00\x01", "FILE: not valid YAML: unacceptable character #x0000: special characters are not allowed"),
         (b"\x89PNG\r\n\x1a\n", "FILE: not UTF-8 text: invalid start byte at byte 0"),
         ('a: {name_suffix: "\\UFFFFFFFF"}', "FILE: not valid YAML: Python int too large to convert to C int"),
-        ("[" * 100_000, "FILE: not valid YAML: maximum recursion depth exceeded"),
-        ("a: " + "{x: " * 5000, "FILE: not valid YAML: maximum recursion depth exceeded"),
-        ("#" + "x" * 5_000_000, "FILE: 5000001 bytes; a configuration file may have at most 4194304"),
-        ("a: &a\n  <<: *a\n", "FILE:1: more than 1000 merges, or 50 within each other; is there a loop?"),
+        *((text, "FILE:1: more than 50 lists and mappings within each other; a configuration file is smaller")
+          for text in ("[" * 100_000, "a: " + "{x: " * 5000, "- " * 1000, "? " * 1000, "a: " + "{[" * 800)),
+        ("".join(f"k{i}: 1\n" for i in range(60_000)),
+         "FILE:20000: more than 40000 keys and values; a configuration file is smaller"),
+        ("#" + "x" * 5_000_000, "configuration file FILE: Has more than the 1048576 bytes that are read of such a file"),
+        ("a: &a\n  <<: *a\n", "FILE:1: more than 1000 merges, or 50 within each other, or of more than 50000 keys; is there "
+         "a loop?"),
         ("a: &a\n  dataset: cifar-10\n  variable_filter: &f [*f]\n", "FILE:3: 'variable_filter' must be a value or a list of "
          "values, not a list"),
     ],
 )  # fmt: skip
 def test_files_that_are_wrong_as_a_whole(write, content, message):
-    started = time.perf_counter()
-    found = refused(write(content))
-    # where the parser of Python's YAML gives up is a matter of its version
-    assert found == message or ("recursion" in message and found.startswith(message[: message.index("maximum") + 7]))
-    assert time.perf_counter() - started < 10
+    assert refused(write(content)) == message
 
 
 def test_bombs_are_refused_at_once(write):
@@ -418,12 +416,35 @@ def test_bombs_are_refused_at_once(write):
     )
     lists = "l0: &l0 [x]\n" + "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 4)}]\n" for i in range(1, 40))
     chain = "l0: &l0 {epochs: 1}\n" + "".join(f"l{i}: &l{i} {{<<: *l{i - 1}}}\n" for i in range(1, 60))
-    started = time.perf_counter()
-    limit = r"FILE:\d+: more than 1000 merges, or 50 within each other; is there a loop\?"
+    wide = "l0: &l0 {" + ", ".join(f"k{i}: 1" for i in range(200)) + "}\na:\n" + "  <<: *l0\n" * 900
+    limit = r"FILE:\d+: more than 1000 merges, or 50 within each other, or of more than 50000 keys; is there a loop\?"
+    assert re.fullmatch(limit, refused(write(wide)))
     assert re.fullmatch(limit, refused(write(merges + "a:\n  <<: *l39\n")))
     assert re.fullmatch(limit, refused(write(chain + "a:\n  <<: *l59\n")))
     assert "not a list" in refused(write(lists + "a:\n  dataset: cifar-10\n  variable_filter: *l39\n"))
-    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: {epochs: LONG}", "a: {'LONG': 3}", "a: LONG", "a: {dataset: LONG}", "a: {model: LONG}", "a: {dataset: *LONG}",
+        "a: {dataset: !LONG x}", "a: {device: !!int LONG}", "a: {epochs: [LONG]}", "a: {epochs: {x: LONG}}",
+        "a: {model_size: LONG}", "a: {weight_avg_N: [LONG]}", "a: {dataset: cifar-10, iterations: 3, batch_size: 3,"
+        " micro_batch_size: 4, name_suffix: LONG}", "a: {optimiser: LONG}", "a: {stable_norm: LONG}", "a: {select_ipu: [LONG]}",
+        "a: {dataset: cifar-10, learning_rate_schedule: 'LONG'}", "a: {seed: !!bool LONG}", "a: {no_validation: LONG}",
+    ],
+)  # fmt: skip
+def test_what_is_echoed_is_cut(text, write):
+    """`refused` holds the message's length."""
+    for long in ("v" * 100_000, "1:" * 50_000 + "1"):
+        assert refused(write(text.replace("LONG", long)))
+
+
+def test_what_is_explained_is_cut(write):
+    long = "v" * 300_000
+    options = parse(write(f"a: {{dataset: cifar-10, name_suffix: {long}}}")).options
+    assert options.logging.name_suffix == long
+    assert len(cli.explain(options)) < 100_000
 
 
 def test_no_object_of_python_is_made(write, tmp_path):
@@ -449,8 +470,11 @@ def test_paths_that_are_no_files(tmp_path):
     assert refused(str(tmp_path)) == "configuration file FILE: Is a directory"
     with pytest.raises(OptionError, match=r"^configuration file : No such file or directory$"):
         parse("")
-    if os.path.exists("/dev/zero"):
-        assert "special characters are not allowed" in refused("/dev/zero")  # was read for ever
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {"/dev/zero": "a device", "/dev/tty": "a device", str(tmp_path / "pipe"): "a pipe"}
+    for path, kind in kinds.items():
+        if os.path.exists(path):
+            assert refused(path) == f"configuration file FILE: Is {kind}, not a file"
 
 
 def test_a_missing_file_is_also_an_error_when_the_block_is_in_the_usual_one():
@@ -559,7 +583,7 @@ def test_stages_on_the_command_line_want_their_cuts(write):
 
 def test_a_long_value_is_not_shown_whole(write):
     (note,) = parse(write(f"a: {{dataset: cifar-10, name_suffix: {'x' * 5000}, name_suffix: y}}")).notes
-    assert note.endswith(f"'y' is taken, not '{'x' * 60}...' of {note.split(':')[0]}:1")
+    assert "'y' is taken, not 'xxx" in note and "x" * 200 not in note and note.endswith("c.yml:1")
 
 
 # Releases: NAME, NAME@2.3 and a table of names

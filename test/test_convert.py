@@ -173,6 +173,7 @@ def _odd() -> dict[str, tuple[bytes, Image.Image]]:
 
 
 ODD = _odd()
+BOMB = photos.promising(20_000, 20_000)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -234,17 +235,42 @@ def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path
     ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
+    with pytest.raises(DataError, match=r"pets/bee/1.JPEG is empty; remove what is damaged, or give --skip-bad-records 1$"):
+        opened(tmp_path / "pets")
     with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used: it is empty"):
-        take(lambda: opened(tmp_path / "pets").train(request(batch_size=9)), 1)
-    (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"text")
-    with pytest.raises(tf.errors.OpError, match="it is no JPEG, PNG, GIF or BMP"):
-        take(lambda: opened(tmp_path / "pets").train(request(batch_size=9)), 1)
+        take(lambda: source.train(request(batch_size=9)), 1)
+    (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(BOMB)
+    with pytest.raises(tf.errors.OpError, match="1.JPEG cannot be used: it says that it is 20000 x 20000 pixels, more than"):
+        take(lambda: source.train(request(batch_size=9)), 1)
+    assert opened(tmp_path / "pets", skip_bad=1).spec.train_images == 9
+
+
+def test_what_is_no_picture_does_not_count(tmp_path):
+    """By what it is: a picture without an ending counts, and text with a picture's ending is damage."""
+    write_tree(tmp_path / "train")
+    write_tree(tmp_path / "val")
+    (tmp_path / "train" / "ant" / "bare").write_bytes(ODD["PNG"][0])
+    litter = {"Thumbs.db": b"\xd0\xcf\x11\xe0", "readme.txt": b"hello", "desktop.ini": b"[x]", "empty": b""}
+    for name, content in litter.items():
+        (tmp_path / "train" / "bee" / name).write_bytes(content)
+        (tmp_path / "val" / "cat" / name).write_bytes(content)
+    os.mkfifo(tmp_path / "train" / "bee" / "waits")
+    spec = opened(tmp_path).spec
+    assert (spec.train_images, spec.validation_images) == (10, 9)
+    note = f"9 files that are no pictures are left out: {tmp_path}/train/bee/Thumbs.db, ..."
+    assert spec.notes == (note,)
+    words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--model-size", 18, "--batch-size", 2, "--dry-run")
+    assert note in succeed("train", *words).out.splitlines()
+    (tmp_path / "train" / "bee" / "1.WebP").write_bytes(b"RIFF????WEBP")
+    refused = run("train", *words)
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is no JPEG, PNG, GIF or BMP by its first bytes" in refused.err
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda top: (top / "train" / "none").mkdir(parents=True), "class none is empty: no file in"),
+        (lambda top: (top / "train" / "none").mkdir(parents=True), "class none is empty: no picture in"),
         (
             lambda top: write_tree(top / "val", names=("dog",)),
             "class dog of .*/val is unknown to training, which has: ant, ",
@@ -386,21 +412,23 @@ def test_a_list_and_a_second_tree_for_validation(tmp_path):
 def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
     write_tree(tmp_path / "pets")
     (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(b"")
+    (tmp_path / "pets" / "bee" / "notes.PNG").write_text("hello")
     (tmp_path / "pets" / "bee" / "notes.txt").write_text("hello")
     wrong = command("convert", tmp_path / "pets", tmp_path / "out")
     assert wrong.code == 2 and not (tmp_path / "out").exists()
     assert re.match(r"convert: error: 2 files are no pictures: .*ant/1.JPEG is empty; .* --skip-bad-files\n", wrong.err)
-    assert "bee/notes.txt is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
+    assert "bee/notes.PNG is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
+    assert wrong.out == f"1 file that is no picture is left out: {tmp_path}/pets/bee/notes.txt\n"
     left = converted(tmp_path / "pets", tmp_path / "out", "--skip-bad-files")
     assert "Left out 2 bad files:\n" in left.out and "train: 8 pictures" in left.out
     for file in (tmp_path / "pets" / "ant").iterdir():
         file.write_bytes(b"")
     (tmp_path / "pets" / "cat" / "0.JPEG").unlink()
     (tmp_path / "pets" / "cat" / "0.JPEG").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "pets" / "cat" / "pipe")
+    os.mkfifo(tmp_path / "pets" / "cat" / "pipe.jpg")
     emptied = command("convert", tmp_path / "pets", tmp_path / "other", "--skip-bad-files")
     assert emptied.code == 2 and "class ant has no picture for training left" in emptied.err
-    assert "cat/0.JPEG does not exist" in emptied.out and "cat/pipe is no file" in emptied.out
+    assert "cat/0.JPEG does not exist" in emptied.out and "cat/pipe.jpg cannot be read: Is a pipe" in emptied.out
 
 
 def _call(tmp_path: Path, *more: object) -> tuple[object, ...]:
@@ -623,7 +651,15 @@ def test_damage_to_trees_and_binary_files_is_named(tmp_path):
     (tmp_path / "pets" / "bee" / "0.JPEG").write_bytes(ODD["BMP"][0][:300])
     code, found, last = verified(tmp_path / "pets")
     assert code == 1 and last == "tree of pictures: 9 files, 9 records, 2 damaged or missing"
-    assert found[0] == "ant/1.JPEG: is empty" and found[1].startswith("bee/0.JPEG: it cannot be decoded: ")
+    assert found[0] == "ant/1.JPEG: is empty" and "which its 300 bytes cannot hold; it is damaged" in found[1]
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(BOMB)
+    (tmp_path / "pets" / "bee" / "0.JPEG").unlink()
+    os.mkfifo(tmp_path / "pets" / "bee" / "0.JPEG")
+    (tmp_path / "pets" / "bee" / "Thumbs.db").write_bytes(b"?")
+    code, found, _ = verified(tmp_path / "pets")
+    assert found[0].endswith("no picture is left out: " + str(tmp_path / "pets/bee/Thumbs.db"))
+    assert code == 1 and found[1].startswith("ant/1.JPEG: says that it is 20000 x 20000 pixels, more than")
+    assert found[2] == "bee/0.JPEG: cannot be read: Is a pipe, not a file"
     below = tmp_path / "small" / "cifar-10-batches-bin"
     below.mkdir(parents=True)
     for k in range(1, 5):

@@ -35,6 +35,8 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--learning-rate-decay 10", {}, "warning: the stepped schedule lets the learning rate rise from 0.5 to 50"),
         ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
         ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20 is the whole run of 10 epochs"),
+        ("--weight-avg-exp 0.9 1", {}, "warning: --weight-avg-exp 1 is the first checkpoint"),
+        ("--batch-norm --batch-size 1", {}, "warning: batch norm takes the statistics of one picture at a time"),
         # trained alone without a word
         ("", {"TF_CONFIG": TWO}, "warning: TF_CONFIG names 2 workers, and this process trains alone; give --distributed"),
         ("", {"OMPI_COMM_WORLD_SIZE": "3"}, "warning: mpirun started 3 processes, and each of them trains alone"),
@@ -47,6 +49,9 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--precision 16.32 --force-weight-to-fp32 conv", {}, "--force-weight-to-fp32 changes nothing: with 16.32"),
         ("--precision 16.16 --force-weight-to-fp16 conv", {}, "--force-weight-to-fp16 changes nothing: with 16.16"),
         ("--pipeline-schedule Grouped", {}, "--pipeline-schedule Grouped changes nothing: there is one stage"),
+        ("--sharding-include-filter b1 b2", {}, "--sharding-include-filter b1 b2 changes nothing: there is one stage"),
+        ("--data-dir /data", {}, "--data-dir /data is not read: --generated-data makes the pictures"),
+        ("--symmetric-input", {}, "--symmetric-input changes nothing: cifar-10 standardises every picture"),
         ("--group-norm --replicas 2 --BN-span 2", {}, "--BN-span 2 changes nothing: the network has no batch norm"),
         ("--iterations 5 --stop-after 5", {}, "--stop-after 5 changes nothing: the run has 5 updates"),
     ],
@@ -61,11 +66,13 @@ def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins)
         ("", {}),
         ("--optimiser LARS --abs-learning-rate 29", {}),  # of batches of 65,536
         ("--optimiser momentum --abs-learning-rate 12.8", {}),
+        ("--abs-learning-rate 48", {}),  # EfficientNet's 2^-7 x 6144
         ("--optimiser RMSprop --base-learning-rate-exponent -11 --global-batch-size 512 --batch-size 64", {}),
         ("--abs-learning-rate 1e-5", {}),
         ("--base-learning-rate-exponent 0 --batch-size 2", {}),
         ("--precision 32.32 --force-weight-to-fp16 conv --stochastic-rounding ON", {}),
         ("--precision 32.32 --no-stochastic-rounding", {}),
+        ("--batch-norm --batch-size 1 --replicas 2 --BN-span 2", {}),
         ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
         ("--distributed", {"TF_CONFIG": TWO}),
         ("", {"TF_CONFIG": "{"}),

@@ -55,10 +55,15 @@ WRITERS = {
 }
 
 
+def named(file: str) -> str:
+    """The same in every process of pytest's."""
+    return file.replace(str(os.getpid()), "PID")
+
+
 REFUSED = ("log.txt", "training.csv", ".lock", "any")
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITERS, ids=named)
 def test_no_link_is_followed(name, folder, precious):
     """It is refused by name, or replaced by a file of the run's own."""
     (folder / name).symlink_to(precious)
@@ -68,7 +73,7 @@ def test_no_link_is_followed(name, folder, precious):
     assert precious.read_text() == TEXT and (name in REFUSED or not (folder / name).is_symlink())
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITERS, ids=named)
 def test_no_other_name_of_a_file_is_written(name, folder, precious):
     """As in a backup of hard links."""
     os.link(precious, folder / name)

@@ -16,10 +16,13 @@ SCRIPTS = ("train", "validation", "restore", "weight_avg", "ipu_utils", "log", "
 LEAVES = {
     "harness.bounds",
     "harness.command_line",
+    "harness.early",
     "harness.fields",
     "harness.input_files",
     "harness.npz",
     "harness.quiet",
+    "harness.signals",
+    "harness.tether",
     "harness.zips",
     "emulator.draws",
     "emulator.host_limits",

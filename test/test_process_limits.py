@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness import command_line, gc_profile, mlperf, profile, quiet
+from log import LogError, new_run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,6 +62,36 @@ def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):
         command_line.run("train.py", main, [], ())
     assert quiet.starved(error) is None
+
+
+def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
+    start, begun = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(begun) == 3:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError) as refused:
+        quiet._try_threads(5)
+    assert "ulimit -u" in quiet.starved(refused.value)
+    assert len(begun) == 3 and not any(thread.is_alive() for thread in begun)
+
+
+def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch, capsys):
+    def nowhere(*_: object, **__: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    def main(words: list[str]) -> int:
+        return int(nowhere())
+
+    assert command_line.run("train.py", main, [], ()) == 1
+    assert capsys.readouterr().err.endswith("; set TMPDIR to a folder that can be written\n")
+    monkeypatch.setattr("tempfile.mkdtemp", nowhere)
+    with pytest.raises(LogError, match="set TMPDIR"):
+        new_run_folder("name", "logs", None, keep=False)
 
 
 OPENING = """

@@ -1,16 +1,24 @@
-"""A run that is told to stop keeps what it has done: real processes, real signals, at many moments."""
+"""A run that is told to stop keeps what it has done: real processes, real signals, at many moments. Every command ends by a
+signal with one line, whenever it comes."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import io
+import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 from runs import assert_same_bits, run, succeed, timeless, variables
+
+from harness.signals import Lasting, Signals
 
 ROOT = Path(__file__).resolve().parent.parent
 # one host step of 60 updates, each of several micro-batches: nothing is due in between
@@ -43,8 +51,7 @@ def unbroken(tmp_path_factory) -> Path:
     ("number", "delay"),
     [
         (signal.SIGINT, 1.0),
-        (signal.SIGTERM, 0.3),
-        *(pytest.param(signal.SIGTERM, d, marks=pytest.mark.slow) for d in (0, 0.7, 1.4, 2)),
+        *(pytest.param(signal.SIGTERM, d, marks=pytest.mark.slow) for d in (0, 0.3, 0.7, 1.4, 2)),
     ],
 )
 def test_a_signal_inside_a_host_step_loses_nothing(number, delay, unbroken, tmp_path):
@@ -60,6 +67,29 @@ def test_a_signal_inside_a_host_step_loses_nothing(number, delay, unbroken, tmp_
     assert re.search(rf"Go on: .*restore\.py --restore-path {folder}", out)
     done = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
     assert done <= 60  # on a busy machine the signal may come late
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 60), variables(folder, 60))
+    assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
+
+
+def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
+    """The kernel sends SIGHUP, a shell sends another one, and every line from then on is an error of the system."""
+    folder, (ours, terminal) = tmp_path / "run", os.openpty()
+    command = [sys.executable, "-u", "train.py", *WORDS.split(), "--logs-path", str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+                               preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))  # fmt: skip
+    os.close(terminal)
+    seen = b""
+    while b"  fingerprint" not in seen:
+        seen += os.read(ours, 4096)
+    process.send_signal(signal.SIGSTOP)  # one that is stopped for a while goes on as if nothing had been
+    process.send_signal(signal.SIGCONT)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(120) == 129
+    assert "Stopped: SIGHUP" in (folder / "log.txt").read_text() and "Go on: " in (folder / "log.txt").read_text()
+    newest = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
+    assert f"The newest checkpoint is ckpt-{newest}." in (folder / "log.txt").read_text()
     succeed("restore", "--restore-path", folder)
     assert_same_bits(variables(unbroken, 60), variables(folder, 60))
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
@@ -119,3 +149,108 @@ def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tm
     assert process.returncode == 130 and "Traceback" not in err
     restored = succeed("restore", "--restore-path", folder, "--valid-batch-size", 500)
     assert "Validation top-1 accuracy [ckpt-2]" in restored.out
+
+
+# Every command, whenever it comes: small programs instead of trainings
+
+COMMANDS = (
+    "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
+    "Datasets/convert.py", "harness/gc_profile.py", "harness/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
+    "tools/findings.py",
+)  # fmt: skip
+# runs a script; a signal comes at the first import after its handlers are there, if nothing large has been imported before
+WHILE_IMPORTING = """
+import builtins, os, runpy, signal, sys
+path, number = sys.argv[1], int(sys.argv[2])
+real = builtins.__import__
+def interrupted(name, *more):
+    if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "emulator", "yaml"} & set(sys.modules):
+        signal.raise_signal(number)
+    return real(name, *more)
+sys.argv, sys.path[0] = [path], os.path.dirname(os.path.abspath(path))
+if path.startswith(("Datasets", "harness")):  # python -m
+    sys.path[0] = os.getcwd()
+builtins.__import__ = interrupted
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def python(program: str, *words: object, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+@pytest.mark.parametrize(("k", "path"), list(enumerate(COMMANDS)))
+def test_a_signal_while_a_script_imports_is_one_line(k, path):
+    number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[k % 3]
+    done = python(WHILE_IMPORTING, path, number.value)
+    assert done.returncode == 128 + number, done.stderr
+    assert done.stderr.strip().count("\n") == 0 and f": stopped by {number.name}\n" in done.stderr
+
+
+IN_A_COMMAND = """
+import os, signal, sys, threading, time
+from harness import command_line, early
+me = os.getpid()
+early.begin("it")
+def main(words):
+    %s
+    return 0
+sys.exit(command_line.run("it", main, None, ()))
+"""
+SAVING = "try: os.kill(me, signal.SIGHUP); time.sleep(9)\n    except BaseException: os.kill(me, %s); time.sleep(0.3); print('saved'); raise"
+MOMENTS = {
+    "in the middle": ("os.kill(me, signal.SIGTERM); time.sleep(9)", 143, "", "it: stopped by SIGTERM"),
+    "in a destructor": (
+        "D = type('D', (), {'__del__': lambda self: signal.raise_signal(signal.SIGINT)}); D(); time.sleep(9)",
+        130, "", "it: stopped by SIGINT",
+    ),
+    "where a library makes an error of it": (
+        "try: signal.raise_signal(signal.SIGINT)\n    except BaseException: raise ImportError('initialisation failed') from None",
+        130, "", "it: stopped by SIGINT",
+    ),
+    "at exit": ("import atexit; atexit.register(lambda: os.kill(me, signal.SIGINT))", 130, "", "it: stopped by SIGINT"),
+    "a terminal and its shell": (SAVING % "signal.SIGHUP", 129, "saved\n", "it: stopped by SIGHUP"),
+    "a terminal, then the system": (SAVING % "signal.SIGTERM", 129, "saved\n", "it: stopped by SIGHUP"),
+    "in a long call of a library": (  # which no handler interrupts
+        "import ctypes; once = lambda: (time.sleep(1), os.kill(me, signal.SIGINT))\n"
+        "    take, lock = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64); take(lock)\n"
+        "    threading.Thread(target=lambda: (once(), once())).start(); take(lock)",
+        130, "", "stopped at once",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_ends_a_command_in_one_line(moment):
+    body, code, out, err = MOMENTS[moment]
+    done = python(IN_A_COMMAND % body)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, out, err)
+
+
+def test_nohup_is_honoured():
+    body = "os.kill(me, signal.SIGHUP); time.sleep(0.1)"
+    done = python(IN_A_COMMAND % body, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Broken(io.StringIO):
+    """A stream whose other end has gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
+    signals = Signals()
+    print("dropped", file=Lasting(Broken(errno.EIO), signals))
+    with pytest.raises(BrokenPipeError):
+        print("told", file=Lasting(Broken(errno.EPIPE), signals))
+    signals.received = signal.SIGINT
+    print("dropped", file=Lasting(Broken(errno.EPIPE), signals))
+    with pytest.raises(OSError, match="No space"):
+        print("told", file=Lasting(Broken(errno.ENOSPC), signals))

@@ -5,6 +5,14 @@ python tools/compare_runs.py logs/one logs/other --labels "1 replica" "16 replic
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    import sys
+
+    sys.path.insert(0, f"{sys.path[0]}/..")
+    from harness import early
+
+    early.begin("compare_runs.py")
+
 import argparse
 import sys
 from pathlib import Path

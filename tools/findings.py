@@ -11,6 +11,14 @@ after -- is added to every training.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    import sys
+
+    sys.path.insert(0, f"{sys.path[0]}/..")
+    from harness import early
+
+    early.begin("findings.py")
+
 import argparse
 import csv
 import math
@@ -29,7 +37,7 @@ from statistics import mean, median, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import checkpoints, cli, locks, plot, svg
+from harness import checkpoints, cli, command_line, locks, plot, svg
 from harness.options import OptionError
 from harness.plugins import ROOT
 from harness.run import prepare
@@ -299,13 +307,13 @@ def picture(results: Sequence[Result]) -> str:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 1 to N of every network [3]")
+    parser.add_argument(
+        "--seeds", type=command_line.whole(1), default=3, metavar="N", help="seeds 1 to N of every network [3]"
+    )
     parser.add_argument("--output", default="logs/findings", metavar="DIR", help="where runs, table and picture go")
     arguments = sys.argv[1:]
     more = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
     asked = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    if asked.seeds < 1:
-        parser.error(f"--seeds {asked.seeds}: give 1 or more")
     folder = Path(asked.output).resolve()
     recipes = {**RECIPES, TUNED: HALF}  # the longest first, so that no core waits long for the last
     jobs = [

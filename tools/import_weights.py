@@ -14,6 +14,14 @@ torch; nothing that a pickle may ask for is run), with at most 1 GiB of arrays. 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    import sys
+
+    sys.path.insert(0, f"{sys.path[0]}/..")
+    from harness import early
+
+    early.begin("import_weights.py")
+
 import argparse
 import sys
 from pathlib import Path

@@ -1,9 +1,9 @@
 """Host memory: what this process takes at most to carry out a plan, from the plan and the trace alone.
 
-The memory of the machine that emulates, never that of the IPUs that it stands for. The constants were fitted on 20 processes
-(ResNet-8, 18, 50 and EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 128; 0 to 2 slots;
+The memory of the machine that emulates, never that of the IPUs that it stands for. The constants were fitted on 24 processes
+(ResNet-8, 18, 20, 50 and EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 1024; 0 to 2 slots;
 recomputation, four stages, folded micro-batches, validation) with TensorFlow 2.21 on two cores of an Intel Xeon.
-Predicted resident peaks are 0.91 to 1.07 of those measured, address space 0.87 to 1.11, writable memory 0.80 to 1.17; a core
+Predicted resident peaks are 0.90 to 1.08 of those measured, address space 0.78 to 1.11, writable memory 0.69 to 1.17; a core
 more or less is about 0.1 GB of these two. Records of photographs are not in it: they are kept while memory allows
 (`Datasets._payloads`). Nor are the traces of a profile.
 """

@@ -1,0 +1,209 @@
+"""What a picture's header says of it, before anything is decoded: its format, its size, and whether both can be true.
+
+Decoders believe a header and take memory at once: a file of a few bytes that promises gigabytes must not reach them.
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MOST_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
+MOST_BYTES = 1 << 27  # of a picture's file, and of a record
+MOST_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
+_SCANS_OF_THE_LARGEST = 16  # of a picture of MOST_PIXELS
+FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+_BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
+LONGEST_BEGINNING = 8
+# Pixels that a byte can stand for at most. JPEG: a bit for a block of 8 x 8, twice that with odd sampling. PNG:
+# DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table.
+_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096}
+_MOST_SEGMENTS = 10_000  # of a JPEG
+_MOST_BLOCKS = 1 << 20  # of a GIF, 255 bytes each
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # that a length follows; the others stand in and between scans
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that a size follows
+_SEQUENTIAL = (0xC0, 0xC1)
+_END, _SCAN = 0xD9, 0xDA
+
+
+Bytes = bytes | mmap.mmap
+
+
+class Header(NamedTuple):
+    """What a file says it is. `pixels`: of all frames, `most`: that its bytes can hold; width and height are the canvas's,
+    or the first frame's."""
+
+    kind: str
+    width: int
+    height: int
+    pixels: int
+    most: int
+
+
+class _Wrong(Exception):
+    """Why there is no header."""
+
+
+def kind(beginning: bytes) -> str | None:
+    """The format, by a file's first bytes; None for any other than FORMATS."""
+    return next((name for known, name in _BEGINNINGS if beginning.startswith(known)), None)
+
+
+def fault(encoded: Bytes, scans: bool = True) -> str | None:
+    """Why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be. Without `scans`
+    nothing behind the header is looked at."""
+    try:
+        header = read(encoded)
+    except _Wrong as error:
+        return str(error)
+    size = f"says that it is {header.width} x {header.height} pixels"
+    if not header.width or not header.height:
+        return f"{size}, which is no picture; it is damaged"
+    if header.pixels > MOST_PIXELS:
+        frames = f" in all its frames {header.pixels} pixels" if header.pixels > header.width * header.height else ""
+        return f"{size}{',' * bool(frames)}{frames}, more than the {MOST_PIXELS} that are decoded; make it smaller"
+    if len(encoded) > MOST_BYTES:
+        return f"has {len(encoded)} bytes, more than the {MOST_BYTES} that are decoded; make it smaller"
+    if header.pixels > header.most:
+        return f"{size}, which its {len(encoded)} bytes cannot hold; it is damaged"
+    most = min(MOST_SCANS, _SCANS_OF_THE_LARGEST * MOST_PIXELS // header.pixels)
+    if scans and header.kind == "JPEG" and _scans_beyond(encoded, most):
+        return f"has more than the {most} scans that are decoded of so many pixels; save it anew"
+    return None
+
+
+def read(encoded: Bytes) -> Header:
+    """The header of a picture's file."""
+    if not encoded:
+        raise _Wrong("is empty")
+    found = kind(encoded[:LONGEST_BEGINNING])
+    if found is None:
+        raise _Wrong(f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} by its first bytes")
+    try:
+        width, height, pixels = _READERS[found](encoded)
+        most = _bitmap_pixels(encoded) if found == "BMP" else len(encoded) * _PIXELS_A_BYTE[found]
+    except (IndexError, StopIteration):
+        raise _Wrong(f"is cut short: the header of its {found} is not whole") from None
+    return Header(found, width, height, pixels, most)
+
+
+def _number(data: Bytes, at: int, size: int, order: str = "big") -> int:
+    if at + size > len(data):
+        raise IndexError
+    return int.from_bytes(data[at : at + size], order)
+
+
+def _jpeg(data: Bytes) -> tuple[int, int, int]:
+    """From the first frame's header; segments before it are skipped by their lengths, as decoders do."""
+    for marker, at in _segments(data):
+        if marker in _FRAMES:
+            height, width = _number(data, at + 3, 2), _number(data, at + 5, 2)
+            return width, height, width * height
+        if marker in (_END, _SCAN):
+            raise _Wrong("is damaged: its JPEG has no frame header")
+    raise IndexError
+
+
+def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
+    """The markers of a JPEG, and where what belongs to each begins."""
+    at = 2
+    for _ in range(_MOST_SEGMENTS):
+        found = _MARKER.search(data, at)
+        if found is None:
+            return
+        at = found.end()
+        yield found[1][0], at
+        at += max(2, _number(data, at, 2))
+    raise _Wrong(f"is damaged: its JPEG has more than {_MOST_SEGMENTS} segments")
+
+
+def _scans_beyond(data: bytes, most: int) -> bool:
+    """Whether there are more than `most` scans. What follows the picture (phones put films there) does not count."""
+    scans = 0
+    try:
+        if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= most:
+            return False
+        for marker, _ in _segments(data):
+            scans += marker == _SCAN
+            if marker == _END or scans > most:
+                break
+    except (IndexError, _Wrong):  # what is missing, the decoder says
+        pass
+    return scans > most
+
+
+def _takes_scans(data: bytes) -> bool:
+    """Whether a decoder goes on after the first scan: unless that has all components of a sequential picture."""
+    frame = components = 0
+    for marker, at in _segments(data):
+        if marker in _FRAMES:
+            frame, components = marker, data[at + 7]
+        elif marker == _SCAN:
+            return frame not in _SEQUENTIAL or data[at + 2] != components
+    return False
+
+
+def _png(data: Bytes) -> tuple[int, int, int]:
+    if data[12:16] != b"IHDR":
+        raise _Wrong("is damaged: its PNG does not begin with a header")
+    width, height = _number(data, 16, 4), _number(data, 20, 4)
+    return width, height, width * height
+
+
+def _gif(data: Bytes) -> tuple[int, int, int]:
+    """Decoders unpack every frame, a byte a pixel, whatever is used of them."""
+    width, height = _number(data, 6, 2, "little"), _number(data, 8, 2, "little")
+    unpacked = 0
+    for frame_width, frame_height in _frames(data):
+        width, height = width or frame_width, height or frame_height
+        unpacked += frame_width * frame_height
+    return width, height, width * height + unpacked // 3
+
+
+def _frames(data: Bytes) -> Iterator[tuple[int, int]]:
+    """The sizes of a GIF's frames, as far as its blocks are whole; what is missing, the decoder says."""
+    at = 13 + _colours(_number(data, 10, 1))
+    blocks = 0
+    try:
+        while (kind := data[at]) in (0x2C, 0x21):
+            if kind == 0x2C:
+                yield _number(data, at + 5, 2, "little"), _number(data, at + 7, 2, "little")
+                at += 11 + _colours(data[at + 9])
+            else:
+                at += 2
+            while size := data[at]:
+                at += size + 1
+                blocks += 1
+                if blocks > _MOST_BLOCKS:
+                    raise _Wrong(f"is in more than {_MOST_BLOCKS} pieces; save it anew")
+            at += 1
+    except IndexError:
+        return
+
+
+def _colours(flags: int) -> int:
+    """The bytes of a colour table."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _bmp(data: Bytes) -> tuple[int, int, int]:
+    if _number(data, 14, 4, "little") == 12:
+        width, height = _number(data, 18, 2, "little"), _number(data, 20, 2, "little")
+    else:
+        width, height = _number(data, 18, 4, "little"), _number(data, 22, 4, "little")
+        height = min(height, 2**32 - height)  # a negative one counts from the top
+    return width, height, width * height
+
+
+def _bitmap_pixels(data: Bytes) -> int:
+    """How many pixels a BMP's bytes can stand for: a row of whole bits, or 255 for two bytes where runs are packed."""
+    old = _number(data, 14, 4, "little") == 12
+    bits = _number(data, 24 if old else 28, 2, "little")
+    packed = 0 if old or len(data) < 34 else _number(data, 30, 4, "little")
+    return len(data) * 255 if packed in (1, 2) else len(data) * 8 // max(1, bits)
+
+
+_READERS = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp}
