@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.fields import brief
@@ -17,18 +16,26 @@ TEXT = 1 << 20  # bytes of a file with settings
 DEPTH = 64  # of JSON
 RANK = 8  # of an array of weights
 MOST_TOLD = 400  # characters of another error's message
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)  # a string without an end runs to the end of the text
 
 
 def json_value(text: str | bytes) -> Any:
     """The value of a JSON text in UTF-8, nested at most DEPTH deep."""
-    written = text.decode("utf-8") if isinstance(text, bytes) else text
-    depth = 0
-    for token in _TOKEN.finditer(written):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
-        if depth > DEPTH:
-            raise ValueError(f"its JSON is nested more than {DEPTH} deep")
-    return json.loads(written)
+    too_deep = f"its JSON is nested more than {DEPTH} deep"
+    try:
+        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level, depth = _containers([value]), 0
+    while level and depth < DEPTH:
+        level = [inner for each in level for inner in _containers(each.values() if isinstance(each, dict) else each)]
+        depth += 1
+    if level:
+        raise ValueError(too_deep)
+    return value
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, (dict, list))]
 
 
 def elements(name: str, shape: Any, most: int) -> int:

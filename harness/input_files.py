@@ -40,9 +40,10 @@ def opened(path: str | Path) -> BinaryIO:
 
 def content(path: str | Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes; OSError for anything else."""
-    blocks, room = [], most + 1
     with opened(path) as file:
-        while room and (block := file.read(min(room, _BLOCK))):
+        size = os.fstat(file.fileno()).st_size
+        blocks, room = [], most + 1 if size <= most else 0
+        while room and (block := file.read(min(room, max(size, _BLOCK)))):  # mostly in one piece, which is not copied
             blocks.append(block)
             room -= len(block)
     if not room:

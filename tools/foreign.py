@@ -242,7 +242,7 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
         asked["image_size"] = ODD_SIDE
         out, into = _kernel(theirs, "layer1.0.conv2.weight", layout.mark)
         if "layer1.0.conv3.weight" in theirs and out != into:
-            if not into or out % into:
+            if not out or not into or out % into:
                 raise ForeignError(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
             model, asked = "resnext", {**asked, "convolution_groups": out // into, "group_dim": into}
     module = plugins.load("Models", model)
