@@ -24,7 +24,7 @@ def found(folder: Path) -> list[Checkpoint]:
     """Every *ckpt-<n> that lies directly in a folder, in order of n."""
     if not folder.is_dir():
         raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
-    matches = ((path, _NUMBERED.search(path.name)) for path in folder.glob("*.index"))
+    matches = ((path, _NUMBERED.search(path.name)) for path in checkpoints.indices(folder))
     numbered = [Checkpoint(str(path)[: -len(".index")], int(match[1])) for path, match in matches if match]
     if not numbered:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")

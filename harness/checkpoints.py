@@ -103,11 +103,22 @@ def _rolls(checkpoint: Checkpoint) -> bool:
 def numbered(folder: Path) -> list[Checkpoint]:
     """The ckpt-<n> of a folder in order of n."""
     found = []
-    for index in folder.glob("ckpt-*.index"):
+    for index in indices(folder):
         match = _NUMBERED.fullmatch(index.name[: -len(".index")])
         if match:
             found.append(Checkpoint(str(index)[: -len(".index")], int(match[1])))
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
+
+
+def indices(folder: Path) -> list[Path]:
+    """The *.index directly in a folder; none if there is no folder, CheckpointError if it may not be looked into."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
+    return [folder / name for name in names if name.endswith(".index")]
 
 
 def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
@@ -194,8 +205,8 @@ def select(path: Path) -> list[Checkpoint]:
     if file:
         return [Checkpoint(str(file), -1)]
     if path.is_dir():
-        averages = [Checkpoint(str(index)[: -len(".index")], -1) for index in sorted(path.glob("ckpt/*.index"))]
-        found = numbered(path) + averages
+        found = numbered(path)
+        found += [Checkpoint(str(index)[: -len(".index")], -1) for index in sorted(indices(path / "ckpt"))]
         if not found:
             raise CheckpointError(
                 f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import command_line, gc_profile, mlperf, profile, quiet
+from harness import averages, checkpoints, command_line, gc_profile, mlperf, profile, quiet
 from log import LogError, new_run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,9 +94,19 @@ def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch,
         new_run_folder("name", "logs", None, keep=False)
 
 
+@pytest.mark.parametrize("look", [checkpoints.latest, checkpoints.select, checkpoints.initial, averages.found])
+def test_a_folder_of_another_user_is_not_called_empty(monkeypatch, tmp_path, look):
+    def forbidden(path: object = ".") -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", forbidden)  # who is root may look everywhere
+    with pytest.raises(checkpoints.CheckpointError, match="cannot be read: Permission denied"):
+        look(tmp_path)
+
+
 OPENING = """
 import os, sys
-from harness import command_line, quiet
+from harness import averages, checkpoints, command_line, quiet
 
 def main(words):
     with open(words[0], "wb") as file:
