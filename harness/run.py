@@ -241,6 +241,7 @@ def _plan_and_horizon(
             ckpts_per_epoch=checkpoint.ckpts_per_epoch,
             epochs_per_ckpt=checkpoint.epochs_per_ckpt,
             ckpt_epochs_offset=checkpoint.ckpt_epochs_offset,
+            tells_first=getattr(options.schedule, "rows_tell_first", False),
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
@@ -324,8 +325,9 @@ def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int],
             RateHorizon(
                 peak=peak,
                 iterations=horizon.iterations,
-                epochs=horizon.epochs,
+                epochs=horizon.exact_epochs,
                 iterations_per_epoch=horizon.iterations_per_epoch,
+                epochs_per_update=horizon.epochs_per_update,
             ),
         )
     except ValueError as error:
