@@ -166,6 +166,7 @@ def prepare(
         notes=(
             *notes,
             *replaced,
+            *(model.notes(options.model) if hasattr(model, "notes") else ()),
             *rules.input_notes(options.dataset, family),
             *_resolution_notes(options, plan, traced, source.spec.train_images),
             *_layout_notes(options, plan, training),
