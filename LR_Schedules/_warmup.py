@@ -6,24 +6,27 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
-from harness.fields import at_least, opt
+from harness.fields import at_least, exact, opt
 
 Rate = Callable[[int], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RateHorizon:
-    """The run a schedule is stretched over. `peak` is 2^exponent × global batch, or the absolute learning rate."""
+    """The run a schedule is stretched over. `peak` is 2^exponent × global batch, or the absolute learning rate. Epochs are
+    exact, so that no floor falls on the wrong side of a whole number."""
 
     peak: float
     iterations: int
-    epochs: float
-    iterations_per_epoch: int
+    epochs: Fraction
+    iterations_per_epoch: int  # whole ones
+    epochs_per_update: Fraction  # global batch ÷ images
 
     def __post_init__(self) -> None:
-        for name in ("peak", "iterations", "epochs", "iterations_per_epoch"):
+        for name in ("peak", "iterations", "epochs", "iterations_per_epoch", "epochs_per_update"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} of a learning-rate schedule is {value} but must be > 0 and finite")
@@ -36,7 +39,7 @@ def warmup_epochs() -> Any:
 
 def warmup_iterations(horizon: RateHorizon, warmup_epochs: float) -> int:
     """The share of the updates that the warm-up's epochs have of all epochs; may exceed the run."""
-    return int(horizon.iterations * warmup_epochs // horizon.epochs)
+    return int(horizon.iterations * exact(warmup_epochs) // horizon.epochs)
 
 
 def ramp(rate: Rate, warmup: int) -> Rate:

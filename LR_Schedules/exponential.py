@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.fields import above, at_least, keep_rules, opt
+from harness.fields import above, at_least, exact, keep_rules, opt
 from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs
 
 
@@ -30,9 +30,11 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
             "such as lr_decay_rate 0.97 and lr_drops 146 for EfficientNet over 350 epochs"
         )
 
-    # The same floor in whole numbers: epochs cancel, and no drop moves by an update through rounding.
+    # The run's updates may be less than its epochs, whose last part of a batch is left out: both must not be mixed up.
+    drops = horizon.epochs_per_update * options.lr_drops / horizon.epochs
+
     def rate(i: int) -> float:
-        behind = i * options.lr_drops // horizon.iterations
+        behind = i * drops.numerator // drops.denominator
         return exactly(lambda peak, decay: peak * decay**behind, horizon.peak, options.lr_decay_rate)
 
-    return ramp(rate, int(horizon.iterations_per_epoch * options.warmup_epochs))
+    return ramp(rate, int(horizon.iterations_per_epoch * exact(options.warmup_epochs)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.fields import above, decimal_number, keep_rules, opt
+from harness.fields import above, decimal_number, exact, keep_rules, opt
 from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
@@ -17,7 +17,7 @@ def _broken(text: str | None) -> str | None:
         fractions = parse_fractions(text)
     except ValueError:
         return _RULE
-    inside = all(0 < f < 1 for f in fractions)
+    inside = all(0 < f <= 1 for f in fractions)
     return None if inside and all(a < b for a, b in pairwise(fractions)) else _RULE
 
 
@@ -27,7 +27,9 @@ class Options:
 
     learning_rate_decay: float = opt(0.1, "factor of the learning rate at each drop", check=above(0))
     learning_rate_schedule: str | None = opt(
-        None, "fractions of the run at which the rate drops, comma-separated (default: the model's)", check=_broken
+        None,
+        "fractions of the run at which the rate drops, comma-separated; 1 is its end (default: the model's)",
+        check=_broken,
     )
     warmup_epochs: float = warmup_epochs()
 
@@ -39,7 +41,7 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
     """Learning rate of update i: peak × decay ^ (drops behind update i)."""
     if options.learning_rate_schedule is None:
         raise ValueError("learning_rate_schedule is not given and the model has no default: it " + _RULE)
-    drops = [int(f * horizon.iterations) for f in parse_fractions(options.learning_rate_schedule)]
+    drops = [int(exact(f) * horizon.iterations) for f in parse_fractions(options.learning_rate_schedule)]
 
     # Counting the drops behind i, instead of remembering the last one, makes a resumed run equal the unbroken one.
     def rate(i: int) -> float:

@@ -39,16 +39,22 @@ def _checked_gradient(x: tf.Tensor, where: str) -> tf.Tensor:
 class CheckedLayers(TensorLayers):
     """The vocabulary, every result and every gradient checked."""
 
+    _layer = ""  # that reads at present
+
+    def _read(self, x: tf.Tensor, *, halves: bool = False) -> tf.Tensor:
+        return _checked_gradient(super()._read(x, halves=halves), f"{self._layer}, backward")
+
 
 def _checking(name: str) -> Callable[..., Any]:
     """The layer `name`, with checks around it."""
 
     def layer(self: CheckedLayers, x: tf.Tensor, *rest: Any, **options: Any) -> Any:
-        where = self.path(name)
-        x, *rest = (_checked_gradient(v, f"{where}, backward") if isinstance(v, tf.Tensor) else v for v in (x, *rest))
+        outer, where = self._layer, self.path(name)
+        self._layer = where
         y = getattr(super(CheckedLayers, self), name)(x, *rest, **options)
+        self._layer = outer
         first, *others = y if isinstance(y, tuple) else (y,)
-        first = checked(first, f"{where}, forward")
+        first = self._same(checked(first, f"{where}, forward"), first)
         return (first, *others) if others else first
 
     return layer

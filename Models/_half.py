@@ -21,6 +21,12 @@ SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; belo
 FRACTION, SIGN, EXPONENT = 23, -0x80000000, 0x7F800000  # of FP32's bits
 DROPPED = 13  # bits of the fraction that FP16 lacks
 Pass = Callable[..., Any]
+Asked = Callable[[], bool]
+
+
+def always() -> bool:
+    """Whether a gradient is rounded where nothing is known of it."""
+    return True
 
 
 def compiled(function: Pass) -> Pass:
@@ -85,24 +91,39 @@ def _passes(rounding: Rounding) -> tuple[Pass, Pass]:
     )
 
 
-def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """x on FP16's grid; so is the gradient that is handed on."""
+def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
+    """x on FP16's grid; so is the gradient that is handed on, unless `arriving`, asked in the backward pass, says that what
+    arrives is half as it comes."""
     forward, backward = _passes(rounding)
 
     @tf.custom_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        return forward(x, *noise), lambda dy: backward(dy, *noise)
+        return forward(x, *noise), lambda dy: backward(dy, *noise) if arriving() else dy
 
     return apply(x)
 
 
-def half_forward(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
-    """x on FP16's grid, for a reader that hands back halves itself."""
-    forward, _ = _passes(rounding)
+def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
+    """x as it is; the gradient that is handed on is half."""
+    _, backward = _passes(rounding)
 
     @tf.custom_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        return forward(x, *noise), lambda dy: dy
+        return tf.identity(x), lambda dy: backward(dy, *noise) if arriving() else dy
+
+    return apply(x)
+
+
+def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
+    _, backward = _passes(rounding)
+
+    @tf.custom_gradient
+    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))
+
+        return tf.reduce_mean(x, axis=[1, 2], keepdims=True), gradient
 
     return apply(x)
 

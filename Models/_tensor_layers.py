@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -40,6 +41,31 @@ def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -
     return tf.cast(values, dtype)
 
 
+@dataclass
+class _Gradient:
+    """What arrives at a tensor in the backward pass, and who brings it onto FP16's grid. It is known when the backward pass
+    is built, for by then all readers are."""
+
+    segment: str  # in which they read
+    rounded: bool  # by the layer whose result the tensor is
+    readers: int = 0
+    halves: bool = True  # each reader hands back halves by itself
+    arrives_half: bool = False  # the next segment sees to it
+    summed: tf.Tensor | None = None  # what readers read, so that what they hand back meets in one place
+
+    def needs_rounding(self) -> bool:
+        """In the layer whose result the tensor is."""
+        return self.readers + self.arrives_half != 1 or not self.halves
+
+    def sum_needs_rounding(self) -> bool:
+        """Where several readers' gradients have been added."""
+        return self.readers > 1 and not self.rounded
+
+    def summand_needs_rounding(self) -> bool:
+        """Where a reader hands it back."""
+        return self.readers > 1 or not self.rounded
+
+
 class TensorLayers(Layers):
     """The vocabulary on tensors [batch, height, width, channels]."""
 
@@ -57,8 +83,9 @@ class TensorLayers(Layers):
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
-        the batch whose batch-norm statistics are kept apart. `rounding`: every result and the gradient that arrives at it
-        are halves; without it they are what the weights are. `watch` counts the gradients that arrive.
+        the batch whose batch-norm statistics are kept apart. `rounding`: every result is half, and so is every gradient
+        that a layer hands back, and their sum where several layers read one tensor; without it they are what the weights
+        are. `watch` counts the gradients that arrive.
         `across`: the mean of a tensor over the processes whose batch-norm statistics are one."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
@@ -71,20 +98,53 @@ class TensorLayers(Layers):
         self._watch = watch
         self._across = across
         self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
-        self._for_norm: dict[str, tf.Tensor] = {}  # a result's name -> its form for group norm
+        self._gradients: dict[str, _Gradient] = {}  # by the name of the tensor that they belong to
+        self._parameters: set[str] = set()  # names of tensors that are made of weights alone
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
         """What a layer puts out, in the precision that it computes in."""
-        return x if self._rounding is None else _half.half(x, self._rounding, self._noise(x.shape.rank))
-
-    def _result_for_norm(self, x: tf.Tensor) -> tf.Tensor:
-        """The same, and a form of it for a group norm, which hands back halves, so that they need not be rounded again."""
         if self._rounding is None:
             return x
-        noise = self._noise(x.shape.rank)
-        y = _half.half(x, self._rounding, noise)
-        self._for_norm[y.name] = _half.half_forward(x, self._rounding, noise)
+        gradient = _Gradient(self._segment, rounded=True)
+        y = _half.half(x, self._rounding, self._noise(x.shape.rank), arriving=gradient.needs_rounding)
+        self._gradients[y.name] = gradient
         return y
+
+    def _halved(self, y: tf.Tensor) -> tf.Tensor:
+        """The same of a layer that rounds by itself what it puts out and what arrives there."""
+        if self._rounding is not None:
+            self._gradients[y.name] = _Gradient(self._segment, rounded=True)
+        return y
+
+    def _read(self, x: tf.Tensor, *, halves: bool = False) -> tf.Tensor:
+        """What a layer takes in. What it hands back is half, and so is the sum of what several layers hand back. `halves`:
+        it hands back halves by itself, given halves.
+
+        Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
+        the bits must not depend on that."""
+        if self._rounding is None or not self._training or x.name in self._parameters:
+            return x
+        gradient = self._gradients.get(x.name)
+        if gradient is None or gradient.segment != self._segment:
+            if gradient is not None:
+                gradient.arrives_half = True
+            gradient = self._gradients[x.name] = _Gradient(self._segment, rounded=False)
+        if gradient.summed is None:
+            noise = self._noise(x.shape.rank)
+            gradient.summed = _half.half_back(x, self._rounding, noise, arriving=gradient.sum_needs_rounding)
+        gradient.readers += 1
+        gradient.halves &= halves
+        if halves:
+            return gradient.summed
+        return _half.half_back(
+            gradient.summed, self._rounding, self._noise(x.shape.rank), arriving=gradient.summand_needs_rounding
+        )
+
+    def _same(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+        """`new`, which stands for `old` from here on."""
+        if old.name in self._gradients:
+            self._gradients[new.name] = self._gradients[old.name]
+        return new
 
     def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
         """What the next result's random rounding is a function of, [batch, 1, ...]; nothing if it is not random."""
@@ -115,6 +175,7 @@ class TensorLayers(Layers):
         bias: bool = False,
     ) -> tf.Tensor:
         weights = self._weights[self.path("conv", "conv2d", "kernel")]
+        x = self._read(x)
         if groups == filters == self.channels(x) and groups > 1:
             depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
             y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
@@ -123,19 +184,17 @@ class TensorLayers(Layers):
             y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
-        y = self._result_for_norm(y)
+        y = self._result(y)
         if bias:
-            y = self._result(tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]))
+            y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
         return self._watched(y, "conv")
+
+    def _biased(self, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+        return self._result(tf.nn.bias_add(self._read(x, halves=True), bias))
 
     def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
         """A layer's result, the gradients that arrive at it counted."""
-        if self._watch is None:
-            return y
-        counted = self._watch.watched(y, self.path(kind))
-        if y.name in self._for_norm:
-            self._for_norm[counted.name] = self._watch.watched(self._for_norm[y.name], self.path(kind))
-        return counted
+        return y if self._watch is None else self._same(self._watch.watched(y, self.path(kind)), y)
 
     def norm(
         self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
@@ -146,10 +205,10 @@ class TensorLayers(Layers):
             with self.scope("GroupNorm"):
                 gamma = self._weights[self.path("gamma")] if scale else None
                 beta = self._weights[self.path("beta")] if centre else None
-            x = self._for_norm.get(x.name, x)
-            return _fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise())
+            x = self._read(x, halves=True)
+            return self._halved(_fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise()))
         with self.scope("batch_norm"):
-            return self._result(self._batch_norm(x, policy))
+            return self._result(self._batch_norm(self._read(x), policy))
 
     def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
         gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
@@ -173,61 +232,67 @@ class TensorLayers(Layers):
     def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
         if policy.kind == "batch" and self._rounding is not None:
             with self.scope("batch_norm"):
-                y = self._batch_norm(x, policy)
-            return _fused.halved_activation(y, activation, self._rounding, self._noise())
+                y = self._batch_norm(self._read(x), policy)
+            return self._halved(_fused.halved_activation(y, activation, self._rounding, self._noise()))
         if policy.kind != "group":
             return super().norm_activation(x, policy, activation)
-        x = self._for_norm.get(x.name, x)
+        x = self._read(x, halves=True)
         with self.scope("GroupNorm"):
             gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
-        return _fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise())
+        return self._halved(_fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
 
     def proxy_norm_activation(
         self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         proxy = self._weights[self.path("act", "proxy")]
         rows = tuple(proxy[row, 0, 0] for row in _proxy_norm.ROWS[:4])
-        x = self._for_norm.get(x.name, x)
+        x = self._read(x, halves=True)
         y = _fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise())
-        return y, proxy[_proxy_norm.INVERSE_DEVIATION][None]
+        factor = proxy[_proxy_norm.INVERSE_DEVIATION][None]
+        self._parameters.add(factor.name)
+        return y, factor  # not _halved: FP32 sums are made of what arrives, so that it must be half before
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu(x)
+        return tf.nn.relu(self._read(x, halves=True))
 
     def relu6(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu6(x)
+        return tf.nn.relu6(self._read(x, halves=True))
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return _fused.swish(x, self._rounding, self._noise())
+        return self._halved(_fused.swish(self._read(x, halves=True), self._rounding, self._noise()))
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
-        return self._result(tf.sigmoid(x))
+        return self._result(tf.sigmoid(self._read(x)))
 
     def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return self._result(x + y)
+        return self._result(self._read(x, halves=True) + self._read(y, halves=True))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        return self._result(x * factor)
+        return self._result(self._read(x) * self._read(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return tf.concat([x, y], -1)
+        return tf.concat([self._read(x, halves=True), self._read(y, halves=True)], -1)
 
     def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
-        return tf.nn.max_pool2d(x, kernel, stride, padding)
+        return tf.nn.max_pool2d(self._read(x), kernel, stride, padding)
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
-        return self._result(tf.reduce_mean(x, axis=[1, 2], keepdims=True))
+        if self._rounding is None:
+            return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
+        return self._result(_half.pixel_mean(self._read(x, halves=True), self._rounding, self._noise()))
 
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
+        x = self._read(x, halves=True)
         return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
-        return self._watched(self._result(tf.nn.bias_add(self._result(tf.matmul(self.flatten(x), kernel)), bias)), "dense")
+        product = self._result(tf.matmul(_flat(self._read(x)), kernel))
+        return self._watched(self._biased(product, bias), "dense")
 
     def flatten(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(x, [-1, math.prod(x.shape[1:])])
+        return _flat(self._read(x, halves=True))
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         if not self._training or rate <= 0:
@@ -245,7 +310,12 @@ class TensorLayers(Layers):
 
     def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
         drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
-        return self._result(x * (tf.cast(drawn < probability, x.dtype) / probability))
+        return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
+
+
+def _flat(x: tf.Tensor) -> tf.Tensor:
+    """[batch, all of a sample's numbers]."""
+    return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
 def _fused_norm(

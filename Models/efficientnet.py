@@ -228,15 +228,31 @@ def blocks(options: Options) -> list[Block]:
     return found
 
 
+def notes(options: Options) -> list[str]:
+    """What the log says of group convolutions whose channels do not divide as --group-dim has it."""
+    uneven: dict[str, list[str]] = {}
+    for block in blocks(options):
+        channels = block.channels_in * block.expand
+        wanted, groups = _wanted_groups(channels, options.group_dim), _conv_groups(channels, options.group_dim)
+        if groups != wanted:
+            parts = f"{groups} group{'s' * (groups > 1)} of {channels // groups}"
+            told = f"{channels} channels do not divide into the {wanted} groups of --group-dim {options.group_dim}: {parts}"
+            uneven.setdefault(told, []).append(f"{block.name}/b")
+    return [f"{', '.join(names)}: {told}" for told, names in uneven.items()]
+
+
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
     """EfficientNet-<size>_bs<batch>_<norm>."""
     return f"EfficientNet-{options.model_size}_bs{micro}{accumulation}{replicas}_{_norm_policy(options, False).label()}"
 
 
+def _wanted_groups(channels: int, group_dim: int) -> int:
+    return max(channels // group_dim, 1)
+
+
 def _conv_groups(channels: int, group_dim: int) -> int:
     """Groups of about `group_dim` channels: as many as divide the channels evenly, at least one."""
-    wanted = max(channels // group_dim, 1)
-    return next(groups for groups in range(wanted, 0, -1) if channels % groups == 0)
+    return next(groups for groups in range(_wanted_groups(channels, group_dim), 0, -1) if channels % groups == 0)
 
 
 def _norm_policy(options: Options, two_pass: bool) -> NormPolicy:

@@ -35,6 +35,11 @@ class Precision:
         """compute.master, as `--precision` has it."""
         return f"{16 if self.half else 32}.{16 if self.half_master else 32}"
 
+    @property
+    def label(self) -> str:
+        """The part of a run's name: _noSR where stochastic rounding is switched off, _SR where it is everywhere."""
+        return self.name + {OFF: "_noSR", ALL: "_SR" if self.half else ""}.get(self.stochastic, "")
+
     def __str__(self) -> str:
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
         forced = (("FP16", self.to_half), ("FP32", self.to_single))

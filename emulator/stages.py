@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
+from emulator import draws
 from emulator.cells import Cells
 from emulator.plan import ExecutionPlan
 from emulator.precision import ALL, EXCEPTIONS, Precision
 from emulator.schedules import BACKWARD, FORWARD
-from Models import _segments
+from Models import _half, _segments
 from Models._checks import CheckedLayers
 from Models._half import Rounding
 from Models._segments import Segment
@@ -102,6 +103,15 @@ class _Pass:
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
 
+    def halved(self, dy: tf.Tensor) -> tf.Tensor:
+        """The gradient that the loss hands back, [batch, classes], in the precision of the layers."""
+        rounding = rounding_of(self.network.plan.precision)
+        if rounding is None:
+            return dy
+        key = draws.key(self.network.seed, "rounding/loss")
+        noise = (draws.bits(key, self.positions[:, None]),) if rounding.stochastic else ()
+        return _half.half(dy, rounding, noise)
+
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The stage's output, and the batch statistics found on the way."""
         found: list[tf.Tensor] = []
@@ -149,6 +159,7 @@ def call(
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
         (dy,) = tf.gradients(network.scaled(loss), [logits])
+        dy = work.halved(dy)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.homes[stage]):
             dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))

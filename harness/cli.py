@@ -17,7 +17,7 @@ from harness import data, layers, plugins
 from harness.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.configs import Block
 from harness.fields import HINT, brief
-from harness.layers import COMMAND_LINE, RECORDED, Given, Layer
+from harness.layers import COMMAND_LINE, CONFIGURATION, RECORDED, Given, Layer
 from harness.options import EXCLUSIVE, SECTIONS, MainOptions, OptionError, RunOptions
 
 
@@ -52,7 +52,8 @@ def parse(
         found.append(layers.config_layer(known, block, notes))
     if recorded:
         found.append(layers.recorded_layer(known, recorded))
-    values, sources, lost = _merge(known, found)
+    values, sources, lost, spelled = _merge(known, found)
+    notes += _meant_with(schedule, known, spelled, values, sources, lost)
     values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
     if block:
         _complete_block(block, values, sources, notes)
@@ -72,6 +73,29 @@ def _complete_block(block: Block, values: dict[str, Any], sources: dict[str, str
     if own and values["pipeline"] and stages > 1 and "pipeline_splits" not in values:
         values["pipeline_splits"], sources["pipeline_splits"] = ("auto",), f"configuration {block.name} names none"
         notes.append(f"configuration {block.name} has {stages} stages but no pipeline_splits: auto cuts them by cost")
+
+
+def _meant_with(
+    schedule: ModuleType,
+    known: Catalogue,
+    spelled: Mapping[str, str],
+    values: dict[str, Any],
+    sources: dict[str, str],
+    lost: set[str],
+) -> list[str]:
+    """Fills in what older spellings of a schedule's options meant besides; a line about it."""
+    if not hasattr(schedule, "meant_with"):
+        return []
+    spelling, meant = schedule.meant_with(spelled, values)
+    if not meant:
+        return []
+    missing = {name: value for name, value in meant.items() if name not in values and name not in lost}
+    flag = "--" + spelling.replace("_", "-")
+    values |= missing
+    sources |= dict.fromkeys(missing, f"default with {flag}")
+    told = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
+    curve = f"{flag} means the curve of the releases that had it{': ' + told if told else ''}"
+    return [f"{curve}; log rows tell the learning rate of their first update"]
 
 
 def _model_defaults(
@@ -193,10 +217,11 @@ def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | Non
 # Layers into options
 
 
-def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str], set[str]]:
-    """The highest layer's value of each option and its source, and the options that lost to another of their
-    exclusive group."""
+def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str], set[str], dict[str, str]]:
+    """The highest layer's value of each option and its source, the options that lost to another of their exclusive group,
+    and the spelling by which each value was given."""
     values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
     sources: dict[str, str] = {}
     lost: set[str] = set()
     for layer in given_layers:
@@ -206,10 +231,11 @@ def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any],
         won = [name for name in converted if name not in values and name not in lost]
         for name in won:
             values[name], sources[name] = converted[name], _source(layer, layer.values[name])
+            spelled[name] = layer.values[name].spelling
         for group in EXCLUSIVE:
             asked = {name for name in group if name in won and _asks(name, converted[name])}
             lost |= set(group) - asked - set(values) if asked else set()
-    return values, sources, lost
+    return values, sources, lost, spelled
 
 
 def _refuse_contradictions(known: Catalogue, layer: Layer, converted: Mapping[str, Any]) -> None:
@@ -230,7 +256,7 @@ def _asks(name: str, value: Any) -> bool:
 
 
 def _source(layer: Layer, given: Given) -> str:
-    return f"{layer.source} ({given.where})" if layer.source.startswith("configuration") else given.where
+    return f"{layer.source} ({given.where})" if layer.source.startswith(CONFIGURATION) else given.where
 
 
 def _assemble(

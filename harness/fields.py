@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 NOW, HINT = "now", "hint"
@@ -91,6 +92,11 @@ def keep_rules(options: Any) -> None:
         broken = rule(value) if rule and value is not None else None
         if broken:
             raise ValueError(f"{field.name} is {value!r} but {broken}")
+
+
+def exact(value: float | Fraction) -> Fraction:
+    """The number that a person wrote: 0.29 is 29/100, not the float beside it."""
+    return Fraction(str(value))
 
 
 def at_least(bound: float) -> Callable[[Any], str | None]:

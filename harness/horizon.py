@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+
+from harness.fields import exact
 
 MOST_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
@@ -24,13 +27,14 @@ class Horizon:
     log_interval: int  # 0: only the first and the last host step
     iterations_per_step: int
     iterations_per_ckpt: int  # 0: never
-    ckpt_epochs_offset: int = 0
+    ckpt_epochs_offset: float = 0
+    tells_first: bool = False  # of a host step: the learning rate of its log row
 
     @classmethod
     def of(
         cls, *, images: int, global_batch: int, epochs: float | None = None, iterations: int | None = None,
         logs_per_epoch: int | None = None, log_freq: int | None = None, batches_per_step: int = 1000,
-        ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: int = 0,
+        ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, tells_first: bool = False,
     ) -> Horizon:  # fmt: skip
         """`iterations`, `log_freq`, `epochs_per_ckpt` go before `epochs`, `logs_per_epoch`, `ckpts_per_epoch`."""
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
@@ -46,7 +50,8 @@ class Horizon:
         ckpt = per_epoch * epochs_per_ckpt or (max(1, per_epoch // ckpts_per_epoch) if ckpts_per_epoch else 0)
         return cls(
             images=images, global_batch=global_batch, iterations_per_ckpt=ckpt, ckpt_epochs_offset=ckpt_epochs_offset,
-            iterations=iterations or max(1, int(images * epochs // global_batch)),
+            tells_first=tells_first,
+            iterations=iterations or max(1, int(images * exact(epochs) // global_batch)),
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
             # Without log rows in between the grid follows the epoch: it must not depend on the run's length.
@@ -56,6 +61,16 @@ class Horizon:
     @property
     def iterations_per_epoch(self) -> int:
         return max(1, self.images // self.global_batch)
+
+    @property
+    def epochs_per_update(self) -> Fraction:
+        return Fraction(self.global_batch, self.images)
+
+    @property
+    def exact_epochs(self) -> Fraction:
+        """The length without a float's error, however it was given."""
+        counted = self.iterations * self.epochs_per_update
+        return counted if float(counted) == self.epochs else exact(self.epochs)
 
     @property
     def window_steps(self) -> int:
@@ -73,6 +88,10 @@ class Horizon:
         least = -(-(self.iterations + 1) * self.global_batch // self.images)  # an epoch may be less than an update
         epochs = max(math.ceil(1.5 * self.epochs), least)
         return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MOST_ITERATIONS else []
+
+    def told(self, end: int) -> int:
+        """The update whose learning rate stands in the log row after `end` updates."""
+        return self.grid_start(end - 1) if self.tells_first else end - 1
 
     def grid_start(self, first: int) -> int:
         """Start of the host step that contains update `first`."""
@@ -108,7 +127,7 @@ class Horizon:
         period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):
             return False
-        late_enough = end * self.global_batch >= self.ckpt_epochs_offset * self.images
+        late_enough = end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
         return end == self.iterations or (late_enough and _crosses(period, self.grid_start(first), end))
 
     def is_checkpoint(self, iteration: int) -> bool:

@@ -16,6 +16,7 @@ from harness.fields import brief
 from harness.options import SECTIONS, OptionError
 
 COMMAND_LINE = "command line"
+CONFIGURATION = "configuration"
 RECORDED = "the recorded run"
 COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
@@ -28,6 +29,7 @@ class Given:
 
     raw: Any
     where: str  # "command line: --batch-size" or "configs.yml:12"
+    spelling: str = ""  # batch_size
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
         where = f"{COMMAND_LINE}: {flag}"
         raw = _raw_value(spelling, words, where)
         for name, rewritten in _rewritten(spelling, raw, where).items():
-            values.setdefault(name, []).append((flag, Given(rewritten, where)))
+            values.setdefault(name, []).append((flag, Given(rewritten, where, flag.lstrip("-").replace("-", "_"))))
         if not spelling.canonical:
             notes.append(f"{flag} is an older spelling of {_new_spelling(spelling, raw)}")
     return Layer(COMMAND_LINE, {name: _agreed(known.options[name], given) for name, given in values.items()})
@@ -197,13 +199,13 @@ def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
                 f"{where}: {name}: unknown key '{brief(key)}'{plugins.did_you_mean(key, list(known.spellings))}"
             )
         for option, raw in _rewritten(spelling, entry.value, where).items():
-            values.setdefault(option, []).append((key, Given(raw, where)))
+            values.setdefault(option, []).append((key, Given(raw, where, key.replace("-", "_"))))
         if not spelling.canonical:
             notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
     if unused:
         notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
     return Layer(
-        f"configuration {name}", {option: _agreed(known.options[option], given) for option, given in values.items()}
+        f"{CONFIGURATION} {name}", {option: _agreed(known.options[option], given) for option, given in values.items()}
     )
 
 

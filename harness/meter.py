@@ -70,7 +70,7 @@ class Meter:
             "step": self._steps * self._increment,
             "iteration": end,
             "epoch": self._horizon.epoch(end),
-            "lr": self._rate(end - 1),
+            "lr": self._rate(self._horizon.told(end)),
             "loss_batch": loss,
             "loss_avg": loss_average,
             "train_acc_batch": 100 * accuracy,

@@ -243,8 +243,8 @@ class DeviceOptions:
     )
     precision: str = opt("16.16", "compute.master", choices=("16.16", "16.32", "32.32"))
     stochastic_rounding: str = opt(
-        "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all), or "
-        "to nearest: --no-stochastic-rounding", bare="ON",
+        "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all; also "
+        "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",
         choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF",
     )  # fmt: skip
     fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half")

@@ -26,12 +26,13 @@ from harness import cluster as clusters
 from harness import data, doubts, host_memory, plugins, rules
 from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
-from harness.layers import COMMAND_LINE
+from harness.layers import COMMAND_LINE, CONFIGURATION
 from harness.options import DatasetOptions, DeviceOptions, OptionError, RunOptions
 from LR_Schedules._warmup import RateHorizon
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
+ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding that do not say of what
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,7 @@ def prepare(
     """
     cluster = clusters.find(options, environ, training)
     options, replaced = _with_replicas(options, cluster, total_replicas)
+    options, rounded = _with_rounding(options)
     model = plugins.load("Models", options.main.model)
     family = data.family(options.dataset.dataset)
     opened = data.for_predictions if options.checkpoint.predict else data.open_source
@@ -193,6 +195,8 @@ def prepare(
             *notes,
             *source.spec.notes,
             *replaced,
+            *rounded,
+            *(model.notes(options.model) if hasattr(model, "notes") else ()),
             *rules.input_notes(options.dataset, family),
             *forced,
             *_resolution_notes(options, plan, traced, source.spec.train_images),
@@ -215,6 +219,17 @@ def _with_replicas(options: RunOptions, cluster: Cluster, before: int | None) ->
     total = given * cluster.size
     said = [f"--replicas {asked} is replaced by poprun's {given} of {total}"] if asked not in (1, total) else []
     return dataclasses.replace(options, device=dataclasses.replace(options.device, replicas=given)), said
+
+
+def _with_rounding(options: RunOptions) -> tuple[RunOptions, list[str]]:
+    """With FP32 masters no update rounds, so that who asks for stochastic rounding means results and gradients. Recorded as
+    `all`, it is no longer taken for the default where the run goes on."""
+    device = options.device
+    asked, source = device.stochastic_rounding, options.sources.get("stochastic_rounding", "")
+    if device.precision != "16.32" or asked not in ON or not source.startswith((COMMAND_LINE, CONFIGURATION)):
+        return options, []
+    said = f"--stochastic-rounding {asked}: with 16.32's FP32 weights, results and gradients are rounded at random (all)"
+    return dataclasses.replace(options, device=dataclasses.replace(device, stochastic_rounding="all")), [said]
 
 
 def _channels(options: DatasetOptions, family: str) -> int:
@@ -290,6 +305,7 @@ def _plan_and_horizon(
             ckpts_per_epoch=checkpoint.ckpts_per_epoch,
             epochs_per_ckpt=checkpoint.epochs_per_ckpt,
             ckpt_epochs_offset=checkpoint.ckpt_epochs_offset,
+            tells_first=getattr(options.schedule, "rows_tell_first", False),
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
@@ -373,8 +389,9 @@ def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int],
             RateHorizon(
                 peak=peak,
                 iterations=horizon.iterations,
-                epochs=horizon.epochs,
+                epochs=horizon.exact_epochs,
                 iterations_per_epoch=horizon.iterations_per_epoch,
+                epochs_per_update=horizon.epochs_per_update,
             ),
         )
     except ValueError as error:
@@ -383,13 +400,12 @@ def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int],
 
 def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
     """The run's name without its random end, and its suffix."""
-    kind = plan.precision.name + ("_noSR" if options.device.stochastic_rounding == "OFF" else "")
     name = model.run_name(
         options.model,
         micro=str(plan.micro_batch),
         replicas=f"x{plan.total_replicas}r" if plan.total_replicas > 1 else "",
         accumulation=_accumulation_label(plan),
-        precision=kind,
+        precision=plan.precision.label,
     )
     suffix = options.logging.name_suffix
     if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):

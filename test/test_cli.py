@@ -271,6 +271,31 @@ def test_older_spellings_are_accepted_with_one_line(words, expected):
         assert lines == [f"{words.split()[-2]} is an older spelling of {flags}"]
 
 
+CURVE = ("poly_lr_early", "abs_learning_rate", "base_learning_rate_exponent", "abs_end_learning_rate", "poly_lr_end_ratio",
+         "poly_lr_decay_power", "warmup_epochs", "poly_lr_decay_steps")  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("--poly-lr-initial-lr 0.1", [True, 0.1, None, 1e-4, 1e-5, 1.0, 0.0, None]),
+    ("--poly-lr-end-lr 0.01", [True, 0.0012, None, 0.01, 1e-5, 1.0, 0.0, None]),
+    ("--poly-lr-end-lr 0", [True, 0.0012, None, 0.0, 1e-5, 1.0, 0.0, None]),
+    ("--poly-lr-decay-steps 9", [True, 0.0012, None, 1e-4, 1e-5, 1.0, 0.0, 9]),
+    ("--poly-lr-early", [True, 0.0012, None, 1e-4, 1e-5, 1.0, 0.0, None]),
+    ("--poly-lr-initial-lr 0.1 --poly-lr-decay-power 3 --warmup-epochs 2 --poly-lr-end-ratio 0.5",
+     [True, 0.1, None, None, 0.5, 3.0, 2.0, None]),
+    ("--poly-lr-end-lr 0.1 --base-learning-rate -7", [True, None, -7.0, 0.1, 1e-5, 1.0, 0.0, None]),
+    ("--poly-lr-initial-lr 0.1 --no-poly-lr-early", [False, 0.1, None, None, 1e-5, 2.0, 5.0, None]),
+    ("--abs-learning-rate 0.1 --abs-end-learning-rate 0.01", [False, 0.1, None, 0.01, 1e-5, 2.0, 5.0, None]),
+])  # fmt: skip
+def test_older_spellings_of_the_polynomial_mean_its_older_curve(words, expected):
+    parsed = parse(f"--lr-schedule polynomial_decay_lr {words}")
+    assert [parsed.options.values()[name] for name in CURVE] == expected
+    told = [note for note in parsed.notes if " means the curve of the releases that had it" in note]
+    assert len(told) == expected[0] and all(note.startswith(words.split()[0]) for note in told), parsed.notes
+    recorded = parse("", recorded={**parsed.options.values()}).options  # what a resumed run reads
+    assert [recorded.values()[name] for name in CURVE] == expected
+
+
 @pytest.mark.parametrize("words, expected", SAME_NAME)
 def test_spellings_that_need_no_line(words, expected):
     parsed = parse(words)

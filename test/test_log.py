@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ def test_rows_do_not_depend_on_where_a_run_was_stopped():
     assert whole[2]["loss_batch"] == pytest.approx(sum(1 / i for i in range(11, 16)) / 5)
     assert whole[2]["train_acc_batch"] == pytest.approx(10)
     assert whole[2]["lr"] == 14  # of the last update
+    assert [replace(HORIZON, tells_first=True).told(end) for end in (5, 7, 15)] == [0, 5, 10]  # as the first releases had it
     assert pieced[-1]["total_time"] == 2.5
 
 

@@ -4,13 +4,15 @@ import dataclasses
 import importlib
 import math
 import random
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 import LR_Schedules
+from harness.horizon import Horizon
 from LR_Schedules import cosine, exponential, polynomial_decay_lr, stepped
-from LR_Schedules._warmup import RateHorizon
+from LR_Schedules._warmup import RateHorizon, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {
@@ -21,7 +23,16 @@ NEEDED = {
 
 def horizon(peak=1.0, iterations=1000, epochs=100.0, iterations_per_epoch=None):
     per_epoch = iterations_per_epoch or max(1, int(iterations / epochs))
-    return RateHorizon(peak=peak, iterations=iterations, epochs=epochs, iterations_per_epoch=per_epoch)
+    exact = Fraction(str(epochs))
+    return RateHorizon(peak=peak, iterations=iterations, epochs=exact, iterations_per_epoch=per_epoch,
+                       epochs_per_update=exact / iterations)  # fmt: skip
+
+
+def of_data(images, batch, peak=1.0, **length):
+    """The horizon of a run on so many images."""
+    run = Horizon.of(images=images, global_batch=batch, **length)
+    return RateHorizon(peak=peak, iterations=run.iterations, epochs=run.exact_epochs,
+                       iterations_per_epoch=run.iterations_per_epoch, epochs_per_update=run.epochs_per_update)  # fmt: skip
 
 
 def rate(name, where=None, **options):
@@ -58,6 +69,7 @@ B4_LARS = horizon(6144 * 2**-9.5, 72_983, 350.0, 208)
         ("exponential", EFFICIENTNET, {}, 583_864, 0.046875 * 0.97**145),
         ("exponential", EFFICIENTNET, {"warmup_epochs": 0}, 3999, 0.046875),
         ("exponential", EFFICIENTNET, {"warmup_epochs": 0}, 4000, 0.046875 * 0.97),
+        ("exponential", of_data(137, 16, epochs=7.0), {"warmup_epochs": 0}, 42, 0.97**102),
         ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 7298, 8.48528137 * 7298 / 14_596),
         ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 14_596, 8.48528137),
         ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 72_983, 8.48528137e-5),
@@ -66,6 +78,10 @@ B4_LARS = horizon(6144 * 2**-9.5, 72_983, 350.0, 208)
         ("polynomial_decay_lr", horizon(4.588), {"abs_end_learning_rate": 1e-4}, 1000, 1e-4),
         ("polynomial_decay_lr", horizon(4.588), {"abs_end_learning_rate": 0.0}, 1000, 0.0),
         ("polynomial_decay_lr", horizon(), {}, 1500, 1e-5),
+        ("polynomial_decay_lr", horizon(), {"warmup_epochs": 20, "poly_lr_decay_steps": 600}, 400, 0.25 * (1 - 1e-5) + 1e-5),
+        ("polynomial_decay_lr", horizon(), {"poly_lr_decay_steps": 600}, 700, 1e-5),
+        ("stepped", horizon(), {"learning_rate_schedule": "1"}, 999, 1.0),
+        ("stepped", horizon(), {"learning_rate_schedule": "0.5,1"}, 999, 0.1),
     ],
 )
 def test_worked_values(name, where, options, i, expected):
@@ -87,6 +103,36 @@ def test_worked_values(name, where, options, i, expected):
 )
 def test_a_rate_is_the_shortest_decimal_of_the_exact_product(name, options, i, cell):
     assert str(rate(name, horizon(0.5), **options)(i)) == cell
+
+
+def test_drops_are_counted_by_exact_epochs():
+    """floor(epoch / (epochs / drops)) in fractions, for lengths that are no whole number of batches too."""
+    draw = random.Random(3)
+    for _ in range(300):
+        images, batch, drops = draw.randint(5, 5000), draw.randint(1, 300), draw.randint(0, 200)
+        epochs = Fraction(draw.randint(1, 4000), 100)
+        length = draw.choice([{"epochs": float(epochs)}, {"iterations": draw.randint(1, 3000)}])
+        where = of_data(images, batch, **length)
+        epochs = Fraction(where.iterations * batch, images) if "iterations" in length else epochs
+        one = rate("exponential", where, warmup_epochs=0, lr_drops=drops, lr_decay_rate=0.5)
+        for i in {0, 1, where.iterations - 1, draw.randrange(where.iterations), draw.randrange(where.iterations)}:
+            assert one(i) == 0.5 ** math.floor(Fraction(i * batch, images) * drops / epochs), (where, i)
+
+
+@pytest.mark.parametrize(("name", "options", "first"), [
+    ("stepped", {"learning_rate_schedule": "0.29", "warmup_epochs": 0}, 29 + 1),  # 0.29 x 100 is 28.999999999999996
+    ("exponential", {"lr_drops": 0, "warmup_epochs": 0.29}, 29),
+])  # fmt: skip
+def test_no_floor_falls_below_a_whole_number(name, options, first):
+    one = rate(name, horizon(iterations=100, epochs=1.0), **options)
+    expected = (1.0, 0.1) if name == "stepped" else (28 / 29, 1.0)
+    assert (one(first - 1), one(first)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("iterations", "warmup"), [(10, 0.1), (100, 0.7), (350, 3.5)])
+def test_a_warm_up_as_long_as_the_run_has_its_last_update(iterations, warmup):
+    """10 x 0.1 // 0.1 is 9 in floats."""
+    assert warmup_iterations(horizon(iterations=iterations, epochs=warmup), warmup) == iterations
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +173,9 @@ def test_peak_is_a_factor(name):
     assert rate(name, horizon(8.0))(700) == pytest.approx(8 * rate(name, horizon(1.0))(700))
 
 
-@pytest.mark.parametrize("text", ["", "0.5,", "0.5;0.7", "half", "0,0.5", "0.5,1", "0.7,0.5", "0.5,0.5", "nan", "-0.5"])
+@pytest.mark.parametrize(
+    "text", ["", "0.5,", "0.5;0.7", "half", "0,0.5", "0.5,1.01", "1,1", "0.7,0.5", "0.5,0.5", "nan", "-0.5"]
+)
 def test_fractions_are_checked(text):
     with pytest.raises(ValueError, match=r"learning_rate_schedule is .* increasing order"):
         stepped.Options(learning_rate_schedule=text)
@@ -157,6 +205,7 @@ def test_missing_values_are_named(plugin, options, named):
         (exponential, {"lr_drops": -1}),
         (polynomial_decay_lr, {"poly_lr_decay_power": 0}),
         (polynomial_decay_lr, {"abs_end_learning_rate": -1e-4}),
+        (polynomial_decay_lr, {"poly_lr_decay_steps": 0}),
     ],
 )
 def test_values_out_of_range(plugin, options):
@@ -174,7 +223,7 @@ def test_horizon_is_checked(name, value):
 def test_every_option_has_help_and_a_rule_its_default_keeps(name):
     for field in dataclasses.fields(importlib.import_module(f"LR_Schedules.{name}").Options):
         assert field.metadata["help"]
-        assert field.default is None or field.metadata["check"](field.default) is None
+        assert field.default is None or not field.metadata["check"] or field.metadata["check"](field.default) is None
 
 
 def test_defaults():
@@ -183,4 +232,9 @@ def test_defaults():
     assert dataclasses.asdict(exponential.Options()) == {"lr_decay_rate": None, "lr_drops": None, "warmup_epochs": 5.0}
     assert dataclasses.asdict(polynomial_decay_lr.Options()) == {
         "warmup_epochs": 5.0, "poly_lr_decay_power": 2.0, "poly_lr_end_ratio": 1e-5,
-        "abs_end_learning_rate": None}  # fmt: skip
+        "abs_end_learning_rate": None, "poly_lr_early": False, "poly_lr_decay_steps": None}  # fmt: skip
+
+
+def test_a_warm_up_leaves_steps_to_decay():
+    with pytest.raises(ValueError, match="poly_lr_decay_steps is 40, .*warm-up of 50 updates"):
+        rate("polynomial_decay_lr", poly_lr_decay_steps=40)

@@ -118,6 +118,16 @@ PARAMETERS = [
 ]
 
 
+@pytest.mark.parametrize(("size", "dim", "told"), [
+    ("B6", 16, ["block1a/b: 56 channels do not divide into the 3 groups of --group-dim 16: 2 groups of 28"]),
+    ("B0", 32, ["block3b/b, block4a/b: 240 channels do not divide into the 7 groups of --group-dim 32: 6 groups of 40"]),
+    *((f"B{k}", dim, []) for k in range(8) for dim in (1, 16) if (k, dim) != (6, 16)),
+])  # fmt: skip
+def test_groups_that_do_not_divide_are_told(size, dim, told):
+    module, options = options_of("efficientnet", "imagenet", model_size=size, group_dim=dim)
+    assert module.notes(options) == told
+
+
 @pytest.mark.parametrize("name, family, size, changes, count", PARAMETERS)
 def test_parameters(name, family, size, changes, count):
     assert traced(name, family, size, **changes).parameters == count

@@ -119,7 +119,7 @@ OF_SCHEDULE = {
     "exponential": {"lr_decay_rate": (float, None), "lr_drops": (int, None), "warmup_epochs": (float, 5.0)},
     "polynomial_decay_lr": {
         "warmup_epochs": (float, 5.0), "poly_lr_decay_power": (float, 2.0), "poly_lr_end_ratio": (float, 1e-5),
-        "abs_end_learning_rate": (float, None),
+        "abs_end_learning_rate": (float, None), "poly_lr_early": (bool, False), "poly_lr_decay_steps": (int, None),
     },
 }  # fmt: skip
 
@@ -301,6 +301,8 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
             ("poly_lr_decay_power", "--poly-lr-decay-power 1"),
             ("poly_lr_end_ratio", "--poly-lr-end-ratio 0.1"),
             ("abs_end_learning_rate", "--abs-end-learning-rate 0.01"),
+            ("poly_lr_early", "--poly-lr-early"),
+            ("poly_lr_decay_steps", "--poly-lr-decay-steps 20000"),
         ]
     },
 }

@@ -9,13 +9,21 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 from test_models import options_of
 
+from emulator import stages
+from emulator.cells import Cells, Order
 from emulator.cost.trace import trace
 from emulator.executor import new_graph, session_config
-from emulator.precision import named
-from Models import _half, _segments
+from emulator.machine import Machine
+from emulator.plan import Wishes, resolve
+from emulator.precision import ALL, OFF, named
+from emulator.stages import Network, chunks
+from harness import cli
+from harness.run import prepare
+from Models import _half, _proxy_norm
 from Models._half import Rounding
 from Models._layers import NormPolicy, ProxyRule
 from Models._tensor_layers import TensorLayers, initial_value
+from Models._watch import GradientWatch
 
 slow = pytest.mark.slow
 RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")
@@ -178,12 +186,13 @@ def test_products_of_matrices_are_rounded_once(dense):
 
 # --- whole models ---
 
+SHALLOW = {"block_survival_prob": 0.5, "depth_coefficient": 0.3}
 MODELS = {
     "resnet": ("resnet", "cifar", 8, BN, 16), "resnet-group": ("resnet", "cifar", 11, {**GN, "groups": 4}, 16),
     "resnext": ("resnext", "cifar", 11, {**GN, "groups": 4}, 16),
-    "efficientnet": ("efficientnet", "cifar", "CIFAR", {**GN, "block_survival_prob": 0.5, "dropout_rate": 0.5}, 16),
-    "efficientnet-batch": ("efficientnet", "cifar", "CIFAR", BN, 16),
-    "efficientnet-proxy": ("efficientnet", "cifar", "CIFAR", {**GN, "groups": 1, "proxy_norm": True}, 16),
+    "efficientnet": ("efficientnet", "cifar", "CIFAR", {**GN, **SHALLOW, "dropout_rate": 0.5}, 16),
+    "efficientnet-batch": ("efficientnet", "cifar", "CIFAR", {**BN, **SHALLOW}, 16),
+    "efficientnet-proxy": ("efficientnet", "cifar", "CIFAR", {**GN, **SHALLOW, "groups": 1, "proxy_norm": True}, 16),
     "squeezenet": ("squeezenet", "cifar", None, {}, 64),
 }  # fmt: skip
 
@@ -209,34 +218,83 @@ class Listening(TensorLayers):
         return value
 
 
-@pytest.mark.parametrize(
-    ("name", "stochastic"),
-    [(n, False) for n in MODELS] + [pytest.param(n, True, marks=slow if "/" in n or "-" in n else ()) for n in MODELS],
-)
-def test_everything_in_a_model_is_half(name, stochastic):
+# the inputs at which gradients arrive at operations that an IPU executes, by the kind of operation; AddN: what meets there
+ARRIVING = {
+    "ReluGrad": (0,), "Relu6Grad": (0,), "SigmoidGrad": (1,), "MaxPoolGrad": (2,), "BiasAddGrad": (0,), "Slice": (0,),
+    "StridedSliceGrad": (4,), "FusedBatchNormGradV3": (0,), "Conv2DBackpropInput": (2,), "Conv2DBackpropFilter": (2,),
+    "DepthwiseConv2dNativeBackpropInput": (2,), "DepthwiseConv2dNativeBackpropFilter": (2,), "AddN": range(9),
+    "BroadcastTo": (0,),
+}  # fmt: skip
+
+
+def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
+    """Each gradient of samples that arrives at an operation of the backward pass, but for those that fused operations round
+    inside; the loss is no operation of the network."""
+    found = {}
+    for op in graph.get_operations():
+        places = ARRIVING.get(op.type, ())
+        if op.type == "MatMul" and "MatMul_grad" in op.name:
+            places = (0, 1)
+        elif op.type == "Mul" and "mul_grad" in op.name and op.inputs[0].shape.rank == 4:  # dy x factor, and x x dy
+            places = (int(op.name.endswith("Mul_1")),)
+        inputs = [(k, op.inputs[k]) for k in places if k < len(op.inputs) and op.name.startswith("gradients")]
+        found |= {f"{op.type} {op.name} {k}": x for k, x in inputs if x.dtype == tf.float32 and x.shape.rank in (2, 4)}
+    return {place: x for place, x in found.items() if x.shape[0] == batch}
+
+
+def called(name: str, precision, listeners: list, recompute: bool = False):
+    """One call of a small network, forward and backward, and the layers that took part, in the graph."""
     model, family, size, changes, side = MODELS[name]
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
     counted = trace(segments, side)
-    draw = np.random.default_rng(3)
-    with new_graph().as_default():
-        weights = {v.name: _used(v) for v in counted.variables}
-        layers = Listening(
-            weights, training=True, seed=1, positions=tf.range(4, dtype=tf.int64), rounding=Rounding(stochastic)
-        )
-        image = tf.constant(draw.normal(size=(4, side, side, 3)).astype(np.float16).astype(np.float32))
-        logits = _segments.run(segments, layers, image)
-        loss = 128 * tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[1, 2, 3, 4], logits=logits))
-        # a gradient is handed on when it has gone through the result it arrived at; relu and the like hand on halves
-        gradients = dict(zip(layers.kept, tf.gradients(loss, list(layers.kept.values()))))
+    plan = resolve(Wishes(micro_batch=4, precision=precision, recompute=recompute), counted, Machine(2, 0))
+    trained = {}
+    for o in counted.operations:
+        trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)
+
+    def listening(*words, **named_words):
+        listeners.append(Listening(*words, **named_words))
+        return listeners[-1]
+
+    def loss(logits, features):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=features["label"], logits=logits)
+
+    network = Network(stages=chunks(plan, segments, trained), plan=plan, seed=1, loss=loss,
+                      hits=lambda logits, label: tf.zeros([4]), scaled=lambda x: 128 * x)  # fmt: skip
+    draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
+    features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
+                "position": tf.range(4, dtype=tf.int64)}  # fmt: skip
+    cells = Cells(Order(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
+    weights = {v.name: _used(v) for v in counted.variables}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "layers_of", lambda precision: listening)
+        return stages.call(network, weights, features, cells, GradientWatch((), frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("name", "stochastic"),
+    [(n, False) for n in MODELS] + [pytest.param(n, True, marks=() if n == "resnet" else slow) for n in MODELS],
+)
+def test_everything_in_a_model_is_half(name, stochastic):
+    """What each layer puts out, and what arrives at each operation of the backward pass, also where several readers of one
+    tensor hand back gradients; and at random, with recomputation."""
+    listeners = []
+    precision = named("16.32", stochastic=ALL if stochastic else OFF)
+    with new_graph().as_default() as graph:
+        found = called(name, precision, listeners, recompute=stochastic)
+        whole = called(name, precision, listeners) if stochastic else found
+        kept = {f"{k} {place}": x for k, layers in enumerate(listeners) for place, x in layers.kept.items()}
+        gradients = arriving(graph, 4)
         with tf.Session(config=session_config()) as session:
-            session.run(tf.global_variables_initializer())
-            results, arriving = session.run((layers.kept, {k: g for k, g in gradients.items() if g is not None}))
-    for place, value in results.items():
+            results, backward, found, whole = session.run((kept, gradients, found, whole))
+    assert_same_bits(found, whole)  # whether segments are differentiated apart
+    for place, value in (*results.items(), *backward.items()):
         assert np.isfinite(value).all() and representable(value), place
-    inner = [place for place in arriving if place.endswith(("/norm", "/norm_activation", "/proxy_norm_activation"))]
-    assert model == "squeezenet" or len(inner) > 5
-    assert all(np.isfinite(value).all() for value in arriving.values())
+    kinds = [place.split()[0] for place in backward]
+    assert kinds.count("Conv2DBackpropFilter") >= 7 and kinds.count("AddN") >= 3, sorted(kinds)
+    assert sum(bool(np.any(value)) for value in backward.values()) > 0.9 * len(backward)
+    assert all(np.isfinite(value).all() for value in found.values())
 
 
 def _used(variable):
@@ -256,8 +314,6 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
         weights = {f"{scope}/gamma": tf.ones([16]), f"{scope}/beta": tf.zeros([16])} if scope else {}
         rule = ProxyRule(activation, 0.03)
         if not scope:
-            from Models import _proxy_norm
-
             weights["act/proxy"] = _proxy_norm.initial(rule, 16, tf.float32)
         weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
         layers, raw = TensorLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
@@ -391,6 +447,28 @@ def test_a_checkpoint_in_half_validates_and_begins_another_run(tmp_path):
     )
     start, kept = variables(tmp_path / "more", 0), variables(tmp_path / "run", 4)
     np.testing.assert_array_equal(start["all/fc1/dense/kernel"], kept["all/fc1/dense/kernel"].astype(np.float32))
+
+
+@pytest.mark.parametrize(("words", "said", "name"), [
+    ("--precision 16.32", "16.32 (rounding to nearest)", "_16.32"),
+    ("--precision 16.32 --stochastic-rounding ON", "16.32 (stochastic rounding everywhere)", "_16.32_SR"),
+    ("--precision 16.32 --stochastic-rounding RI_prng_stable", "16.32 (stochastic rounding everywhere)", "_16.32_SR"),
+    ("--precision 16.32 --stochastic-rounding all", "16.32 (stochastic rounding everywhere)", "_16.32_SR"),
+    ("--precision 16.32 --stochastic-rounding update", "16.32 (rounding to nearest)", "_16.32"),
+    ("--precision 16.32 --no-stochastic-rounding", "16.32 (rounding to nearest)", "_16.32_noSR"),
+    ("--stochastic-rounding ON", "16.16 (stochastic rounding of updates)", "_16.16"),
+    ("--stochastic-rounding all", "16.16 (stochastic rounding everywhere)", "_16.16_SR"),
+    ("--precision 32.32 --stochastic-rounding all", "32.32", "_32.32"),
+])  # fmt: skip
+def test_what_rounds_at_random_is_said_and_in_the_name(words, said, name):
+    """Stochastic rounding that is asked for with FP32 masters is of results and gradients; the default is not asked for."""
+    run = prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
+    assert str(run.plan.precision) == said and run.name.endswith(name)
+    told = [note for note in run.notes if "rounded at random (all)" in note]
+    assert len(told) == (name == "_16.32_SR" and not words.endswith("all"))
+    recorded = {"stochastic_rounding": run.options.device.stochastic_rounding, "precision": run.plan.precision.name}
+    again = prepare(cli.parse(BASE.split(), "restore", recorded, environ={}).options, {})
+    assert (str(again.plan.precision), again.name) == (said, run.name)
 
 
 def test_precisions_by_name():
