@@ -176,7 +176,7 @@ def test_configuration_files(pytestconfig, tmp_path):
             for entry in file.block(name).values():
                 str(entry.value)
 
-    count = fuzzing.rounds(150, 2000, pytestconfig)
+    count = fuzzing.rounds(150, 1000, pytestconfig)
     assert fuzzing.hold("YAML", count, yaml_of, read, Refused, MEMORY) < count
 
 
@@ -193,7 +193,7 @@ def test_options_of_a_configuration_file(pytestconfig, tmp_path):
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         bounded(cli.explain(cli.parse(["--config", "a", "--config-path", str(path)], "train", None, {}).options))
 
-    fuzzing.hold("YAML options", fuzzing.rounds(60, 2000, pytestconfig), block, read, Refused)
+    fuzzing.hold("YAML options", fuzzing.rounds(60, 1000, pytestconfig), block, read, Refused)
 
 
 # --- Pictures
