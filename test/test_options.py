@@ -301,6 +301,11 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
             ("poly_lr_decay_power", "--poly-lr-decay-power 1"),
             ("poly_lr_end_ratio", "--poly-lr-end-ratio 0.1"),
             ("abs_end_learning_rate", "--abs-end-learning-rate 0.01"),
+        ]
+    },
+    **{  # also the rate that the curve begins with, and of which update a log row tells it
+        f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates", "peak", "horizon"})
+        for name, words in [
             ("poly_lr_early", "--poly-lr-early"),
             ("poly_lr_decay_steps", "--poly-lr-decay-steps 20000"),
         ]
