@@ -113,9 +113,9 @@ class RunLog:
             try:
                 self._text.write(text + "\n")
                 self._text.flush()
-            except OSError:
+            except OSError as error:
                 self._end_text()
-                raise
+                raise OSError(error.errno, error.strerror, str(self.folder / "log.txt")) from None
 
     def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
         """Records every option; a resumed run has a file of its own."""

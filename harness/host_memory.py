@@ -74,7 +74,7 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
     """What to turn, what costs least first, with what is predicted then."""
     least = replace(run.memory, activations=0, pictures=0)
-    if not _fits(run, least, limit):
+    if host_memory.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
     turned = [*_smaller_call(run, limit)] if training else []

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness import averages, checkpoints, command_line, gc_profile, mlperf, profile, quiet
-from log import LogError, new_run_folder
+from log import LogError, RunLog, new_run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,6 +102,17 @@ def test_a_folder_of_another_user_is_not_called_empty(monkeypatch, tmp_path, loo
     monkeypatch.setattr(os, "listdir", forbidden)  # who is root may look everywhere
     with pytest.raises(checkpoints.CheckpointError, match="cannot be read: Permission denied"):
         look(tmp_path)
+
+
+def test_a_log_on_a_full_disk_is_named(tmp_path):
+    log = RunLog(tmp_path)
+    log._text.close()
+    with open("/dev/full", "w") as full:
+        log._text = full
+        with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/log.txt'"):
+            log.note("a line")
+        log.note("the console still hears")
+    log.close()
 
 
 OPENING = """
