@@ -120,8 +120,7 @@ class RunLog:
     def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
         """Records every option; a resumed run has a file of its own."""
         if self.folder:
-            path = self.folder / ("arguments_restore.json" if restored else "arguments.json")
-            files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
+            record(self.folder, values, restored)
 
     def training_row(self, row: Mapping[str, Any]) -> None:
         """One row of training.csv and its line."""
@@ -227,6 +226,12 @@ def _quietly(action: Callable[[], Any], note: Callable[[str], None]) -> Any:
         reason = (str(error).splitlines() or [""])[0]
         note(f"--wandb is off for the rest of this run: {type(error).__name__}: {reason}")
         return None
+
+
+def record(folder: Path, values: Mapping[str, Any], restored: bool) -> None:
+    """Writes every option of a call into a run's folder."""
+    path = folder / ("arguments_restore.json" if restored else "arguments.json")
+    files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 
 
 class _Bar:

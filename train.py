@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import validation
 from emulator.record import Mark
-from harness import checkpoints, cli, compilation, entry, locks, mlperf, profile, quiet, saving
+from harness import checkpoints, cli, compilation, entry, folders, locks, mlperf, profile, quiet, saving
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation, FirstUpdates
@@ -41,7 +41,7 @@ from harness.saving import SaveError, Writer
 from harness.session import Session, Values
 from harness.signals import Signals, StopRequest
 from harness.team import Team, introduction
-from log import RunLog, new_run_folder, wandb_run
+from log import RunLog, wandb_run
 
 if TYPE_CHECKING:
     from ipu_utils import Group, TrainingProgram
@@ -59,11 +59,10 @@ def main(argv: list[str]) -> int:
     if run.options.device.compile_only:
         return compile_only(run)
     profile.refuse_bad_target(run.options.device, os.environ)
-    logging = run.options.logging
     with Team(run.cluster, run.options.training.worker_timeout) as team:
         run = replace(run, seed=team.meet(run))
-        first = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs) if team.first else None
-        return train(run, team, own_folder(run, team, first), None, {})
+        run, folder = folders.begin(run, team)
+        return train(run, team, folder, None, {})
 
 
 def _refuse_beginning(run: Run) -> None:
@@ -103,7 +102,8 @@ def resume(argv: list[str], path: str, script: str) -> int:
         run = replace(run, seed=team.meet(run))
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
-        return train(run, team, own_folder(run, team, Path(path)), newest, values)
+        run, folder = folders.resume(run, team, Path(path))
+        return train(run, team, folder, newest, values)
 
 
 def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
@@ -117,22 +117,6 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
             "counted in global batches; keep the batch, or begin a new run"
         )
     _stop(run, done)
-
-
-def own_folder(run: Run, team: Team, folder: Path | None) -> Path:
-    """Where this instance writes, if it does: instance 0 in the run's folder, `folder`, the others below it."""
-    top = Path(team.told(str(folder.absolute() if team.size > 1 else folder) if folder else ""))
-    if team.first:
-        return top
-    below = top / f"instance-{team.instance}"
-    if _writes(run):
-        below.mkdir(parents=True, exist_ok=True)
-    return below
-
-
-def _writes(run: Run) -> bool:
-    """Whether this instance logs or saves."""
-    return run.cluster.instance == 0 or run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
 
 
 def compile_only(run: Run) -> int:
@@ -161,7 +145,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
     stop = _stop(run, start)
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
     printed = profile.copied_output(wanted)
-    with locks.held(folder) if _writes(run) else nullcontext(), Signals() as signals, Writer() as writer, printed:
+    with locks.held(folder) if folders.writes(run) else nullcontext(), Signals() as signals, Writer() as writer, printed:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
         team.before_exit = partial(_leave, run, folder, log, writer)
@@ -236,6 +220,7 @@ def _open_log(run: Run, team: Team, folder: Path, newest: Checkpoint | None) -> 
         log.note(line)
     if newest is None:
         log.arguments(values, restored=False)
+        folders.keep_options(run, folder, values)
     log.file_only(f"Options:\n{cli.explain(options)}")
     _head(run, log)
     return log

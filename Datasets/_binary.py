@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, regular_size, whole_stream
+from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, digest, regular_size, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -57,6 +58,10 @@ class BinarySource:
         """One: it reads, augments and batches at once."""
         return whole_stream(self, request, training)
 
+    def digest(self) -> str:
+        """Of some records, to compare with another host's."""
+        return digest((sum(map(len, files)), partial(_record, files)) for files in (self._train, self._validation))
+
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Standardises bytes, whole images where nothing says how they were cropped. Otherwise that was done on the host,
         before the images were padded and cropped."""
@@ -87,6 +92,14 @@ class Gatherer:
         labels[records >= self._ends[-1]] = -1
         planes = rows[:, self._layout.label_bytes :].reshape(-1, 3, SIDE, SIDE)
         return np.stack([planes[:, 0], planes[:, 1], planes[:, 2]], axis=-1), labels  # twice as fast as a transpose
+
+
+def _record(files: Sequence[np.ndarray], i: int) -> bytes:
+    for file in files:
+        if i < len(file):
+            return file[i].tobytes()
+        i -= len(file)
+    raise IndexError(i)
 
 
 def _checked(file: Path, layout: Layout, num_classes: int) -> np.ndarray:

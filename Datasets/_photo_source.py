@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Records, Stage, whole_stream
+from Datasets._spec import DataError, DataSpec, ReadRequest, Records, Stage, digest, whole_stream
 from Datasets._tolerance import Tolerance
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class PhotographSource:
         if not training:
             return whole_stream(self, request, training)
         return _photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
+
+    def digest(self) -> str:
+        """Of some records, to compare with another host's."""
+        return digest((len(split), split.payload) for split in (self._train, self._validation) if split is not None)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""

@@ -17,6 +17,7 @@ from harness.cluster import Cluster
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _TRIES = 3  # in a row, of a peer that has been there: a connection may break once
 _PATIENCE = 0.7  # of the timeout: the others notice a little later, and are to name the same instance
+_STOPPED = 2.0  # seconds that asking everyone never takes beyond its timeouts
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
@@ -65,11 +66,14 @@ class Heartbeat:
 
     def _watch(self) -> None:
         heard = dict.fromkeys(self._peers, time.monotonic())
-        failed = dict.fromkeys(self._peers, 0)
+        failed, looked = dict.fromkeys(self._peers, 0), time.monotonic()
         while not self._over.wait(self._every):
             calls = {k: self._ask[k].future(b"", timeout=max(self._every, 0.5)) for k in self._peers}
             for k, call in calls.items():
                 error, now = call.exception(), time.monotonic()
+                if now - looked > _STOPPED + 4 * self._every:  # this process was stopped meanwhile, and nobody was asked
+                    heard, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)
+                    break
                 if error is None:
                     heard[k], failed[k] = now, 0
                     continue
@@ -84,6 +88,7 @@ class Heartbeat:
                     if not self._over.is_set():
                         self._lost(f"{self._cluster.named(k)} {what}")
                     return
+            looked = time.monotonic()
 
 
 def _them(missing: list[int]) -> str:

@@ -177,9 +177,7 @@ class CheckpointOptions:
     ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0))
     epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0))
     ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0))
-    ckpt_all_instances: bool = opt(
-        False, "every instance writes checkpoints, instance k in instance-k of the run's folder", bare="true"
-    )
+    ckpt_all_instances: bool = opt(False, "every instance writes checkpoints, each in a folder of its own", bare="true")
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
     safety_ckpt_minutes: float = opt(
         10.0, "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
@@ -322,9 +320,7 @@ class LoggingOptions:
         None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1)
     )
     logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
-    log_all_instances: bool = opt(
-        False, "every instance prints and writes logs, instance k in instance-k of the run's folder", bare="true"
-    )
+    log_all_instances: bool = opt(False, "every instance prints and writes logs, each in a folder of its own", bare="true")
     mlperf_logging: bool = opt(
         False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
     )

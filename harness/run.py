@@ -55,6 +55,7 @@ class Run:
     notes: tuple[str, ...]
     memory: HostMemory  # of this process at its peak, as predicted
     cluster: Cluster = ALONE
+    folders: tuple[str, ...] = ()  # of its instances, where each of them writes
 
     def training_request(self, done: int) -> ReadRequest:
         """What is asked of the data source for this instance's training stream, from weight update `done` on."""
@@ -505,6 +506,8 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "total_iterations": run.horizon.iterations,
         "total_replicas": run.plan.total_replicas,
         "instances": run.plan.instances,
+        "instance": run.cluster.instance,
+        "instance_folders": list(run.folders),
         "image_size": run.image_size,
         "wd_exclude": list(run.not_decayed),
     }

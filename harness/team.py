@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ipu_utils import Group
 
 # may differ between instances: where things lie on a host, and what only shows
-_OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "restore_path", "select_ipu",
-        "wandb", "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel", "dataset_cache",
-        "worker_timeout")  # fmt: skip
+_OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "name_suffix", "restore_path",
+        "select_ipu", "wandb", "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel",
+        "dataset_cache", "worker_timeout")  # fmt: skip
 _FOLDERS = ("Models", "Datasets", "LR_Schedules", "harness", "emulator")
 _PACKAGES = ("tensorflow", "numpy")
 
@@ -89,6 +89,10 @@ class Team:
     def told(self, text: str = "") -> str:
         """What instance 0 says."""
         return self.group.gathered(text if self.first else "")[0] if self.group else text
+
+    def all_tell(self, text: str) -> list[str]:
+        """What every instance says."""
+        return self.group.gathered(text) if self.group else [text]
 
     def shared(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """What instance 0 gives, in every instance."""
@@ -169,6 +173,7 @@ def _card(run: Run) -> dict[str, Any]:
     spec = run.source.spec
     options = {name: value for name, value in run.options.values().items() if name not in _OWN}
     data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
+    data["records"] = run.source.digest() if hasattr(run.source, "digest") else ""  # generated ones have none
     return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed}
 
 

