@@ -22,20 +22,19 @@ Card = dict[str, Any]  # what an instance was asked for: its run's name, and its
 
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
     """This instance's folder for a new run, made if it is to write; the run as it is recorded."""
-    logging = run.options.logging
+    logging, cards, source = run.options.logging, team.cards, run.cluster.source
     if team.size == 1:
         return run, new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
-    own = {name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}
-    cards = [json.loads(text) for text in team.all_tell(json.dumps({"name": run.name, **own}))]
     if len({card["name_suffix"] for card in cards}) > 1:  # they are to be told apart
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
-    names = _names(cards, run.cluster.source) if all_write(run) else [run.name] * team.size
+    names = _names(cards, source) if all_write(run) else [run.name] * team.size
     first = new_run_folder(names[0], logging.log_dir, logging.logs_path, logging.logs) if team.first else Path()
     top = Path(team.told(str(first.absolute())))
-    folder = top if team.first else _beside(top, names, cards, team.instance, run.cluster.source)
+    everyone = [top, *(_beside(top, names, cards, k, source) for k in range(1, team.size))]
+    folder = everyone[team.instance]
     if writes(run) and not team.first:
         new_run_folder(run.name, "", str(folder), keep=True)
-    return _known(run, team, top, folder), folder
+    return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
@@ -45,13 +44,13 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given
     top, listed = json.loads(team.told(json.dumps([str(given.absolute()), listed]) if team.first else ""))
-    folder = Path(top)
-    if not team.first:
-        own = given.absolute() != folder and recorded.get("instance") == team.instance
-        folder = given.absolute() if own else sibling(folder, listed, team.instance, run.cluster.source)
-        if writes(run):
-            folder.mkdir(parents=True, exist_ok=True)
-    return _known(run, team, Path(top), folder), folder
+    everyone = [Path(top), *(sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
+    folder = everyone[team.instance]
+    if not team.first and given.absolute() != everyone[0] and recorded.get("instance") == team.instance:
+        folder = given.absolute()
+    if writes(run):
+        folder.mkdir(parents=True, exist_ok=True)
+    return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
 
 
 def writes(run: Run) -> bool:
@@ -81,12 +80,9 @@ def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pat
     return top.with_name(f"{before}{own}{after}" if tag else f"{top.name}_{own}")
 
 
-def _known(run: Run, team: Team, top: Path, folder: Path) -> Run:
-    """The run, with the folders that it has: those beside the first one by their names."""
-    if not all_write(run):
-        return run
-    everyone = [Path(text) for text in team.all_tell(str(folder))]
-    return replace(run, folders=tuple(each.name if each.parent == top.parent else str(each) for each in everyone))
+def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
+    """As a run records them: those beside the first one by their names."""
+    return tuple(each.name if each.parent == everyone[0].parent else str(each) for each in everyone)
 
 
 def _names(cards: Sequence[Card], source: str) -> list[str]:

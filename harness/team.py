@@ -44,6 +44,7 @@ class Team:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
         self.group: Group | None = None
         self.before_exit: Callable[[str], None] = lambda reason: None
+        self.cards: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = prog, timeout
         self._heart: heartbeat.Heartbeat | None = None
@@ -82,17 +83,13 @@ class Team:
         self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
         self._heart.gather()
         self._heart.watch()
-        cards = [json.loads(text) for text in self.group.gathered(json.dumps(_card(run)))]
-        _compare(cards, self.cluster)
-        return cards[0]["seed"]
+        self.cards = [json.loads(text) for text in self.group.gathered(json.dumps(_card(run)))]
+        _compare(self.cards, self.cluster)
+        return self.cards[0]["seed"]
 
     def told(self, text: str = "") -> str:
         """What instance 0 says."""
         return self.group.gathered(text if self.first else "")[0] if self.group else text
-
-    def all_tell(self, text: str) -> list[str]:
-        """What every instance says."""
-        return self.group.gathered(text) if self.group else [text]
 
     def shared(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """What instance 0 gives, in every instance."""
@@ -174,7 +171,9 @@ def _card(run: Run) -> dict[str, Any]:
     options = {name: value for name, value in run.options.values().items() if name not in _OWN}
     data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
     data["records"] = run.source.digest() if hasattr(run.source, "digest") else ""  # generated ones have none
-    return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed}
+    logging = run.options.logging
+    place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
+    return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
 
 
 def _compare(cards: list[dict[str, Any]], cluster: Cluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -213,16 +212,13 @@ class Instance:
 
 
 class Told:
-    """A team's instance, whose fellows say what they were given."""
+    """An instance of a team whose cards these are; `top`: what the first one says."""
 
-    def __init__(self, instance: int, said: Sequence[Sequence[str]]) -> None:
-        self.instance, self.size, self.first, self._said = instance, len(said[0]), instance == 0, [list(one) for one in said]
-
-    def all_tell(self, text: str) -> list[str]:
-        return self._said.pop(0)
+    def __init__(self, instance: int, cards: list[dict], top: Path) -> None:
+        self.instance, self.size, self.first, self.cards, self._top = instance, len(cards), instance == 0, cards, top
 
     def told(self, text: str) -> str:
-        return text if self.first else self._said.pop(0)[0]
+        return text if self.first else str(self._top)
 
 
 @pytest.mark.parametrize(
@@ -241,15 +237,13 @@ def test_each_instance_has_a_folder_beside_the_first_one_s(given, folders_of, mo
     letters = iter("XYZ" * 9)
     monkeypatch.setattr(log.secrets, "choice", lambda alphabet: next(letters))
     standard = {"name": "N", "name_suffix": None, "log_dir": "logs", "logs_path": None}
-    cards = [json.dumps({**standard, **card}) for card in given]
-    absolute = [str(tmp_path / folder) for folder in folders_of]
-    for k, card in enumerate(given):
-        asked = {**standard, **card}
+    cards = [{**standard, **card} for card in given]
+    for k, asked in enumerate(cards):
         implied = len({card.get("name_suffix") for card in given}) > 1
         logging = LoggingOptions(**{name: asked[name] for name in standard if name != "name"}, log_all_instances=not implied)
         run = Instance(Asked(logging, CheckpointOptions()), asked["name"], Cluster(("a:1", "b:1"), k, source="TF_CONFIG"))
-        said = [cards, absolute] if k == 0 else [cards, absolute[:1], absolute]
-        assert folders.begin(run, Told(k, [*said, absolute]))[1] == tmp_path / folders_of[k]
+        recorded, folder = folders.begin(run, Told(k, cards, tmp_path / folders_of[0]))
+        assert folder == tmp_path / folders_of[k] and len(recorded.folders) == 2
         assert (tmp_path / folders_of[k]).is_dir()
 
 
