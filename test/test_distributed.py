@@ -24,7 +24,7 @@ from Datasets import generated
 from Datasets._binary import BinarySource, Layout
 from emulator import executor
 from harness import folders, heartbeat, team
-from harness.cluster import Cluster
+from harness.cluster import TF_CONFIG, Cluster
 from harness.options import CheckpointOptions, LoggingOptions, OptionError
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
@@ -507,3 +507,10 @@ def test_a_process_that_was_stopped_does_not_take_the_others_for_lost(answers, j
     monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=lambda seconds: peer.now > 2000, is_set=lambda: False))
     watch._watch()
     assert [text.split(" for")[0] for text in found] == ["instance 1 (b:1) has not answered"] * lost
+
+
+def test_folders_of_an_earlier_version_are_found(tmp_path):
+    top = tmp_path / "run_worker0_XYZ"
+    (top / "instance-1").mkdir(parents=True)
+    assert folders.sibling(top, [], 1, TF_CONFIG) == top / "instance-1"
+    assert folders.sibling(top, [], 2, TF_CONFIG) == tmp_path / "run_worker2_XYZ"
