@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # the tests under nohup: they outlive it, what they start hears it
+    signal.signal(signal.SIGHUP, lambda *_: None)
 os.environ.pop("DATA_DIR", None)  # the tests say themselves where data lies
 
 
