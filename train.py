@@ -272,7 +272,8 @@ def _start(
     score = _scorer(run, team, log)
     if newest is None:
         meter = Meter(run.horizon, run.step_increment, run.rate, {})
-        session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted)
+        calls = _calls(team, {}, 0)
+        session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted, calls=calls)
         if run.options.training.init_path and team.first:
             _begin_with(run, program, log)
         if team.group:
@@ -283,10 +284,10 @@ def _start(
                 writer.settle()
     else:
         restored = _restore(run, team, folder, log, program, newest, values)
-        meter = _meter(run, team, folder, log, newest)
+        meter, calls = _meter(run, team, folder, log, newest)
         validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
-            run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
+            run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated, calls=calls
         )
     if run.options.device.profile_compilation:
         trace = compilation.target(folder, os.environ) if team.first else None
@@ -319,13 +320,19 @@ def _restore(
     return restored
 
 
-def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> Meter:
-    """Rows and averages as they were at the checkpoint."""
+def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> tuple[Meter, list[checkpoints.Call]]:
+    """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
+    calls = _calls(team, state, newest.iteration)
     log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
     if team.first:
         state = _averages(run, newest, state, log)
-    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state))))
+    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state)))), calls
+
+
+def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
+    """The calls of the run up to this one, which all instances name alike."""
+    return checkpoints.calls({checkpoints.CALLS: json.loads(team.told(json.dumps(checkpoints.calls(state, begun))))})
 
 
 def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
+CALLS = "calls"  # in every state: the calls of the run that led to it
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
 _NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)")
 _Looked = TypeVar("_Looked")
+Call = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
 
 
 class CheckpointError(Exception):
@@ -306,13 +309,36 @@ def state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
-    """(updates, state) of every checkpoint of a folder up to `newest` of which the state is sound."""
+    """(updates, state) of every checkpoint on the way to `newest` of which the state is sound.
+
+    What lies beside that way tells of updates that were done again: it was damaged and left out, and the run went on from
+    an earlier one.
+    """
     found = []
     for checkpoint in numbered(folder):
         if checkpoint.iteration <= newest.iteration:
             with suppress(CheckpointError):
                 found.append((checkpoint.iteration, state(checkpoint)))
-    return [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
+    found = [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
+    way = next((calls(kept) for done, kept in found if done == newest.iteration), [])
+    return [(done, kept) for done, kept in found if _on_the_way(done, calls(kept), way)]
+
+
+def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
+    """The calls that a state tells of, in order, if it does; with `begun` a new one besides, which goes on from there."""
+    try:
+        before = [(str(name), int(since)) for name, since in state.get(CALLS, ())]
+    except (TypeError, ValueError):
+        before = []
+    return before if begun is None else [*before, (secrets.token_hex(4), begun)]
+
+
+def _on_the_way(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
+    """Whether the run came by a checkpoint after `done` updates; a state that tells of no calls is believed."""
+    if not earlier or not way:
+        return True
+    ends = {name: following for (name, _), (_, following) in zip(way, [*way[1:], ("", done)])}
+    return done <= ends.get(earlier[-1][0], -1)
 
 
 def _digest(state: Mapping[str, Any]) -> str:
