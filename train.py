@@ -16,6 +16,7 @@ import functools
 import itertools
 import json
 import os
+import secrets
 import sys
 import textwrap
 import time
@@ -61,6 +62,7 @@ def main(argv: list[str]) -> int:
     profile.refuse_bad_target(run.options.device, os.environ)
     with Team(run.cluster, run.options.training.worker_timeout) as team:
         run = replace(run, seed=team.meet(run))
+        run = replace(run, run_id=team.told(_new_id()))
         run, folder = folders.begin(run, team)
         return train(run, team, folder, None, {})
 
@@ -100,10 +102,16 @@ def resume(argv: list[str], path: str, script: str) -> int:
     run = replace(run, notes=(*run.notes, *damaged))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
+        run = replace(run, run_id=team.told(str(recorded.get(checkpoints.RUN_ID) or _new_id())))
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
         return train(run, team, folder, newest, values)
+
+
+def _new_id() -> str:
+    """For a run that has none yet: a new one, or one that an older version began."""
+    return secrets.token_hex(8)
 
 
 def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
@@ -238,10 +246,10 @@ def _head(run: Run, log: RunLog) -> None:
 
 def _values(run: Run, folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     """What arguments.json records of this call."""
-    return arguments(run, " ".join(sys.argv), _circumstances(folder, newest))
+    return arguments(run, " ".join(sys.argv), _circumstances(run, folder, newest))
 
 
-def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
+def _circumstances(run: Run, folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     """What arguments.json says of this call beyond the options."""
     return {
         "checkpoint_path": str(folder / "ckpt"),
@@ -250,6 +258,7 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
         "logs_path": str(folder),
         "restoring": newest is not None,
         "restored_from": newest.name if newest else None,
+        checkpoints.RUN_ID: run.run_id,
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
 CALLS = "calls"  # in every state: the calls of the run that led to it
+RUN_ID = "run_id"  # in every state and in the options that a run records
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
@@ -174,9 +175,22 @@ def _verify(checkpoint: Checkpoint) -> None:
     wrong = manifests.damage(Path(checkpoint.prefix))
     if wrong:
         raise CheckpointError(wrong)
-    done, named = state(checkpoint).get(ITERATION), _number(checkpoint)
+    kept = state(checkpoint)
+    done, named = kept.get(ITERATION), _number(checkpoint)
     if named is not None and done is not None and done != named:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
+    if _belongs_elsewhere(checkpoint, kept):
+        raise CheckpointError(
+            "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
+        )
+
+
+def _belongs_elsewhere(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> bool:
+    """Whether a state names another run than the options beside it."""
+    with suppress(CheckpointError):  # options that cannot be read tell nothing of it
+        own = recorded(Path(checkpoint.prefix).parent).get(RUN_ID)
+        return bool(own and kept.get(RUN_ID)) and own != kept[RUN_ID]
+    return False
 
 
 def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:

@@ -212,6 +212,7 @@ class Session:
             checkpoints.ITERATION: iteration,
             checkpoints.ROLLING: rolling,
             checkpoints.CALLS: self.calls,
+            checkpoints.RUN_ID: self.run.run_id,
             **self.log.kept(iteration, stays=not rolling),
         }
         what = "initial " if initial else "safety " if rolling else ""

@@ -275,3 +275,16 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
     assert [done for done, _ in checkpoints.states(folder, chosen)] == [4, 5, 8]
     call(chosen, {})
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
+
+
+def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
+    """Copied with its state and its manifest, as ckpt-6 of a run of the same network."""
+    state = checkpoints.state(checkpoints.at(folder, 6))
+    assert state[checkpoints.RUN_ID] == checkpoints.recorded(folder)[checkpoints.RUN_ID]
+    checkpoints.save(checkpoints.at(folder, 6), variables(folder, 6), {**state, checkpoints.RUN_ID: "another"})
+    for found, *_, (warning,) in (checkpoints.latest(folder), checkpoints.newest(folder), checkpoints.initial(folder)):
+        assert found.iteration == 4 and "ckpt-6" in warning and "another run's" in warning
+    with pytest.raises(checkpoints.CheckpointError, match="another run's"):
+        checkpoints.read(checkpoints.at(folder, 6))
+    (folder / "arguments.json").unlink()  # nothing is known of the run then
+    assert checkpoints.latest(folder)[0].iteration == 6
