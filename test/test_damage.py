@@ -152,8 +152,16 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
 
 
 def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
-    result = run("weight_avg", "--restore-path", folder, "--mode", "mean", "--filename", folder / "ckpt-9")
-    assert result.code == 2 and "ckpt-9" in result.err and not list(folder.glob("ckpt-9*"))
+    for name in ("ckpt-9", "mean_ckpt-9"):
+        result = run("weight_avg", "--restore-path", folder, "--mode", "mean", "--filename", folder / name)
+        assert result.code == 2 and name in result.err and not list(folder.glob(f"{name}*"))
+
+
+def test_what_is_called_like_a_checkpoint_is_not_deleted_with_it(folder):
+    (folder / "ckpt-2.old").mkdir()
+    (folder / "ckpt-2.tar").write_text("a backup")
+    checkpoints.tidy(folder, checkpoints.at(folder, 6), 1, lambda iteration: True)
+    assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
 
 
 def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path, pytestconfig):
