@@ -16,6 +16,7 @@ import functools
 import itertools
 import json
 import os
+import secrets
 import sys
 import textwrap
 import time
@@ -61,6 +62,7 @@ def main(argv: list[str]) -> int:
     profile.refuse_bad_target(run.options.device, os.environ)
     with Team(run.cluster, run.options.training.worker_timeout) as team:
         run = replace(run, seed=team.meet(run))
+        run = replace(run, run_id=team.told(_new_id()))
         run, folder = folders.begin(run, team)
         return train(run, team, folder, None, {})
 
@@ -100,10 +102,16 @@ def resume(argv: list[str], path: str, script: str) -> int:
     run = replace(run, notes=(*run.notes, *damaged))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
+        run = replace(run, run_id=team.told(str(recorded.get(checkpoints.RUN_ID) or _new_id())))
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
         return train(run, team, folder, newest, values)
+
+
+def _new_id() -> str:
+    """For a run that has none yet: a new one, or one that an older version began."""
+    return secrets.token_hex(8)
 
 
 def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
@@ -238,10 +246,10 @@ def _head(run: Run, log: RunLog) -> None:
 
 def _values(run: Run, folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     """What arguments.json records of this call."""
-    return arguments(run, " ".join(sys.argv), _circumstances(folder, newest))
+    return arguments(run, " ".join(sys.argv), _circumstances(run, folder, newest))
 
 
-def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
+def _circumstances(run: Run, folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     """What arguments.json says of this call beyond the options."""
     return {
         "checkpoint_path": str(folder / "ckpt"),
@@ -250,6 +258,7 @@ def _circumstances(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
         "logs_path": str(folder),
         "restoring": newest is not None,
         "restored_from": newest.name if newest else None,
+        checkpoints.RUN_ID: run.run_id,
     }
 
 
@@ -272,7 +281,8 @@ def _start(
     score = _scorer(run, team, log)
     if newest is None:
         meter = Meter(run.horizon, run.step_increment, run.rate, {})
-        session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted)
+        calls = _calls(team, {}, 0)
+        session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted, calls=calls)
         if run.options.training.init_path and team.first:
             _begin_with(run, program, log)
         if team.group:
@@ -283,10 +293,10 @@ def _start(
                 writer.settle()
     else:
         restored = _restore(run, team, folder, log, program, newest, values)
-        meter = _meter(run, team, folder, log, newest)
+        meter, calls = _meter(run, team, folder, log, newest)
         validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
-            run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated
+            run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated, calls=calls
         )
     if run.options.device.profile_compilation:
         trace = compilation.target(folder, os.environ) if team.first else None
@@ -319,13 +329,19 @@ def _restore(
     return restored
 
 
-def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> Meter:
-    """Rows and averages as they were at the checkpoint."""
+def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> tuple[Meter, list[checkpoints.Call]]:
+    """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
+    calls = _calls(team, state, newest.iteration)
     log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
     if team.first:
         state = _averages(run, newest, state, log)
-    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state))))
+    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state)))), calls
+
+
+def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
+    """The calls of the run up to this one, which all instances name alike."""
+    return checkpoints.calls({checkpoints.CALLS: json.loads(team.told(json.dumps(checkpoints.calls(state, begun))))})
 
 
 def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:

@@ -52,8 +52,10 @@ def main(argv: list[str]) -> int:
 
 def _refuse_a_runs_own_name(target: Path) -> None:
     """An average under such a name would be taken for the weights of that update."""
-    if re.fullmatch(r"ckpt-[0-9]+", target.name):
-        raise OptionError(f"--filename {target}: ckpt-<number> is a run's own checkpoint; choose a name such as averaged")
+    if re.search(r"ckpt-[0-9]+$", target.name):
+        raise OptionError(
+            f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
+        )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

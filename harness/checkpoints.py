@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
+CALLS = "calls"  # in every state: the calls of the run that led to it
+RUN_ID = "run_id"  # in every state and in the options that a run records
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
 _NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)")
 _Looked = TypeVar("_Looked")
+Call = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
 
 
 class CheckpointError(Exception):
@@ -171,9 +175,22 @@ def _verify(checkpoint: Checkpoint) -> None:
     wrong = manifests.damage(Path(checkpoint.prefix))
     if wrong:
         raise CheckpointError(wrong)
-    done, named = state(checkpoint).get(ITERATION), _number(checkpoint)
+    kept = state(checkpoint)
+    done, named = kept.get(ITERATION), _number(checkpoint)
     if named is not None and done is not None and done != named:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
+    if _belongs_elsewhere(checkpoint, kept):
+        raise CheckpointError(
+            "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
+        )
+
+
+def _belongs_elsewhere(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> bool:
+    """Whether a state names another run than the options beside it."""
+    with suppress(CheckpointError):  # options that cannot be read tell nothing of it
+        own = recorded(Path(checkpoint.prefix).parent).get(RUN_ID)
+        return bool(own and kept.get(RUN_ID)) and own != kept[RUN_ID]
+    return False
 
 
 def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
@@ -306,13 +323,36 @@ def state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
-    """(updates, state) of every checkpoint of a folder up to `newest` of which the state is sound."""
+    """(updates, state) of every checkpoint on the way to `newest` of which the state is sound.
+
+    What lies beside that way tells of updates that were done again: it was damaged and left out, and the run went on from
+    an earlier one.
+    """
     found = []
     for checkpoint in numbered(folder):
         if checkpoint.iteration <= newest.iteration:
             with suppress(CheckpointError):
                 found.append((checkpoint.iteration, state(checkpoint)))
-    return [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
+    found = [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
+    way = next((calls(kept) for done, kept in found if done == newest.iteration), [])
+    return [(done, kept) for done, kept in found if _on_the_way(done, calls(kept), way)]
+
+
+def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
+    """The calls that a state tells of, in order, if it does; with `begun` a new one besides, which goes on from there."""
+    try:
+        before = [(str(name), int(since)) for name, since in state.get(CALLS, ())]
+    except (TypeError, ValueError):
+        before = []
+    return before if begun is None else [*before, (secrets.token_hex(4), begun)]
+
+
+def _on_the_way(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
+    """Whether the run came by a checkpoint after `done` updates; a state that tells of no calls is believed."""
+    if not earlier or not way:
+        return True
+    ends = {name: following for (name, _), (_, following) in zip(way, [*way[1:], ("", done)])}
+    return done <= ends.get(earlier[-1][0], -1)
 
 
 def _digest(state: Mapping[str, Any]) -> str:

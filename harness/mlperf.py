@@ -7,12 +7,11 @@ Keys and their meaning: MLCommons' mlperf-logging package, rules of the open div
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from harness import files
 from harness.run import Run
 from log import RunLog
 
@@ -38,7 +37,8 @@ class Events:
         self._log.note(line)
         if self._results:
             try:
-                _append(self._results, line + "\n")
+                with files.append(self._results) as results:
+                    results.write(f"{line}\n".encode())
             except OSError as error:  # no reason to lose the run: log.txt has the lines too
                 self._log.note(f"warning: {self._results} cannot be written ({error.strerror}) and ends here")
                 self._results = None
@@ -92,13 +92,6 @@ class Events:
             self.block_over()
             self._event("run_stop", kind=STOP, status=status)
         self._over = True
-
-
-def _append(path: Path, text: str) -> None:
-    """Adds to a file, which is made if need be; OSError if a symbolic link stands there."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-    with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ command printed.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ from emulator import record
 from emulator.machine import cores
 from emulator.plan import ExecutionPlan
 from emulator.record import Ran
-from harness import timeline
+from harness import files, timeline
 from harness.files import write_atomically
 from harness.options import DeviceOptions, OptionError
 
@@ -184,10 +185,10 @@ def copied_output(request: Request | None) -> Iterator[None]:
         yield
         return
     path = request.target.with_name(PRINTED)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        copy = open(os.open(path, flags, 0o666), "w", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+        files.write_atomically(path, "")  # a link, a pipe or a file with other names is replaced
+        copy = io.TextIOWrapper(files.append(path), encoding="utf-8", errors="replace")
     except OSError as error:
         print(f"What is printed is not copied: {error.strerror}: {path}")
         yield

@@ -55,6 +55,7 @@ class Run:
     notes: tuple[str, ...]
     memory: HostMemory  # of this process at its peak, as predicted
     cluster: Cluster = ALONE
+    run_id: str = ""  # random, the run's own from its beginning on
     folders: tuple[str, ...] = ()  # of its instances, where each of them writes
 
     def training_request(self, done: int) -> ReadRequest:

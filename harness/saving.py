@@ -7,6 +7,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from harness import manifests, quiet
 if TYPE_CHECKING:
     import numpy as np
 
+_OWN = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
 _BESIDE = ".saving-"  # what is not whole yet lies in folders called so
 
 
@@ -50,9 +52,13 @@ def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, An
 
 
 def delete(prefix: Path) -> None:
-    """Removes a checkpoint's files, the index first: without it the others are none."""
-    files = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
-    for file in sorted(files, key=lambda file: file.suffix != ".index"):
+    """Removes a checkpoint's files, the index first: without it the others are none. Whatever else somebody has called like
+    them stays, a backup for instance."""
+    beside = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
+    own = [
+        file for file in beside if _OWN.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
+    ]
+    for file in sorted(own, key=lambda file: file.suffix != ".index"):
         file.unlink(missing_ok=True)
 
 

@@ -51,6 +51,7 @@ class Session:
     compilation: FirstUpdates | None = None
     validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     diverged: bool = False
+    calls: list[checkpoints.Call] = field(default_factory=list)  # of the run, that led here; the present one last
 
     def __post_init__(self) -> None:
         self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
@@ -210,6 +211,8 @@ class Session:
             **self.meter.state(),
             checkpoints.ITERATION: iteration,
             checkpoints.ROLLING: rolling,
+            checkpoints.CALLS: self.calls,
+            checkpoints.RUN_ID: self.run.run_id,
             **self.log.kept(iteration, stays=not rolling),
         }
         what = "initial " if initial else "safety " if rolling else ""
@@ -272,7 +275,8 @@ class Session:
             self.mlperf.ended("aborted")
             self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
             self._settle()
-            if self.writes and done not in [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]:
+            there = [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]
+            if self.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
                 self.save(done)
         elif not self.saves:  # those that were saved have been validated
             self.mlperf.block_over()

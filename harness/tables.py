@@ -59,18 +59,19 @@ class Table:
 
         `states`: (updates, what `kept` gave) of every sound checkpoint up to this one, in order. `stays`: as for `kept`.
         """
-        found, damaged, ragged = self._found()
+        found, damaged, ragged, cut = self._found()
         rows = {self._place(cells): cells for cells in found if 0 <= self._place(cells) <= iteration}
         merged, expected = dict(rows), 0
         self._since, self._before = 0, 0
         for done, state in states:
-            if not _sound(state, len(self.columns)):
+            if not (_sound(state) and all(map(self._is_sound, state[_ROWS]))):
                 continue
             since, before, own = state[_SINCE], state[_BEFORE], {self._place(cells): cells for cells in state[_ROWS]}
             merged = {k: cells for k, cells in merged.items() if not since < k + self._lag <= done} | own
             expected = before + len(own)
             self._since, self._before = (since, before) if done == iteration and not stays else (done, expected)
         merged = dict(sorted(merged.items()))
+        damaged += 0 <= cut <= iteration and cut not in merged
         if damaged or ragged or list(merged.values()) != found:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
@@ -94,13 +95,14 @@ class Table:
             )
         return notes
 
-    def _found(self) -> tuple[list[list[str]], int, bool]:
-        """The rows of the file that are whole, how many are not, and whether it wants writing anew all the same: its last
-        line was cut short, as the process ended while writing, or its header is not there once."""
+    def _found(self) -> tuple[list[list[str]], int, bool, int]:
+        """The rows of the file that are whole; how many are not; whether it wants writing anew all the same: its last line
+        was cut short, as the process ended while writing, or its header is not there once; and the place of a row that was
+        cut short, -1 if there is none or it cannot be told."""
         if not os.path.lexists(self.path):
-            return [], 0, False
+            return [], 0, False, -1
         if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):  # it is replaced by a file of the run's own
-            return [], 1, True
+            return [], 1, True, -1
         *lines, rest = input_files.content(self.path, files.MOST_BYTES).decode("utf-8", errors="replace").split("\n")
         whole, damaged, heads = [], 0, []
         for number, line in enumerate(lines):
@@ -111,7 +113,9 @@ class Table:
             sound = self._is_sound(cells)
             damaged += not sound
             whole += [cells] * sound
-        return whole, damaged, bool(rest) or heads != [0]
+        begun = rest.split(",")[self.columns.index("iteration") :]
+        cut = int(begun[0]) if len(begun) > 1 and begun[0].isascii() and begun[0].isdigit() and len(begun[0]) < 19 else -1
+        return whole, damaged, bool(rest) or heads != [0], cut
 
     def _is_sound(self, cells: Sequence[str]) -> bool:
         if len(cells) != len(self.columns) or not all(cell.isascii() and cell.isprintable() for cell in cells):
@@ -136,13 +140,13 @@ def _rows(count: int) -> str:
     return "row" if count == 1 else "rows"
 
 
-def _sound(state: Any, columns: int) -> bool:
+def _sound(state: Any) -> bool:
     """Whether a state holds what `kept` gives; those of older versions do not."""
     return (
         isinstance(state, Mapping)
         and isinstance(state.get(_SINCE), int)
         and isinstance(state.get(_BEFORE), int)
         and isinstance(state.get(_ROWS), list)
-        and all(isinstance(cells, list) and len(cells) == columns for cells in state[_ROWS])
+        and all(isinstance(cells, list) for cells in state[_ROWS])
         and all(isinstance(cell, str) for cells in state[_ROWS] for cell in cells)
     )

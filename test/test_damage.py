@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 
 import fuzzing
+import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
 from harness import checkpoints, manifests, saving
-from log import RunLog
+from log import TRAINING_COLUMNS, RunLog
 
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--iterations", 6, "--seed", 3, "--precision", "32.32",
@@ -151,8 +152,16 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
 
 
 def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
-    result = run("weight_avg", "--restore-path", folder, "--mode", "mean", "--filename", folder / "ckpt-9")
-    assert result.code == 2 and "ckpt-9" in result.err and not list(folder.glob("ckpt-9*"))
+    for name in ("ckpt-9", "mean_ckpt-9"):
+        result = run("weight_avg", "--restore-path", folder, "--mode", "mean", "--filename", folder / name)
+        assert result.code == 2 and name in result.err and not list(folder.glob(f"{name}*"))
+
+
+def test_what_is_called_like_a_checkpoint_is_not_deleted_with_it(folder):
+    (folder / "ckpt-2.old").mkdir()
+    (folder / "ckpt-2.tar").write_text("a backup")
+    checkpoints.tidy(folder, checkpoints.at(folder, 6), 1, lambda iteration: True)
+    assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
 
 
 def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path, pytestconfig):
@@ -244,3 +253,46 @@ def test_validation_leaves_out_what_it_cannot_read(folder, tmp_path):
     result = run("validation", "--restore-path", folder, "--logs-path", tmp_path / "log")
     assert result.code == 1 and "ckpt-4" in result.err and result.err.count("\n") == 1
     assert [row["name"] for row in rows(tmp_path / "log" / "validation.csv")] == ["ckpt-0", "ckpt-2", "ckpt-6"]
+
+
+def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(folder):
+    """ckpt-6 is damaged, its state is not; the run goes on from ckpt-4, and saves 5 and 8 beside it."""
+
+    def call(begun: checkpoints.Checkpoint | None, ends: dict[int, str]) -> None:
+        log = RunLog(folder, console=False)
+        state = checkpoints.state(begun) if begun else {}
+        done = begun.iteration if begun else 0
+        if begun:
+            log.go_on_after(done, checkpoints.states(folder, begun), stays=True)
+        calls = checkpoints.calls(state, done)
+        for end, loss in ends.items():
+            log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
+            kept = {checkpoints.ITERATION: end, checkpoints.CALLS: calls, **log.kept(end, stays=True)}
+            saving.place(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
+        log.close()
+
+    shutil.rmtree(folder)
+    folder.mkdir()
+    call(None, {4: "1", 6: "1"})
+    flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
+    chosen, _ = checkpoints.latest(folder)
+    assert chosen.iteration == 4
+    call(chosen, {5: "2", 8: "2"})
+    chosen, _ = checkpoints.latest(folder)
+    assert chosen.iteration == 8
+    assert [done for done, _ in checkpoints.states(folder, chosen)] == [4, 5, 8]
+    call(chosen, {})
+    assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
+
+
+def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
+    """Copied with its state and its manifest, as ckpt-6 of a run of the same network."""
+    state = checkpoints.state(checkpoints.at(folder, 6))
+    assert state[checkpoints.RUN_ID] == checkpoints.recorded(folder)[checkpoints.RUN_ID]
+    checkpoints.save(checkpoints.at(folder, 6), variables(folder, 6), {**state, checkpoints.RUN_ID: "another"})
+    for found, *_, (warning,) in (checkpoints.latest(folder), checkpoints.newest(folder), checkpoints.initial(folder)):
+        assert found.iteration == 4 and "ckpt-6" in warning and "another run's" in warning
+    with pytest.raises(checkpoints.CheckpointError, match="another run's"):
+        checkpoints.read(checkpoints.at(folder, 6))
+    (folder / "arguments.json").unlink()  # nothing is known of the run then
+    assert checkpoints.latest(folder)[0].iteration == 6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import log
-from harness import averages, checkpoints, files, input_files, locks, plot
+from harness import averages, checkpoints, files, input_files, locks, plot, profile
 from harness.options import OptionError
 
 TEXT = "somebody's own\n"
@@ -44,7 +44,13 @@ def lock(file: Path) -> None:
         pass
 
 
+def print_copied(file: Path) -> None:
+    with profile.copied_output(profile.Request("operations", file.with_name("profile"), reports=True)):
+        print("copied")
+
+
 WRITERS = {
+    "stdout.txt": print_copied,
     "log.txt": lambda file: log.RunLog(file.parent),
     "training.csv": append_row,
     ".lock": lock,

@@ -145,9 +145,22 @@ def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
     before = (tmp_path / "training.csv").read_bytes()
     capsys.readouterr()
     run_log = log.RunLog(tmp_path)
-    run_log.go_on_after(40, [(20, {}), (40, {"training.csv": {"since": "x"}})], stays=True)
+    strange = {**run_log.kept(40, stays=False)["training.csv"], "rows": [["x"] * len(log.TRAINING_COLUMNS)]}
+    states = [(20, {}), (30, {"training.csv": strange}), (40, {"training.csv": {"since": "x"}})]
+    run_log.go_on_after(40, states, stays=True)
     assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
     assert len(run_log.kept(50, stays=True)["training.csv"]["rows"]) == 4
+
+
+@pytest.mark.parametrize("ends_after, told", [(40, "had 1 damaged row, left out"), (30, "")])
+def test_a_last_row_that_was_cut_short_is_told_of_unless_it_comes_again(ends_after, told, tmp_path, capsys):
+    """Of an older version; otherwise it is made anew."""
+    written(tmp_path)
+    path = tmp_path / "training.csv"
+    path.write_bytes(path.read_bytes()[:-1])
+    capsys.readouterr()
+    log.RunLog(tmp_path).go_on_after(ends_after, [], stays=True)
+    assert told in capsys.readouterr().out and path.read_text().count("\n") == 4
 
 
 def test_the_meter_goes_on_from_the_rows_where_the_state_is_lost():
