@@ -606,7 +606,13 @@ own@1.0: {<<: *own, epochs: 7}
 @pytest.mark.parametrize(
     ("name", "words", "epochs", "release", "note"),
     [
-        ("a", "", 5, "2.5", "configuration a as release 2.5 has it; up to 2.1 and up to 2.3 it was another one: --release"),
+        (
+            "a",
+            "",
+            5,
+            "2.5",
+            "configuration a as release 2.5 has it; up to 2.1 and up to 2.3 it had other values, which --release gives",
+        ),
         ("a", "--release 2.5", 5, "2.5", "configuration a as release 2.5 has it"),
         ("a", "--release 2.4.0", None, None, "no release '2.4.0'; did you mean"),
         ("a", "--release 2.3", 3, "2.3", "configuration a as release 2.3 has it"),
