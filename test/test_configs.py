@@ -323,7 +323,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
         ("epochs: .inf", "FILE:3: epochs is '.inf' but must be a finite number"),
         ("epochs: yes", "FILE:3: epochs is 'True' but must be a finite number"),
-        ("epochs: [1]", "FILE:3: epochs takes one value, not the 1 of [1]"),
+        ("epochs: [1]", "FILE:3: epochs takes one value, not the list [1]"),
         ("epochs: {x: 1}", "FILE:3: 'epochs' must be a value or a list of values, not a mapping"),
         ("epochs: [[1]]", "FILE:3: 'epochs' must be a value or a list of values, not a list"),
         ("batch_size: 2.0", "FILE:3: micro_batch_size is '2.0' but must be a whole number"),
