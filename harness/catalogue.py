@@ -179,7 +179,7 @@ def _to_int(raw: Any) -> int:
         return whole_number(raw)
     if isinstance(raw, bool) or not isinstance(raw, int):
         raise ValueError(raw)
-    return raw
+    return int(raw)
 
 
 def _to_float(raw: Any) -> float:
