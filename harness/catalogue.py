@@ -47,7 +47,7 @@ class Option:
             items = raw if isinstance(raw, (list, tuple)) else str(raw).split() if isinstance(raw, str) else [raw]
             value: Any = tuple(self._one(item, where) for item in items)
         elif isinstance(raw, (list, tuple)):
-            raise OptionError(f"{where}: {self.name} takes one value, not the {len(raw)} of {brief(list(raw))}")
+            raise OptionError(f"{where}: {self.name} takes one value, not the list {brief(list(raw))}")
         else:
             value = self._one(raw, where)
         broken = self.meta["check"](value) if self.meta["check"] else None
@@ -179,7 +179,7 @@ def _to_int(raw: Any) -> int:
         return whole_number(raw)
     if isinstance(raw, bool) or not isinstance(raw, int):
         raise ValueError(raw)
-    return raw
+    return int(raw)
 
 
 def _to_float(raw: Any) -> float:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from harness import quiet, signals, tether
+from harness import early, quiet, signals, tether
 from harness.fields import brief, decimal_number
 
-_INSTALLED = ("tensorflow", "numpy", "yaml", "PIL")
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
 Errors = tuple[type[Exception], ...]
@@ -122,9 +121,9 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     except failures as error:
         return told(error, 1)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in _INSTALLED:
+        if early.missing(error) is None:
             raise
-        return told(f"Python package {error.name} is not installed; `make setup` installs it", 1)
+        return told(early.missing(error), 1)
     except (MemoryError, ImportError, RuntimeError) as error:
         if quiet.starved(error) is None:
             raise

@@ -61,7 +61,33 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-_NUMBERS = {STANDARD + "int": whole_number, STANDARD + "float": decimal_number}
+
+
+class _Whole(int):
+    """A whole number whose text is as it was written: an option that is text takes 007."""
+
+    def __new__(cls, text: str) -> _Whole:
+        found = super().__new__(cls, whole_number(text))
+        found.text = text
+        return found
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Decimal(float):
+    """The same of any number: 1.50 and 1e3."""
+
+    def __new__(cls, text: str) -> _Decimal:
+        found = super().__new__(cls, decimal_number(text))
+        found.text = text
+        return found
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_NUMBERS = {STANDARD + "int": _Whole, STANDARD + "float": _Decimal}
 
 
 @dataclass(frozen=True)

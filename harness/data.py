@@ -116,5 +116,5 @@ def _refuse_other_classes(options: DatasetOptions) -> None:
     if options.num_classes not in (None, known) and family(options.dataset) != "imagenet":
         raise OptionError(
             f"--num-classes {options.num_classes} contradicts --dataset {options.dataset}, which has {known} classes; "
-            "leave it out"
+            "leave it out, or keep the data set of the run that recorded it"
         )

@@ -74,7 +74,7 @@ def update(
     if last > RISEN * peak:
         found.append(
             f"warning: the {options.main.lr_schedule} schedule lets the learning rate rise from {peak:.4g} to {last:.4g} at "
-            "the end; its decay must be below 1 if it is to fall"
+            f"the end; {_falling(options)} if it is to fall"
         )
     shrunk = peak * (training.weight_decay or 0)
     if training.optimiser in LINEAR and shrunk >= 1:
@@ -95,9 +95,25 @@ def update(
     return found
 
 
-def statistics(plan: ExecutionPlan, batch_norm: bool) -> list[str]:
-    """What the log says of batch norm over what is no batch."""
-    if not batch_norm or plan.micro_batch * plan.span > 1:
+def _falling(options: RunOptions) -> str:
+    """What makes the schedule's learning rate fall."""
+    if not hasattr(options.schedule, "poly_lr_end_ratio"):
+        return "its decay must be below 1"
+    if options.schedule.abs_end_learning_rate is not None:
+        return f"--abs-end-learning-rate {options.schedule.abs_end_learning_rate:g} must be below the first"
+    return f"--poly-lr-end-ratio {options.schedule.poly_lr_end_ratio:g} must be below 1"
+
+
+def statistics(options: RunOptions, plan: ExecutionPlan, batch_norm: bool) -> list[str]:
+    """What the log says of batch norm whose statistics are those of no batch, or never move."""
+    if not batch_norm:
+        return []
+    if getattr(options.model, "BN_decay", None) == 1 and options.training.init_path is None:
+        return [
+            "warning: --BN-decay 1 leaves the moving statistics as they begin, and validation takes them for those of the "
+            "pictures; give less than 1"
+        ]
+    if plan.micro_batch * plan.span > 1:
         return []
     return [
         "warning: batch norm takes the statistics of one picture at a time, which are not those of validation; give "
@@ -178,6 +194,10 @@ def without_effect(options: RunOptions, plan: ExecutionPlan, horizon: Horizon, b
         found += [f"{_asked(options, name)} changes nothing: there is one stage" for name in cutting if given(options, name)]
     if given(options, "BN_span") and plan.span > 1 and not batch_norm:
         found.append(f"--BN-span {plan.span} changes nothing: the network has no batch norm")
+    if given(options, "BN_decay") and not batch_norm:
+        found.append(f"{_asked(options, 'BN_decay')} changes nothing: the network has no batch norm")
+    if given(options, "groups") and batch_norm:
+        found.append(f"{_asked(options, 'groups')} changes nothing: the network has batch norm; --group-norm has groups")
     if training.stop_after is not None and training.stop_after >= horizon.iterations:
         found.append(f"--stop-after {training.stop_after} changes nothing: the run has {horizon.iterations} updates")
     return [*found, *_data_options(options), *_half_options(options, plan)]

@@ -1,4 +1,5 @@
-"""What a signal does before a command has begun and after it has ended: it ends the process with one line.
+"""What a signal does before a command has begun and after it has ended, and a package that is not there: it ends the
+process with one line.
 
 The first lines of every script call this, as the imports below them take most of a second, in which an interrupt would
 otherwise be a traceback. That is why so little is imported here.
@@ -6,13 +7,33 @@ otherwise be a traceback. That is why so little is imported here.
 
 import os
 import signal
+import sys
 from functools import partial
+
+INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as imported, by `make setup`
 
 
 def begin(prog: str) -> None:
-    """From now on such a signal ends the process at once, in one line."""
+    """From now on such a signal, or a missing package, ends the process at once, in one line."""
     for number in asking():
         signal.signal(number, partial(_leave, prog))
+    sys.excepthook = partial(_told, prog)
+
+
+def missing(error: BaseException) -> str | None:
+    """What to say of a package that is not there; None for any other error."""
+    name = getattr(error, "name", None) or ""
+    if not isinstance(error, ModuleNotFoundError) or name.split(".")[0] not in INSTALLED:
+        return None
+    return f"Python package {name} is not installed in {sys.executable}; `make setup` installs it for .venv/bin/python"
+
+
+def _told(prog: str, kind: type, error: BaseException, trace: object) -> None:
+    reason = missing(error)
+    if reason:
+        print(f"{prog}: error: {reason}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def asking() -> tuple[signal.Signals, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -125,6 +126,6 @@ def _fits(run: Run, need: HostMemory, limit: Limit) -> bool:
 
 
 def _parts(batch: int) -> list[int]:
-    """Smaller batches that divide it: its halves, and 1; the largest first."""
-    halves = [batch >> k for k in range(1, (batch & -batch).bit_length())]
-    return halves if 1 in halves or batch == 1 else [*halves, 1]
+    """Smaller batches that divide it, the largest first."""
+    small = [size for size in range(1, math.isqrt(batch) + 1) if batch % size == 0]
+    return sorted({*small, *(batch // size for size in small)} - {batch}, reverse=True)

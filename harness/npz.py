@@ -28,6 +28,8 @@ def read(path: Path, most: int, wanted: Callable[[str], bool] = lambda name: Tru
     with input_files.opened(path) as file, zips.opened(file, most) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
+            if name in found:  # once with .npy and once without
+                raise ValueError(f"it holds {brief(name)} twice")
             if wanted(name):
                 with archive.open(info) as member:
                     found[name] = _array(member, info.file_size, brief(name), most)

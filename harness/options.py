@@ -341,6 +341,7 @@ SECTIONS: dict[str, type] = {
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("iterations", "epochs"),
     ("abs_learning_rate", "base_learning_rate_exponent"),
+    ("abs_end_learning_rate", "poly_lr_end_ratio"),
     ("group_norm", "batch_norm"),
     ("generated_data", "synthetic_data"),
     ("normalise_input", "symmetric_input"),

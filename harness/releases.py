@@ -98,7 +98,8 @@ def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
         return Choice(name, None)
     last = shown(span.last)
     others = " and ".join(f"up to {shown(release)}" for release in own)
-    note = f"configuration {brief(name)} as release {last} has it; {others} it was another one: --release" if own else ""
+    told = f"configuration {brief(name)} as release {last} has it; {others} it had other values, which --release gives"
+    note = told if own else ""
     return Choice(name, last, note)
 
 

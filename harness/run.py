@@ -477,7 +477,7 @@ def _doubts(
     return [
         *doubts.training_data(options, source),
         *doubts.update(options, source.spec.num_classes, horizon, peak, rate),
-        *doubts.statistics(plan, batch_norm),
+        *doubts.statistics(options, plan, batch_norm),
         *doubts.neighbours(cluster, environ),
         *doubts.without_effect(options, plan, horizon, batch_norm),
     ]

@@ -132,6 +132,8 @@ def test_command_line_over_block_over_recorded_run_over_defaults(block, name, wo
         ({"log_freq": 10}, "--logs-per-epoch 0", {"log_freq": None, "logs_per_epoch": 0}),
         ({"logs_per_epoch": 2}, "--log-freq 10", {"log_freq": 10, "logs_per_epoch": None}),
         ({"synthetic_data": True}, "--generated-data", {"synthetic_data": False, "generated_data": True}),
+        ({"lr_schedule": "polynomial_decay_lr", "abs_end_learning_rate": 0.1}, "--poly-lr-end-ratio 0.5",
+         {"abs_end_learning_rate": None, "poly_lr_end_ratio": 0.5}),
     ],
 )  # fmt: skip
 def test_exclusive_options_across_layers(block, keys, words, expected):

@@ -53,6 +53,13 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--data-dir /data", {}, "--data-dir /data is not read: --generated-data makes the pictures"),
         ("--symmetric-input", {}, "--symmetric-input changes nothing: cifar-10 standardises every picture"),
         ("--group-norm --replicas 2 --BN-span 2", {}, "--BN-span 2 changes nothing: the network has no batch norm"),
+        ("--lr-schedule polynomial_decay_lr --poly-lr-end-ratio 2", {},
+         "warning: the polynomial_decay_lr schedule lets the learning rate rise from 0.5 to 1 at the end; --poly-lr-end-ratio 2"),
+        ("--lr-schedule polynomial_decay_lr --abs-end-learning-rate 5", {},
+         "warning: the polynomial_decay_lr schedule lets the learning rate rise from 0.5 to 5 at the end; --abs-end-learning"),
+        ("--BN-decay 1", {}, "warning: --BN-decay 1 leaves the moving statistics as they begin"),
+        ("--group-norm --BN-decay 0.9", {}, "--BN-decay 0.9 changes nothing: the network has no batch norm"),
+        ("--groups 4", {}, "--groups 4 changes nothing: the network has batch norm; --group-norm has groups"),
         ("--iterations 5 --stop-after 5", {}, "--stop-after 5 changes nothing: the run has 5 updates"),
     ],
 )  # fmt: skip
@@ -74,6 +81,9 @@ def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins)
         ("--precision 32.32 --no-stochastic-rounding", {}),
         ("--batch-norm --batch-size 1 --replicas 2 --BN-span 2", {}),
         ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
+        ("--group-norm --groups 4", {}),
+        ("--BN-decay 0.9", {}),
+        ("--lr-schedule polynomial_decay_lr --poly-lr-end-ratio 0.1", {}),
         ("--distributed", {"TF_CONFIG": TWO}),
         ("", {"TF_CONFIG": "{"}),
         ("", {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}})}),

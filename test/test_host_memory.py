@@ -141,6 +141,13 @@ def test_the_knob_that_is_named_makes_the_same_batch_fit(monkeypatch, more):
     assert not any("needs about" in note for note in run.notes)
 
 
+def test_a_batch_that_cannot_be_halved_is_divided_otherwise(monkeypatch):
+    """It named --micro-batch-size 1 for every odd batch."""
+    with_limits(monkeypatch, machine(2.0))
+    with pytest.raises(OptionError, match=r": give --micro-batch-size (25|15) --gradient-accumulation-count [35] "):
+        asked(f"{R18} --precision 32.32 --micro-batch-size 75")
+
+
 def test_between_the_prediction_and_what_is_certain_there_is_a_warning(monkeypatch):
     words = f"{R18} --precision 32.32 --micro-batch-size 16"
     peak = prepared(words).memory.peak / 1e9

@@ -64,6 +64,15 @@ def patched(content: bytes, local: int, value: bytes) -> bytes:
     return content[:central] + value + content[central + len(value) :]
 
 
+def spelled_twice() -> bytes:
+    """A zip that has one name with .npy and without."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("a.npy", "a"):
+            archive.writestr(name, npy(KERNEL))
+    return file.getvalue()
+
+
 PLAIN = zipped(a=npy(KERNEL))
 FLAGS, METHOD, SIZE = 6, 8, 22  # in a member's header
 NPZ = {
@@ -89,6 +98,7 @@ NPZ = {
     "words": (zipped(a=npy(np.array(["x"]))), "no numbers"),
     "objects": (zipped(a=headed("|O", "(1,)", b"c__builtin__\neval\n")), "no numbers"),
     "nothing each": (zipped(a=headed("|V0", "(7,)")), "no numbers"),
+    "one name twice": (spelled_twice(), "it holds a twice"),
     "a name in two lines": (zipped(**{"a\nb": b"x"}), "a\\nb is no NumPy array"),
     "fewer bytes than claimed": (patched(PLAIN, SIZE, struct.pack("<I", 2**20)), "cannot be read"),
     "no zip": (b"PK\5\6", "cannot be read"),
