@@ -124,6 +124,12 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
             f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
             "counted in global batches; keep the batch, or begin a new run"
         )
+    before, now = recorded.get("parameters"), run.trace.parameters
+    if isinstance(before, int) and before != now:
+        raise OptionError(
+            f"the run's network has {before:,} parameters, that of this call {now:,}: leave the options of the model as "
+            "they were, or begin a new run, which --init-path can give weights to"
+        )
     _stop(run, done)
 
 

@@ -176,7 +176,8 @@ def _workers(text: str) -> int:
     """Of all jobs, those that lead or work."""
     try:
         jobs = json.loads(text or "{}").get("cluster", {})
-        return sum(len(jobs.get(job, ())) for job in ("chief", "master", "worker"))
+        named = [jobs.get(job) for job in ("chief", "master", "worker")]
+        return sum(len(addresses) for addresses in named if isinstance(addresses, list))
     except (ValueError, AttributeError, TypeError, RecursionError):
         return 0
 

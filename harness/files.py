@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,8 +26,10 @@ def append(path: Path) -> BinaryIO:
 
     A file with several names (a backup made of hard links) is replaced by a copy first, so that the others stay as they are.
     """
-    if os.path.lexists(path) and os.stat(path, follow_symlinks=False).st_nlink > 1:
-        write_atomically(path, input_files.content(path, MOST_BYTES))
+    with suppress(FileNotFoundError):
+        found = os.stat(path, follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            write_atomically(path, input_files.content(path, MOST_BYTES))
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 

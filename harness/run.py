@@ -499,6 +499,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "lr_scale": scale if linear else 1.0,
         "name": run.name,
         "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
+        "parameters": run.trace.parameters,
         "precision": run.plan.precision.name,
         "seed": run.seed,
         "seed_specified": run.options.device.seed is not None,

@@ -14,6 +14,7 @@ from typing import Any
 from harness import files, input_files
 
 Row = dict[str, str]
+MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
 
@@ -47,7 +48,10 @@ class Table:
         """For the state of a checkpoint after `iteration` updates: the rows since the last checkpoint. `stays`: it is not
         replaced by the next one, which therefore need not repeat them."""
         own = [cells for cells in self._recent if self._place(cells) + self._lag <= iteration]
-        state = {_SINCE: self._since, _BEFORE: self._before, _ROWS: own}
+        since, before, left = self._since, self._before, own[:-MOST_KEPT]
+        if left:
+            since, before = self._place(left[-1]) + self._lag, before + len(left)
+        state = {_SINCE: since, _BEFORE: before, _ROWS: own[-MOST_KEPT:]}
         if stays:
             self._since, self._before = iteration, self._before + len(own)
             self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > iteration]

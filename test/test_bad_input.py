@@ -242,6 +242,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     [
         (("--epochs", "many"), "epochs is 'many'"),
         (("--model-size", "21"), "no model size 21"),
+        (("--model-size", "14"), "parameters, that of this call"),
         (("--stop-after", "1"), "--stop-after 1: the run has done 1 updates already"),
         (("stray",), "takes one value, but was given"),
         (("--nonsense",), "unknown option --nonsense"),

@@ -96,6 +96,13 @@ def test_nothing_waits_for_a_pipe(name, folder):
         input_files.content(folder / name, 9)
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_in_the_place_of_a_file_is_named(name, folder):
+    (folder / name).mkdir()
+    with pytest.raises(files.NotRegular, match=f"^{folder / name}: .*; remove it"):
+        WRITERS[name](folder / name)
+
+
 def test_averages_stay_in_the_run_folder(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "ckpt").symlink_to(tmp_path / "elsewhere")

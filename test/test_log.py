@@ -14,7 +14,7 @@ import pytest
 from runs import succeed
 
 import log
-from harness import checkpoints
+from harness import checkpoints, tables
 from harness.checkpoints import CheckpointError
 from harness.horizon import Horizon
 from harness.meter import Meter, state_of_rows
@@ -137,6 +137,19 @@ def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
     run_log.go_on_after(40, states[-1:], stays=True)
     assert "training.csv lacks 2 rows, of which no checkpoint is left" in capsys.readouterr().out
     assert [row["iteration"] for row in run_log.rows("training.csv")] == ["30", "40"]
+
+
+def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
+    """Of which a reader has a bound."""
+    monkeypatch.setattr(tables, "MOST_KEPT", 1)
+    run_log, states = written(tmp_path)
+    assert [state["training.csv"] | {"rows": 1} for _, state in states[::2]] == [
+        {"since": 10, "before": 1, "rows": 1}, {"since": 30, "before": 3, "rows": 1},
+    ]  # fmt: skip
+    before = (tmp_path / "training.csv").read_bytes()
+    run_log = log.RunLog(tmp_path)
+    run_log.go_on_after(40, [states[0], states[2]], stays=True)
+    assert (tmp_path / "training.csv").read_bytes() == before and "lacks" not in (tmp_path / "log.txt").read_text()
 
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
