@@ -208,7 +208,7 @@ class _Children:
         while [child for child in self._started if child.poll() is None]:  # all of them are asked
             failed = failed or self._failed()
             if failed and end == math.inf:
-                end = time.monotonic() + _GRACE
+                end = time.monotonic() + (tether.GRACE if self._received else _GRACE)
             if self._received and len(last) > 1:  # they have been told, and may be saving
                 last, end = last[1:], time.monotonic() + tether.GRACE if failed else math.inf
             if time.monotonic() > end and last:

@@ -186,6 +186,21 @@ def test_signals_go_on_to_the_instances():
     assert process.wait(30) == 143
 
 
+def test_an_instance_that_saves_is_given_time_when_another_has_left(monkeypatch):
+    """As long as it would have for the launcher's own end, not the seconds that a failure leaves to the others."""
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    leaving = "trap 'exit 143' TERM; echo; while :; do sleep 0.2; done"
+    saving = "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.2; done"
+    with launch._Children() as children:
+        for word in (saving, leaving):
+            reads, writes = os.pipe()
+            children.start(["sh", "-c", word], dict(os.environ), writes)
+            os.read(reads, 1)  # it has set its trap
+        os.kill(os.getpid(), signal.SIGTERM)
+        children.wait()
+    assert [child.returncode for child in children._started] == [7, 143]
+
+
 def test_a_terminal_s_interrupt_comes_once():
     """The terminal sends it to poprun's whole group; a second one would end a run at once, with nothing saved."""
     counting = (
