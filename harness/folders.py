@@ -6,6 +6,7 @@ their --name-suffix, where each has another one.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     """This instance's folder of a run that goes on; `given`: what it was told, instance 0's folder or its own."""
     recorded = checkpoints.recorded(given)
     listed = [name for name in recorded.get("instance_folders") or [] if isinstance(name, str)]
+    listed = [] if _is_copy(given.absolute(), listed) else listed
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given
     top, listed = json.loads(team.told(json.dumps([str(given.absolute()), listed]) if team.first else ""))
@@ -72,7 +74,7 @@ def keep_options(run: Run, folder: Path, values: Card) -> None:
 def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Path:
     """An instance's folder: the one that the run has recorded, moved with instance 0's or not; a new one by its name."""
     for name in listed[instance : instance + 1]:
-        for path in (top.parent / Path(name).name, Path(name)):
+        for path in (top.parent / Path(name).name, *[Path(name)] * os.path.isabs(name)):
             if path.is_dir() and checkpoints.recorded(path).get("instance") == instance:
                 return path
     below = top / f"instance-{instance}"  # where earlier versions kept it
@@ -81,6 +83,14 @@ def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pat
     before, tag, after = top.name.rpartition(_tag(0, source))
     own = _tag(instance, source)
     return top.with_name(f"{before}{own}{after}" if tag else f"{top.name}_{own}")
+
+
+def _is_copy(top: Path, listed: Sequence[str]) -> bool:
+    """Whether a folder was copied from instance 0's, which is still beside it as the run has recorded it: the others that
+    are listed belong to that one."""
+    for first in (top.parent / Path(name).name for name in listed[:1]):
+        return first.is_dir() and not first.samefile(top) and checkpoints.recorded(first).get("instance") == 0
+    return False
 
 
 def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:

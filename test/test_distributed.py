@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -245,6 +246,24 @@ def test_each_instance_has_a_folder_beside_the_first_one_s(given, folders_of, mo
         recorded, folder = folders.begin(run, Told(k, cards, tmp_path / folders_of[0]))
         assert folder == tmp_path / folders_of[k] and len(recorded.folders) == 2
         assert (tmp_path / folders_of[k]).is_dir()
+
+
+@pytest.mark.parametrize("instance", [0, 1])
+def test_a_copied_folder_goes_on_beside_the_first_one_s(instance, tmp_path):
+    names = ["run_worker0_XYZ", "run_worker1_XYZ"]
+    for k, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "arguments.json").write_text(json.dumps({"instance": k, "instance_folders": names}))
+    shutil.copytree(tmp_path / names[0], tmp_path / "branch")
+    (tmp_path / "newest").symlink_to(names[0])
+    options = Asked(LoggingOptions(log_all_instances=True), CheckpointOptions())
+    run = Instance(options, "N", Cluster(("a:1", "b:1"), instance, source="TF_CONFIG"))
+    for given, listed in (("branch", ["branch", "branch_worker1"]), (names[0], names), ("newest", names)):
+        first = tmp_path / given
+        told = [str(first), [] if given == "branch" else names]
+        goes_on, folder = folders.resume(run, Told(instance, [{}, {}], json.dumps(told)), first)
+        assert goes_on.folders == tuple(listed)
+        assert folder == (tmp_path / listed[1] if instance else first)
 
 
 # Failures
