@@ -176,7 +176,7 @@ def _verify(checkpoint: Checkpoint) -> None:
     if wrong:
         raise CheckpointError(wrong)
     kept = state(checkpoint)
-    done, named = kept.get(ITERATION), _number(checkpoint)
+    done, named = kept.get(ITERATION), manifests.number(checkpoint.name)
     if named is not None and done is not None and done != named:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
     if _belongs_elsewhere(checkpoint, kept):
@@ -186,7 +186,10 @@ def _verify(checkpoint: Checkpoint) -> None:
 
 
 def _belongs_elsewhere(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> bool:
-    """Whether a state names another run than the options beside it."""
+    """Whether a state names another run than the options beside it. Under a name of its own it is no checkpoint of that run,
+    and may be anybody's."""
+    if not _NUMBERED.fullmatch(checkpoint.name):
+        return False
     with suppress(CheckpointError):  # options that cannot be read tell nothing of it
         own = recorded(Path(checkpoint.prefix).parent).get(RUN_ID)
         return bool(own and kept.get(RUN_ID)) and own != kept[RUN_ID]
@@ -207,12 +210,6 @@ def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
 
 def _left_out(name: str, why: CheckpointError) -> str:
     return f"warning: checkpoint {name} is damaged and left out: {why}"
-
-
-def _number(checkpoint: Checkpoint) -> int | None:
-    """The updates that a checkpoint's name promises; None for a name of another kind."""
-    match = re.search(r"ckpt-(0|[1-9][0-9]*)$", checkpoint.name)
-    return int(match[1]) if match else None
 
 
 def select(path: Path) -> list[Checkpoint]:
@@ -387,7 +384,7 @@ def _read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """The same; errors without the checkpoint's name."""
     _verify(checkpoint)
     values = _tensors(checkpoint)
-    done, named = values.get(_STEP), _number(checkpoint)
+    done, named = values.get(_STEP), manifests.number(checkpoint.name)
     if named is not None and done is not None and done.tolist() != named:
         raise CheckpointError(f"it holds the weights of update {done.tolist()}: it was copied or renamed")
     return values

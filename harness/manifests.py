@@ -6,6 +6,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def damage(prefix: Path) -> str | None:
         return next(filter(None, map(_irregular, _files(prefix))), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{_path(prefix).name} cannot be read"
+    wanted = _renamed(wanted, prefix)
     for file in _files(prefix):
         if file.name not in wanted:
             return f"{file.name} is not in its manifest, which is of {', '.join(sorted(wanted)[:3]) or 'nothing'}"
@@ -42,6 +44,21 @@ def damage(prefix: Path) -> str | None:
 def _wanted(prefix: Path) -> dict[str, Any]:
     """What the manifest says of each file."""
     return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
+
+
+def _renamed(wanted: dict[str, Any], prefix: Path) -> dict[str, Any]:
+    """Under the present name of a checkpoint that somebody has given another one, which promises no other update."""
+    written = next((name.removesuffix(".index") for name in wanted if name.endswith(".index")), prefix.name)
+    promised = number(prefix.name)
+    if promised not in (None, number(written)) or not all(name.startswith(f"{written}.") for name in wanted):
+        return wanted
+    return {prefix.name + name[len(written) :]: described for name, described in wanted.items()}
+
+
+def number(name: str) -> int | None:
+    """The updates that a checkpoint's name promises; None for a name of another kind."""
+    match = re.search(r"ckpt-(0|[1-9][0-9]*)$", name)
+    return int(match[1]) if match else None
 
 
 def _differs(prefix: Path, name: str, described: Any) -> str | None:

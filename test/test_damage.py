@@ -151,6 +151,17 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     assert warning in averaged.err and f"Using 1: ckpt-{good}" in averaged.out
 
 
+@pytest.mark.parametrize("name", ["best", "best-6", "other-ckpt-6"])
+def test_a_checkpoint_keeps_its_manifest_under_a_name_of_its_own(name, folder, tmp_path):
+    for file in folder.glob("ckpt-6.*"):
+        shutil.copy(file, tmp_path / file.name.replace("ckpt-6", name))
+    (found,) = checkpoints.select(tmp_path / name)
+    assert_same_bits(checkpoints.read(found), variables(folder, 6))
+    flipped(tmp_path / f"{name}.data-00000-of-00001", 0.5)
+    with pytest.raises(checkpoints.CheckpointError, match=f"{name}.data-00000-of-00001 has other bytes"):
+        checkpoints.read(found)
+
+
 def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
     for name in ("ckpt-9", "mean_ckpt-9"):
         result = run("weight_avg", "--restore-path", folder, "--mode", "mean", "--filename", folder / name)
@@ -294,5 +305,10 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
         assert found.iteration == 4 and "ckpt-6" in warning and "another run's" in warning
     with pytest.raises(checkpoints.CheckpointError, match="another run's"):
         checkpoints.read(checkpoints.at(folder, 6))
+    for file in folder.glob("ckpt-6.*"):  # a name that promises nothing of this run
+        file.rename(folder / file.name.replace("ckpt-6", "best"))
+    checkpoints.read(checkpoints.select(folder / "best")[0])
+    for file in folder.glob("best.*"):
+        file.rename(folder / file.name.replace("best", "ckpt-6"))
     (folder / "arguments.json").unlink()  # nothing is known of the run then
     assert checkpoints.latest(folder)[0].iteration == 6
