@@ -102,11 +102,17 @@ def resume(argv: list[str], path: str, script: str) -> int:
     run = replace(run, notes=(*run.notes, *damaged))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
-        run = replace(run, run_id=team.told(str(recorded.get(checkpoints.RUN_ID) or _new_id())))
+        run = replace(run, run_id=team.told(_known_id(Path(path), recorded, newest) or _new_id()))
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
         return train(run, team, folder, newest, values)
+
+
+def _known_id(folder: Path, recorded: Mapping[str, Any], newest: Checkpoint | None) -> str | None:
+    """Of a run that goes on; its states tell it where the options do not, as an older version went on with it last."""
+    states = [recorded, *(state for _, state in checkpoints.states(folder, newest))] if newest else [recorded]
+    return next((str(state[checkpoints.RUN_ID]) for state in states if state.get(checkpoints.RUN_ID)), None)
 
 
 def _new_id() -> str:

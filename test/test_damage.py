@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
+import train
 from harness import checkpoints, manifests, saving
 from log import TRAINING_COLUMNS, RunLog
 
@@ -294,6 +295,16 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
     assert [done for done, _ in checkpoints.states(folder, chosen)] == [4, 5, 8]
     call(chosen, {})
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
+
+
+def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
+    """An older version, which records none, went on with it: what was saved before would be another run's otherwise."""
+    newest, _ = checkpoints.latest(folder)
+    state = checkpoints.state(newest)
+    checkpoints.save(
+        newest, variables(folder, 6), {name: kept for name, kept in state.items() if name != checkpoints.RUN_ID}
+    )
+    assert train._known_id(folder, {}, newest) == checkpoints.recorded(folder)[checkpoints.RUN_ID]
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
