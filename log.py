@@ -96,6 +96,7 @@ class RunLog:
         self._tables = {name: Table(folder / name, *kind) for name, kind in _TABLES.items()} if folder else {}
         self._board: Any = None
         self._bar = _Bar()
+        self._ending = False
         self._one = threading.RLock()
         self._wandb = _quietly(wandb, self.note) if wandb else None
 
@@ -107,14 +108,21 @@ class RunLog:
                 print(text, flush=True)
             self.file_only(text)
 
+    def ending(self) -> None:
+        """The run ends early: what is left to say is said, whether log.txt takes it or not."""
+        self._ending = True
+
     def file_only(self, text: str) -> None:
-        """A line for log.txt alone. OSError if it cannot be written; what follows goes to the console only then."""
+        """A line for log.txt alone. OSError if it cannot be written, unless the run is `ending`; what follows goes to the
+        console only then."""
         if self._text:
             try:
                 self._text.write(text + "\n")
                 self._text.flush()
             except OSError as error:
                 self._end_text()
+                if self._ending:
+                    return
                 raise OSError(error.errno, error.strerror, str(self.folder / "log.txt")) from None
 
     def arguments(self, values: Mapping[str, Any], restored: bool) -> None:

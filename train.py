@@ -179,6 +179,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             session.finish(stop)
             team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
+            log.ending()
             events.ended("aborted")
             # the same call would end at the same update again
             gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)

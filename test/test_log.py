@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +130,22 @@ def test_rows_are_made_anew_from_the_checkpoints(damage, rolling, tmp_path):
     kept = run_log.kept(50, stays=True)["training.csv"]
     assert [cells[1] for cells in kept["rows"]] == [str(n) for n in range(30 if rolling else 50, 60, 10)]
     assert kept["before"] == (2 if rolling else 4)
+
+
+def test_what_is_left_to_say_is_said_where_the_log_cannot_be_written(tmp_path, capsys, monkeypatch):
+    """As when the disk is full, which is why the run ends."""
+
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for ending in (False, True):
+        run_log = log.RunLog(tmp_path)
+        monkeypatch.setattr(run_log._text, "write", full)
+        with nullcontext() if ending else pytest.raises(OSError, match="No space left on device: .*log.txt"):
+            run_log.ending() if ending else None
+            run_log.note("Stopped")
+        run_log.note("Go on")
+        assert capsys.readouterr().out == "Stopped\nGo on\n"
 
 
 def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
