@@ -37,6 +37,8 @@ class Table:
             out.write(_text([*head, cells]))
         if row["iteration"] >= 0:
             self._recent.append(cells)
+            if len(self._recent) > 2 * MOST_KEPT:  # no checkpoint comes, or seldom
+                self._since, self._before, self._recent = self._bounded(self._recent)
 
     def sync(self) -> None:
         """Has what was written on the disk."""
@@ -48,14 +50,18 @@ class Table:
         """For the state of a checkpoint after `iteration` updates: the rows since the last checkpoint. `stays`: it is not
         replaced by the next one, which therefore need not repeat them."""
         own = [cells for cells in self._recent if self._place(cells) + self._lag <= iteration]
-        since, before, left = self._since, self._before, own[:-MOST_KEPT]
-        if left:
-            since, before = self._place(left[-1]) + self._lag, before + len(left)
-        state = {_SINCE: since, _BEFORE: before, _ROWS: own[-MOST_KEPT:]}
+        since, before, last = self._bounded(own)
+        state = {_SINCE: since, _BEFORE: before, _ROWS: last}
         if stays:
             self._since, self._before = iteration, self._before + len(own)
             self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > iteration]
         return state
+
+    def _bounded(self, recent: list[list[str]]) -> tuple[int, int, list[list[str]]]:
+        """The last of these rows; the update since which they are, and how many rows there were before."""
+        left = recent[:-MOST_KEPT]
+        since = self._place(left[-1]) + self._lag if left else self._since
+        return since, self._before + len(left), recent[-MOST_KEPT:]
 
     def mend(self, iteration: int, states: Iterable[tuple[int, Mapping[str, Any]]], stays: bool) -> list[str]:
         """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,

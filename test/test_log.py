@@ -168,6 +168,11 @@ def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
     run_log = log.RunLog(tmp_path)
     run_log.go_on_after(40, [states[0], states[2]], stays=True)
     assert (tmp_path / "training.csv").read_bytes() == before and "lacks" not in (tmp_path / "log.txt").read_text()
+    run_log = log.RunLog(tmp_path)
+    for iteration in range(10, 60, 10):  # and no checkpoint meanwhile
+        run_log.training_row(row(iteration))
+    assert len(run_log._tables["training.csv"]._recent) < 3
+    assert run_log.kept(50, stays=True)["training.csv"] | {"rows": 1} == {"since": 40, "before": 4, "rows": 1}
 
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
