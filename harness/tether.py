@@ -20,6 +20,7 @@ from harness import signals
 MARK = "POPRUN_PROCESS"
 GRACE = 60  # seconds from the request to end to the end by force
 _EVERY = 0.5  # seconds
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # of this host, since it was started
 
 
 def mark() -> str:
@@ -64,8 +65,8 @@ def _answers(pid: int) -> bool:
 
 
 def _namespace() -> str:
-    """Ids of processes mean something inside it only."""
+    """Ids of processes mean something inside it only; it is numbered alike on every host, and hosts may be named alike."""
     try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)
+        return f"{os.stat('/proc/self/ns/pid').st_ino}-{_BOOT.read_text(encoding='ascii').strip()}"
     except OSError:
         return ""

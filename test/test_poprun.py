@@ -287,6 +287,15 @@ def test_a_launcher_is_known_by_more_than_its_number():
     child.wait()
 
 
+def test_a_host_is_known_by_more_than_its_name(monkeypatch, tmp_path):
+    """A launcher elsewhere is not looked for among the processes here, or every instance there would end at once."""
+    here = tether.mark()
+    (tmp_path / "boot_id").write_text("another\n")
+    monkeypatch.setattr(tether, "_BOOT", tmp_path / "boot_id")
+    there = tether.mark()
+    assert there.split("/")[1] != here.split("/")[1] and there.count("/") == here.count("/") == 3
+
+
 def test_help_names_every_option():
     out = called("--help").out
     assert all(f"  --{name} " in out for name in poprun.OPTIONS) and called("--version").code == 0
