@@ -41,10 +41,10 @@ class Table:
                 self._since, self._before, self._recent = self._bounded(self._recent)
 
     def sync(self) -> None:
-        """Has what was written on the disk."""
+        """Has what was written on the disk; from any thread, so that the file stays the one that rows are appended to."""
         if os.path.lexists(self.path):
-            with files.append(self.path) as out:
-                os.fsync(out.fileno())
+            with input_files.opened(self.path) as written:
+                os.fsync(written.fileno())
 
     def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
         """For the state of a checkpoint after `iteration` updates: the rows since the last checkpoint. `stays`: it is not

@@ -148,6 +148,17 @@ def test_what_is_left_to_say_is_said_where_the_log_cannot_be_written(tmp_path, c
         assert capsys.readouterr().out == "Stopped\nGo on\n"
 
 
+def test_syncing_leaves_the_file_the_one_that_rows_go_to(tmp_path):
+    """It runs beside training: a copy in the place of a file with two names would lack the row that is written meanwhile."""
+    run_log, _ = written(tmp_path)
+    os.link(tmp_path / "training.csv", tmp_path / "backup.csv")
+    run_log.sync()
+    assert os.path.samefile(tmp_path / "training.csv", tmp_path / "backup.csv")
+    run_log.training_row(row(50))
+    assert not os.path.samefile(tmp_path / "training.csv", tmp_path / "backup.csv")
+    assert [cells["iteration"] for cells in run_log.rows("training.csv")] == ["10", "20", "30", "40", "50"]
+
+
 def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
     _, states = written(tmp_path)
     (tmp_path / "training.csv").unlink()
