@@ -264,7 +264,8 @@ def test_what_is_no_picture_does_not_count(tmp_path):
     (tmp_path / "train" / "bee" / "1.WebP").write_bytes(b"RIFF????WEBP")
     refused = run("train", *words)
     assert refused.code == 2 and refused.err.count("\n") == 1
-    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is no JPEG, PNG, GIF or BMP by its first bytes" in refused.err
+    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is WebP, which is not read; convert it to" in refused.err
+    assert "remove what" not in refused.err and refused.err.endswith(" or give --skip-bad-records 1\n")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +417,10 @@ def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
     (tmp_path / "pets" / "bee" / "notes.txt").write_text("hello")
     wrong = command("convert", tmp_path / "pets", tmp_path / "out")
     assert wrong.code == 2 and not (tmp_path / "out").exists()
-    assert re.match(r"convert: error: 2 files are no pictures: .*ant/1.JPEG is empty; .* --skip-bad-files\n", wrong.err)
+    assert re.match(
+        r"convert: error: 2 files cannot be taken: .*ant/1.JPEG is empty; remove what is damaged, or give --skip-bad-files\n",
+        wrong.err,
+    )
     assert "bee/notes.PNG is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
     assert wrong.out == f"1 file that is no picture is left out: {tmp_path}/pets/bee/notes.txt\n"
     left = converted(tmp_path / "pets", tmp_path / "out", "--skip-bad-files")
@@ -682,6 +686,13 @@ def test_what_is_no_data_set_cannot_be_verified(tmp_path):
     for folder, said in ((tmp_path, "no data set in"), (tmp_path / "none", "none is not a folder")):
         code, found, last = verified(folder)
         assert code == 2 and not found and said in last
+
+
+def test_a_tree_of_pictures_that_are_not_read_is_one_all_the_same(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.webp").write_bytes(b"RIFF????WEBP")
+    code, found, _ = verified(tmp_path)
+    assert code == 1 and found == ["cat/1.webp: is WebP, which is not read; convert it to JPEG, PNG, GIF or BMP"]
 
 
 # --- Training --------------------------------------------------------------------------------------------------
