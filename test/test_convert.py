@@ -584,12 +584,16 @@ def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
         ('a.jpg,"1\n', "line 1: unexpected end of data"),
         ("path,label\n", "has no rows"),
         ("a.jpg\n", "line 1: 1 columns; a row has"),
+        (f"{'a' * 9999},1\n", "line 1: the path has 9999 characters, more than 4096"),
+        (f"a.jpg,1,{'a' * 9999}\n", "... (9999 characters)', neither train nor validation"),
+        (f"path,{'a' * 9999}\n", "... (9999 characters)'; the columns are"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, text, words):
     (tmp_path / "list.csv").write_text(text)
     result = command("convert", tmp_path / "list.csv", tmp_path / "out")
     assert result.code == 2 and f"convert: error: {tmp_path}/list.csv" in result.err and words in result.err
+    assert len(result.err) < 1000
 
 
 def test_labels_are_ordered_as_numbers_only_if_all_are():
