@@ -76,8 +76,8 @@ def _refuse_damaged(pictures: list[_pictures.Picture]) -> None:
     """DataError for a file that is named like a picture and cannot be taken for one."""
     bad = _pictures.damaged(pictures)
     if bad:
-        more = f" (and {len(bad) - 1} more files)" if len(bad) > 1 else ""
-        raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].told}, or give --skip-bad-records {len(bad)}{more}")
+        more = f" (and {len(bad) - 1} more file{'s' * (len(bad) > 2)})" if len(bad) > 1 else ""
+        raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].told}{more}, or give --skip-bad-records {len(bad)}")
 
 
 def _source(
