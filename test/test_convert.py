@@ -301,7 +301,7 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
     assert opened(tmp_path, "imagenet", num_classes=7).spec.num_classes == 7
     with pytest.raises(DataError, match="no labels.txt in"):
         opened(tmp_path)
-    (tmp_path / "labels.txt").write_text("a\nb\n")
+    (tmp_path / "labels.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")  # as editors on Windows write it
     for name in ("imagenet", "imagefolder"):
         spec = opened(tmp_path, name).spec
         assert (spec.name, spec.num_classes, spec.class_names) == (name, 2, ("a", "b"))
