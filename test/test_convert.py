@@ -39,7 +39,7 @@ from Datasets import (
 )
 from Datasets._salvage import Damage, Record
 from Datasets._spec import DataError, OpenRequest
-from harness import command_line
+from harness import command_line, predictions
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"convert": convert.main, "verify": verify.main}
@@ -312,6 +312,11 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         (tmp_path / "labels.txt").write_text(text)
         with pytest.raises(DataError, match=words):
             opened(tmp_path)
+
+
+def test_a_class_is_shown_in_a_line_whatever_its_name():
+    shown = predictions.table("a.jpg", np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000)).splitlines()
+    assert shown == ["a.jpg", f"   75.0 %  {'b' * 100}... (10000 characters)", "   25.0 %  a\\x1b[31m"]
 
 
 def test_generated_photographs_may_have_one_class():
