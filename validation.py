@@ -72,6 +72,8 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
     log = _open_log(run, team)
     if not found:
         log.note("no --restore-path: random weights, for speed only")
+        if run.options.training.init_path:
+            log.note("--init-path is not read: it says where a training begins; --restore-path says what is validated")
     unreadable, done = [], []
     wanted = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.first else None
     printed = ExitStack()

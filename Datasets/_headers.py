@@ -16,8 +16,15 @@ MOST_BYTES = 1 << 27  # of a picture's file, and of a record
 MOST_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
 _SCANS_OF_THE_LARGEST = 16  # of a picture of MOST_PIXELS
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+_OTHERS = re.compile(
+    rb"(?P<WebP>RIFF.{4}WEBP)|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))"
+    rb"|(?P<AVIF>.{4}ftypavi[fs])|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)"
+    rb"|(?P<PNM>P[1-7]\s)|(?P<Photoshop>8BPS)",
+    re.DOTALL,
+)  # what pictures also come in
+REMEDY = re.compile("; (make it smaller|save it anew|convert it)")  # in the reasons why a sound picture is refused
 _BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
-LONGEST_BEGINNING = 8
+LONGEST_BEGINNING = 12
 # Pixels that a byte can stand for at most. JPEG: a bit for a block of 8 x 8, twice that with odd sampling. PNG:
 # DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table.
 _PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096}
@@ -81,7 +88,10 @@ def read(encoded: Bytes) -> Header:
         raise _Wrong("is empty")
     found = kind(encoded[:LONGEST_BEGINNING])
     if found is None:
-        raise _Wrong(f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} by its first bytes")
+        other, known = _OTHERS.match(encoded[:LONGEST_BEGINNING]), f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        if other:
+            raise _Wrong(f"is {other.lastgroup.replace('_', ' ')}, which is not read; convert it to {known}")
+        raise _Wrong(f"is no {known} by its first bytes")
     try:
         width, height, pixels = _READERS[found](encoded)
         most = _bitmap_pixels(encoded) if found == "BMP" else len(encoded) * _PIXELS_A_BYTE[found]

@@ -25,7 +25,7 @@ def read(folder: Path) -> tuple[str, ...]:
     """The names in the folder's labels.txt; () if it has none."""
     file = folder / FILE
     try:
-        names = input_files.text(file, _MOST_BYTES).removesuffix("\n").split("\n")
+        names = input_files.text(file, _MOST_BYTES).removeprefix("\ufeff").removesuffix("\n").split("\n")
     except FileNotFoundError:
         return ()
     except OSError as error:

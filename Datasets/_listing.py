@@ -13,12 +13,14 @@ from typing import NamedTuple
 from Datasets import _labels, _pictures
 from Datasets._pictures import BadFile, Picture
 from Datasets._spec import DataError
+from harness.fields import brief
 
 TRAIN, VALIDATION = "train", "validation"
 _SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "valid": VALIDATION,
            "test": VALIDATION}  # fmt: skip
 _HEADINGS = {"path": 0, "file": 0, "filename": 0, "image": 0, "label": 1, "class": 1, "split": 2, "set": 2}
 _LONGEST_NAME = 200
+_LONGEST_PATH = 4096  # of Linux
 _MOST_BYTES = 1 << 30  # of a list: some ten million pictures
 
 
@@ -151,10 +153,10 @@ def _columns(first: list[str], where: str) -> Sequence[int]:
         return range(len(first))
     unknown = [cell for cell in first if cell.lower() not in _HEADINGS]
     if unknown:
-        raise DataError(f"{where}: no heading is called {unknown[0]!r}; the columns are path, label and maybe split")
+        raise DataError(f"{where}: no heading is called '{brief(unknown[0])}'; the columns are path, label and maybe split")
     order = [_HEADINGS[cell.lower()] for cell in first]
     if len(set(order)) != len(order) or not {0, 1} <= set(order):
-        raise DataError(f"{where}: the headings {', '.join(first)} must be path, label and maybe split, each once")
+        raise DataError(f"{where}: the headings {brief(', '.join(first))} must be path, label and maybe split, each once")
     return order
 
 
@@ -169,9 +171,10 @@ def _row(cells: list[str], order: Sequence[int], line: int, where: str) -> _Row:
         if not value:
             raise DataError(f"{where}: the {what} is empty")
         if not value.isprintable():
-            raise DataError(f"{where}: the {what} {value!r} has unprintable characters")
-    if len(label) > _LONGEST_NAME:
-        raise DataError(f"{where}: the label has {len(label)} characters, more than {_LONGEST_NAME}")
+            raise DataError(f"{where}: the {what} '{brief(value)}' has unprintable characters")
+    for what, value, most in (("path", path, _LONGEST_PATH), ("label", label, _LONGEST_NAME)):
+        if len(value) > most:
+            raise DataError(f"{where}: the {what} has {len(value)} characters, more than {most}")
     if split is not None and split.lower() not in _SPLITS:
-        raise DataError(f"{where}: the split is {split!r}, neither {TRAIN} nor {VALIDATION}")
+        raise DataError(f"{where}: the split is '{brief(split)}', neither {TRAIN} nor {VALIDATION}")
     return _Row(line, path, label, _SPLITS[split.lower()] if split is not None else "")

@@ -24,7 +24,7 @@ VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that is there
 
 _SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".heic", ".heif", ".avif",
-    ".jp2", ".ppm", ".pgm", ".tga",
+    ".jxl", ".jp2", ".ppm", ".pgm", ".tga",
 )  # fmt: skip
 _TESTED_TOGETHER = 16  # files opened at once: the time goes into waiting for the disc
 
@@ -37,10 +37,15 @@ class Picture(NamedTuple):
 
 
 class BadFile(NamedTuple):
-    """A file that is no picture, and why."""
+    """A file that cannot be taken for a picture, and why."""
 
     file: Path
     reason: str
+
+    @property
+    def told(self) -> str:
+        """The reason, and what to do."""
+        return self.reason if _headers.REMEDY.search(self.reason) else f"{self.reason}; remove what is damaged"
 
 
 @dataclass(frozen=True)
@@ -118,9 +123,9 @@ def damaged(pictures: list[Picture]) -> list[BadFile]:
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether there is a picture in one of the folders in it."""
+    """Whether there is what is meant as a picture in one of the folders in it."""
     train, _ = _splits(folder)
-    return any(not wrong(file) for name in _folders(train) for file in _files(train / name))
+    return any(_meant(file) for name in _folders(train) for file in _files(train / name))
 
 
 def wrong(file: Path) -> str | None:

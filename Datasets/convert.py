@@ -73,10 +73,8 @@ def _listed(asked: argparse.Namespace, source: Path) -> Listing:
         print(note)
     good, bad = _listing.without_bad_files(listing)
     if bad and not asked.skip_bad_files:
-        number = f"{len(bad)} file{'s are' if len(bad) > 1 else ' is'} no picture{'s' * (len(bad) > 1)}"
-        raise DataError(
-            f"{number}: {bad[0].file} {bad[0].reason}; remove what is bad, or give --skip-bad-files\n{_lines(bad)}"
-        )
+        number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be taken"
+        raise DataError(f"{number}: {bad[0].file} {bad[0].told}, or give --skip-bad-files\n{_lines(bad)}")
     if bad:
         print(f"Left out {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
     _listing.require_every_class(good)
@@ -124,7 +122,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         default=0,
         help="of the order and of --validation (default 0)",
     )
-    add("--skip-bad-files", action="store_true", help="list and leave out files that are no pictures")
+    add("--skip-bad-files", action="store_true", help="list and leave out files that cannot be taken for pictures")
     return parser.parse_args(argv)
 
 

@@ -73,14 +73,11 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
 
 
 def _refuse_damaged(pictures: list[_pictures.Picture]) -> None:
-    """DataError for a file that is named like a picture and begins like none."""
+    """DataError for a file that is named like a picture and cannot be taken for one."""
     bad = _pictures.damaged(pictures)
     if bad:
-        more = f" (and {len(bad) - 1} more files)" if len(bad) > 1 else ""
-        raise DataError(
-            f"data set imagefolder: {bad[0].file} {bad[0].reason}{more}; remove what is damaged, or give --skip-bad-records "
-            f"{len(bad)}"
-        )
+        more = f" (and {len(bad) - 1} more file{'s' * (len(bad) > 2)})" if len(bad) > 1 else ""
+        raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].told}{more}, or give --skip-bad-records {len(bad)}")
 
 
 def _source(

@@ -49,6 +49,6 @@ def ramp(rate: Rate, warmup: int) -> Rate:
 
 def exactly(formula: Callable[..., Decimal], *numbers: float) -> float:
     """The formula's value for the numbers as people write them, rounded once: a rate of 0.5 is 0.0005 after three drops by
-    0.1, and not 0.0005000000000000001, which is the product of doubles."""
-    with localcontext(Context(prec=34)):
+    0.1, and not 0.0005000000000000001, which is the product of doubles. What is beyond all numbers is infinite, or NaN."""
+    with localcontext(Context(prec=34, traps=[])):
         return float(formula(*(Decimal(repr(number)) for number in numbers)))

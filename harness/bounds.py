@@ -49,6 +49,13 @@ def elements(name: str, shape: Any, most: int) -> int:
     return math.prod(shape)
 
 
+def require_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
+    """Refuses an array of elements of `each` bytes whose shape is none, takes more than `most` bytes, or not just the `size`
+    that are there."""
+    if elements(name, shape, most // each) * each != size:
+        raise ValueError(f"{name} claims the shape {brief(shape)} of {each} bytes each, but has {size:,} bytes")
+
+
 def total(sizes: Sequence[int], most: int, what: str) -> None:
     """Refuses more bytes in all than `most`; `what` they are."""
     if sum(sizes) > most:

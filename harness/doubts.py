@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from Datasets._spec import DataSource
 from emulator.plan import ExecutionPlan
+from harness.catalogue import LARGEST
 from harness.cluster import RANKS, TF_CONFIG, Cluster
 from harness.data import family
 from harness.horizon import Horizon
@@ -71,6 +72,11 @@ def update(
     training = options.training
     found = [*_rate_doubts(options, horizon.global_batch, peak)]
     last = rate(horizon.iterations - 1)
+    if not last <= LARGEST:
+        raise OptionError(
+            f"the {options.main.lr_schedule} schedule lets the learning rate rise from {peak:.4g} beyond FP32's largest "
+            f"number, {LARGEST:.4g}; {_falling(options)} if it is to fall"
+        )
     if last > RISEN * peak:
         found.append(
             f"warning: the {options.main.lr_schedule} schedule lets the learning rate rise from {peak:.4g} to {last:.4g} at "

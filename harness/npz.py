@@ -43,11 +43,8 @@ def _array(member: BinaryIO, size: int, name: str, most: int) -> np.ndarray:
     shape, by_column, kind = _header(member, name)
     if kind.hasobject or not kind.itemsize:
         raise ValueError(f"{name} holds no numbers")
-    count = bounds.elements(name, shape, most // kind.itemsize)
     rest = size - member.tell()
-    if count * kind.itemsize != rest:
-        claimed = f"{brief(shape)} of {kind.itemsize} bytes each"
-        raise ValueError(f"{name} claims the shape {claimed}, but has {rest:,} bytes")
+    bounds.require_filled(name, shape, kind.itemsize, rest, most)
     found = np.frombuffer(zips.unpacked(member, rest), kind)
     return found.reshape(shape[::-1]).T if by_column else found.reshape(shape)
 

@@ -13,12 +13,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from harness import bounds, files, input_files, svg
+from harness import bounds, files, input_files, svg, tables
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
 
-MOST_BYTES = 1 << 28  # of a CSV: some million rows
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, LEFT, RIGHT, TOP = 920, 78, 30, 72  # pixels: the picture, and the margins around its panels
 PANEL, GAP, BOTTOM = 200, 62, 54  # pixels: height of a panel, space above the next, space under the last
@@ -219,7 +218,7 @@ def _number(value: Any, otherwise: float = 0.0) -> float:
 def _read(path: Path) -> Rows:
     """The rows of a CSV; ValueError, with the file named, if they cannot be read."""
     try:
-        text = input_files.content(path, MOST_BYTES).decode("utf-8")
+        text = input_files.content(path, tables.MOST_BYTES).decode("utf-8")
         return list(csv.DictReader(text.splitlines()))
     except FileNotFoundError:
         return []

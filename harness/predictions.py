@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from Datasets._class_names import class_names
 from harness import checkpoints
 from harness.checkpoints import Checkpoint
+from harness.fields import brief
 from harness.run import Run
 from log import RunLog
 
@@ -48,4 +49,4 @@ def table(path: str, probabilities: np.ndarray, names: tuple[str, ...]) -> str:
 
 
 def _name(label: int, names: tuple[str, ...]) -> str:
-    return names[label] if label < len(names) else f"class {label}"
+    return brief(names[label]) if label < len(names) else f"class {label}"

@@ -4,16 +4,20 @@ of the checkpoints if the files are lost or damaged."""
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import files, input_files
 
 Row = dict[str, str]
+MOST_BYTES = 1 << 28  # of a file of rows: some million
+MOST_DAMAGED = 100_000  # lines of it
+_LONGEST = 1 << 16  # bytes of a row
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
@@ -113,15 +117,20 @@ class Table:
             return [], 0, False, -1
         if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):  # it is replaced by a file of the run's own
             return [], 1, True, -1
-        *lines, rest = input_files.content(self.path, files.MOST_BYTES).decode("utf-8", errors="replace").split("\n")
-        whole, damaged, heads = [], 0, []
-        for number, line in enumerate(lines):
+        whole, damaged, heads, rest = [], 0, [], ""
+        for number, line in enumerate(_lines(self.path)):
+            if not line.endswith("\n"):
+                rest = line
+                break
+            line = line[:-1]
             cells = line.removesuffix("\r").split(",")
             if tuple(cells) == self.columns:
                 heads.append(number)
                 continue
             sound = self._is_sound(cells)
             damaged += not sound
+            if damaged > MOST_DAMAGED:
+                raise _beyond(self.path, f"{MOST_DAMAGED:,} lines that are no rows")
             whole += [cells] * sound
         begun = rest.split(",")[self.columns.index("iteration") :]
         cut = int(begun[0]) if len(begun) > 1 and begun[0].isascii() and begun[0].isdigit() and len(begun[0]) < 19 else -1
@@ -138,6 +147,21 @@ class Table:
 
     def _place(self, cells: Sequence[str]) -> int:
         return int(cells[self.columns.index("iteration")])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file with what ends them, one after another; what is longer than any row comes in pieces."""
+    with input_files.opened(path) as file, io.BufferedReader(file) as lines:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise _beyond(path, f"the {MOST_BYTES:,} bytes that are read of a run's rows")
+        while line := lines.readline(_LONGEST):
+            whole = line.endswith(b"\n") or len(line) < _LONGEST
+            yield line.decode("utf-8", errors="replace") + "\n" * (not whole)
+
+
+def _beyond(path: Path, most: str) -> OSError:
+    told = f"Has more than {most}; move it elsewhere, and the rows that the checkpoints keep are made anew"
+    return OSError(errno.EFBIG, told, str(path))
 
 
 def _text(rows: Iterable[Sequence[str]]) -> bytes:

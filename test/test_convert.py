@@ -39,7 +39,7 @@ from Datasets import (
 )
 from Datasets._salvage import Damage, Record
 from Datasets._spec import DataError, OpenRequest
-from harness import command_line
+from harness import command_line, predictions
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"convert": convert.main, "verify": verify.main}
@@ -264,7 +264,8 @@ def test_what_is_no_picture_does_not_count(tmp_path):
     (tmp_path / "train" / "bee" / "1.WebP").write_bytes(b"RIFF????WEBP")
     refused = run("train", *words)
     assert refused.code == 2 and refused.err.count("\n") == 1
-    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is no JPEG, PNG, GIF or BMP by its first bytes" in refused.err
+    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is WebP, which is not read; convert it to" in refused.err
+    assert "remove what" not in refused.err and refused.err.endswith(" or give --skip-bad-records 1\n")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
     assert opened(tmp_path, "imagenet", num_classes=7).spec.num_classes == 7
     with pytest.raises(DataError, match="no labels.txt in"):
         opened(tmp_path)
-    (tmp_path / "labels.txt").write_text("a\nb\n")
+    (tmp_path / "labels.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")  # as editors on Windows write it
     for name in ("imagenet", "imagefolder"):
         spec = opened(tmp_path, name).spec
         assert (spec.name, spec.num_classes, spec.class_names) == (name, 2, ("a", "b"))
@@ -311,6 +312,11 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         (tmp_path / "labels.txt").write_text(text)
         with pytest.raises(DataError, match=words):
             opened(tmp_path)
+
+
+def test_a_class_is_shown_in_a_line_whatever_its_name():
+    shown = predictions.table("a.jpg", np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000)).splitlines()
+    assert shown == ["a.jpg", f"   75.0 %  {'b' * 100}... (10000 characters)", "   25.0 %  a\\x1b[31m"]
 
 
 def test_generated_photographs_may_have_one_class():
@@ -416,7 +422,10 @@ def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
     (tmp_path / "pets" / "bee" / "notes.txt").write_text("hello")
     wrong = command("convert", tmp_path / "pets", tmp_path / "out")
     assert wrong.code == 2 and not (tmp_path / "out").exists()
-    assert re.match(r"convert: error: 2 files are no pictures: .*ant/1.JPEG is empty; .* --skip-bad-files\n", wrong.err)
+    assert re.match(
+        r"convert: error: 2 files cannot be taken: .*ant/1.JPEG is empty; remove what is damaged, or give --skip-bad-files\n",
+        wrong.err,
+    )
     assert "bee/notes.PNG is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
     assert wrong.out == f"1 file that is no picture is left out: {tmp_path}/pets/bee/notes.txt\n"
     left = converted(tmp_path / "pets", tmp_path / "out", "--skip-bad-files")
@@ -580,12 +589,16 @@ def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
         ('a.jpg,"1\n', "line 1: unexpected end of data"),
         ("path,label\n", "has no rows"),
         ("a.jpg\n", "line 1: 1 columns; a row has"),
+        (f"{'a' * 9999},1\n", "line 1: the path has 9999 characters, more than 4096"),
+        (f"a.jpg,1,{'a' * 9999}\n", "... (9999 characters)', neither train nor validation"),
+        (f"path,{'a' * 9999}\n", "... (9999 characters)'; the columns are"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, text, words):
     (tmp_path / "list.csv").write_text(text)
     result = command("convert", tmp_path / "list.csv", tmp_path / "out")
     assert result.code == 2 and f"convert: error: {tmp_path}/list.csv" in result.err and words in result.err
+    assert len(result.err) < 1000
 
 
 def test_labels_are_ordered_as_numbers_only_if_all_are():
@@ -682,6 +695,13 @@ def test_what_is_no_data_set_cannot_be_verified(tmp_path):
     for folder, said in ((tmp_path, "no data set in"), (tmp_path / "none", "none is not a folder")):
         code, found, last = verified(folder)
         assert code == 2 and not found and said in last
+
+
+def test_a_tree_of_pictures_that_are_not_read_is_one_all_the_same(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.webp").write_bytes(b"RIFF????WEBP")
+    code, found, _ = verified(tmp_path)
+    assert code == 1 and found == ["cat/1.webp: is WebP, which is not read; convert it to JPEG, PNG, GIF or BMP"]
 
 
 # --- Training --------------------------------------------------------------------------------------------------

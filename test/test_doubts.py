@@ -105,6 +105,13 @@ def test_what_may_well_be_meant_is_not_doubted(words, environ):
             "--label-smoothing 0.9",
             "--label-smoothing 0.9 leaves the true class of 10 no more than each other one; give less",
         ),
+        *(
+            (
+                f"--lr-schedule exponential --lr-decay-rate 1e30 --lr-drops {drops} --iterations 1000 --batch-size 8",
+                "the exponential schedule lets the learning rate rise from 0.125 beyond FP32's largest number, 3.403e+38; its",
+            )
+            for drops in (3, 100, 1_000_000)
+        ),
         ("--dataset imagenet --model-size 18 --num-classes 1", "data set imagenet has one class: every answer is right"),
     ],
 )

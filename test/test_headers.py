@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import resource
+from pathlib import Path
 
 import numpy as np
 import photos
@@ -20,6 +21,7 @@ from Datasets import (
     _headers,
     _photo_files,
     _photographs,
+    _pictures,
     _salvage,
     _tfrecords,
     _verification,
@@ -105,6 +107,19 @@ def test_scans_of_a_jpeg_count_and_what_follows_it_does_not():
 )
 def test_what_is_no_picture_is_said(data):
     assert _headers.fault(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"RIFF????WEBPVP8 ", "WebP"), (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"\0\0\0 ftypheic", "HEIC"),
+        (b"\0\0\0 ftypavif", "AVIF"), (b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cjP  ", "JPEG 2000"), (b"P6\n", "PNM"),
+    ],
+)  # fmt: skip
+def test_pictures_of_other_formats_are_to_be_converted(data, name):
+    reason = _headers.fault(data)
+    assert reason == f"is {name}, which is not read; convert it to JPEG, PNG, GIF or BMP"
+    assert _pictures.BadFile(Path("x"), reason).told == reason
 
 
 # --- The commands that read pictures

@@ -295,3 +295,26 @@ def test_mlperf_s_checker_is_content(tmp_path):
     assert (told["seed"], told["global_batch_size"], told["train_samples"], told["opt_name"]) == (3, 8, 10_000, "sgd")
     assert [e["key"] for e in events][-4:] == ["eval_start", "eval_accuracy", "eval_stop", "run_stop"]
     assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out
+
+
+@pytest.mark.parametrize(
+    ("content", "size", "most"),
+    [(b"", tables.MOST_BYTES + 1, "the 268,435,456 bytes"), (b"\n" * 200_000, None, "100,000 lines that are no rows")],
+)
+def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, content, size, most):
+    path = tmp_path / "training.csv"
+    path.write_bytes(content)
+    os.truncate(path, size or len(content))
+    with pytest.raises(
+        OSError, match=f"Has more than {most}.*; move it elsewhere, and the rows that the checkpoints keep are"
+    ):
+        tables.Table(path, ("epoch", "iteration"), 0).read()
+
+
+def test_a_line_longer_than_a_row_is_damage(tmp_path):
+    path = tmp_path / "training.csv"
+    path.write_bytes(b"epoch,iteration\n0.1,1\n" + bytes(300_000) + b"\n0.2,2\n0.3,3")
+    table = tables.Table(path, ("epoch", "iteration"), 0)
+    assert [row["iteration"] for row in table.read()] == ["1", "2"]
+    assert any("damaged rows, left out" in note for note in table.mend(9, [], True))
+    assert path.read_text() == "epoch,iteration\n0.1,1\n0.2,2\n"

@@ -91,10 +91,7 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
     if not isinstance(called, str) or called not in _KINDS:
         raise ValueError(f"{name} holds {brief(called)}, and only {', '.join(_KINDS)} are read")
     kind = np.dtype(_KINDS[called])
-    count = bounds.elements(name, entry.get("shape"), MOST_BYTES // kind.itemsize)
-    if count * kind.itemsize != len(data):
-        claimed = f"{brief(entry['shape'])} of {kind.itemsize} bytes each"
-        raise ValueError(f"{name} claims the shape {claimed}, but has {len(data):,} bytes")
+    bounds.require_filled(name, entry.get("shape"), kind.itemsize, len(data), MOST_BYTES)
     value = np.frombuffer(data, kind).reshape(entry["shape"])
     return (value.astype(np.uint32) << 16).view(np.float32) if called == "BF16" else value
 
