@@ -273,8 +273,10 @@ def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):
     sent = []
     with launch._Children(through_mpirun=True) as children:
         monkeypatch.setattr(children, "_send", sent.append)
-        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2, signal.SIGTERM, signal.SIGQUIT):
+        numbers = (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2, signal.SIGTERM, signal.SIGQUIT)
+        for count, number in enumerate(numbers, 1):
             os.kill(os.getpid(), number)
+            until(lambda: len(sent) == count)  # noqa: B023 - several at once have no order
     asked, ended = signal.SIGUSR1, signal.SIGTERM
     assert sent == [asked, asked, asked, signal.SIGUSR2, ended, ended]
 
