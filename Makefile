@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	&& echo $$p && break; done)
 RUN = $(VENV)/bin/python
-WORKERS = -n auto --maxprocesses 4 --dist worksteal
+WORKERS = -n auto --maxprocesses 4 --dist worksteal --durations 25
 
 .PHONY: train findings test test-slow lint setup clean
 
