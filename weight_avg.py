@@ -29,16 +29,14 @@ def main(argv: list[str]) -> int:
     trained = averages.trained(found)
     left = len(found) - len(trained)
     print(f"Found {len(found)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
+    _refuse_leaving_none(asked.discard_last, len(trained))  # before what takes time to import
     quiet.import_tensorflow()
     used, damaged = checkpoints.whole(trained)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:
         raise checkpoints.CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
-    if asked.discard_last >= len(used):
-        raise OptionError(
-            f"--discard-last {asked.discard_last}: no checkpoint is left of {len(used)}; give a smaller number"
-        )
+    _refuse_leaving_none(asked.discard_last, len(used))
     used = used[: len(used) - asked.discard_last]
     if asked.N and len(used) < asked.N:
         print(f"-N {asked.N}: there are only {len(used)}")
@@ -56,6 +54,11 @@ def _refuse_a_runs_own_name(target: Path) -> None:
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
         )
+
+
+def _refuse_leaving_none(discarded: int, count: int) -> None:
+    if discarded >= count:
+        raise OptionError(f"--discard-last {discarded}: no checkpoint is left of {count}; give a smaller number")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

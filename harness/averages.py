@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import checkpoints, files
+from harness import checkpoints, files, manifests
 from harness.checkpoints import Checkpoint, CheckpointError
 from harness.horizon import Horizon
 from harness.options import TrainingOptions
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEAN, EXPONENTIAL = "mean", "exponential"
-_NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)\.index$")
 Values = dict[str, "np.ndarray"]
 
 
@@ -24,8 +22,9 @@ def found(folder: Path) -> list[Checkpoint]:
     """Every *ckpt-<n> that lies directly in a folder, in order of n."""
     if not folder.is_dir():
         raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
-    matches = ((path, _NUMBERED.search(path.name)) for path in checkpoints.indices(folder))
-    numbered = [Checkpoint(str(path)[: -len(".index")], int(match[1])) for path, match in matches if match]
+    prefixes = (str(index).removesuffix(".index") for index in checkpoints.indices(folder))
+    counted = ((prefix, manifests.number(Path(prefix).name)) for prefix in prefixes)
+    numbered = [Checkpoint(prefix, number) for prefix, number in counted if number is not None]
     if not numbered:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
     return sorted(numbered, key=lambda checkpoint: (checkpoint.iteration, checkpoint.prefix))
