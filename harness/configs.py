@@ -63,11 +63,11 @@ _Loader.add_implicit_resolver(
 )
 
 
-class _Whole(int):
-    """A whole number whose text is as it was written: an option that is text takes 007."""
+class _Written:
+    """A number with its text as it was written: an option that is text takes 007, 1.50 and 1e3."""
 
-    def __new__(cls, text: str) -> _Whole:
-        found = super().__new__(cls, whole_number(text))
+    def __new__(cls, text: str) -> _Written:
+        found = super().__new__(cls, cls.read(text))
         found.text = text
         return found
 
@@ -75,16 +75,12 @@ class _Whole(int):
         return self.text
 
 
-class _Decimal(float):
-    """The same of any number: 1.50 and 1e3."""
+class _Whole(_Written, int):
+    read = staticmethod(whole_number)
 
-    def __new__(cls, text: str) -> _Decimal:
-        found = super().__new__(cls, decimal_number(text))
-        found.text = text
-        return found
 
-    def __str__(self) -> str:
-        return self.text
+class _Decimal(_Written, float):
+    read = staticmethod(decimal_number)
 
 
 _NUMBERS = {STANDARD + "int": _Whole, STANDARD + "float": _Decimal}
