@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from Models._gradients import with_gradient
 from Models._tensor_layers import TensorLayers
 
 MARK = "floating-point exception"
@@ -29,7 +30,7 @@ def checked(x: tf.Tensor, where: str) -> tf.Tensor:
 def _checked_gradient(x: tf.Tensor, where: str) -> tf.Tensor:
     """x, the gradient that is handed back for it checked."""
 
-    @tf.custom_gradient
+    @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return tf.identity(x), lambda dy: checked(dy, where)
 

@@ -13,13 +13,17 @@ from functools import cache, wraps
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.eager import context
 
 from emulator import draws
+from Models._gradients import with_gradient
 
 LARGEST = 65504.0
 SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there
+BEYOND_EXPONENT = 127 + 16  # of numbers that are too large for FP16
 FRACTION, SIGN, EXPONENT = 23, -0x80000000, 0x7F800000  # of FP32's bits
 DROPPED = 13  # bits of the fraction that FP16 lacks
+_OUTSIDE = tf.Graph()  # stays empty
 Pass = Callable[..., Any]
 Asked = Callable[[], bool]
 
@@ -30,20 +34,29 @@ def always() -> bool:
 
 
 def compiled(function: Pass) -> Pass:
-    """The function, compiled by XLA for each combination of shapes that it is called with. The call itself goes through
-    the concrete function: the other way leaves the context of a loop that it is made in."""
+    """The function, compiled by XLA for each combination of shapes that it is called with.
+
+    It is traced outside of every program's graph, once for all of them: a traced function keeps the graph alive that it
+    was traced in. The call goes through the concrete function: the other way leaves the context of a loop that it is in.
+    """
     traced = tf.function(function, jit_compile=True, autograph=False)
 
     @wraps(function)
     def call(*tensors: tf.Tensor) -> Any:
-        return traced.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))(*tensors)
+        with _OUTSIDE.as_default(), context.eager_mode():
+            concrete = traced.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
+        return concrete(*tensors)
 
     return call
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays."""
+    """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays.
+
+    tf.abs, tf.sign, tf.floor and their like are avoided: XLA, which compiles this for every shape, takes 14 ms longer for
+    each of them, as it makes a kernel of its own of it by way of MLIR.
+    """
 
     stochastic: bool = False
     saturate: bool = False
@@ -55,22 +68,22 @@ class Rounding:
         if x.dtype != tf.float32:
             raise TypeError(f"half precision is emulated in FP32, not in {x.dtype.name}")
         bits = tf.bitcast(x, tf.int32)
+        size = tf.bitcast(tf.bitwise.bitwise_and(bits, ~SIGN), tf.float32)
         exponent = tf.maximum(tf.bitwise.bitwise_and(bits, EXPONENT), SMALLEST_EXPONENT << FRACTION)
-        y = self._at_random(x, exponent, noise[0], salt) if noise else _to_nearest(x, exponent)
-        y = tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
-        beyond = tf.constant(float("nan"))
-        if self.saturate or self.trap:
-            beyond = tf.sign(y) * (float("inf") if self.trap else LARGEST)
-        return tf.where_v2(tf.abs(y) > LARGEST, beyond, y)
+        exponent = tf.minimum(exponent, BEYOND_EXPONENT << FRACTION)  # or steps and shifters would overflow themselves
+        y = self._at_random(size, exponent, noise[0], salt) if noise else _to_nearest(size, exponent)
+        beyond = float("inf") if self.trap else LARGEST if self.saturate else float("nan")
+        y = tf.where_v2(y > LARGEST, beyond, y)
+        return tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
 
     @staticmethod
-    def _at_random(x: tf.Tensor, exponent: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
-        """|x| at a neighbour on the grid, the upper one as often as x is near to it."""
+    def _at_random(size: tf.Tensor, exponent: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
+        """A neighbour of a size on the grid, the upper one as often as the size is near to it."""
         step = tf.bitcast(exponent - ((FRACTION - DROPPED) << FRACTION), tf.float32)
-        steps = tf.abs(x) / step  # exact: a power of two
-        below = tf.floor(steps)
+        steps = size / step  # exact: a power of two
+        below = tf.math.floordiv(size, step)
         # a sample's elements are counted from 0, so that a micro-batch may be any part of a batch
-        own = x.shape[1:] if noise.shape.rank else x.shape
+        own = size.shape[1:] if noise.shape.rank else size.shape
         place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int32), [*([1] if noise.shape.rank else []), *own])
         up = draws.uniform_of_words(draws.bits(salt, noise), place) < steps - below
         return (below + tf.cast(up, tf.float32)) * step
@@ -96,7 +109,7 @@ def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), ar
     arrives is half as it comes."""
     forward, backward = _passes(rounding)
 
-    @tf.custom_gradient
+    @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
         return forward(x, *noise), lambda dy: backward(dy, *noise) if arriving() else dy
 
@@ -107,7 +120,7 @@ def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (
     """x as it is; the gradient that is handed on is half."""
     _, backward = _passes(rounding)
 
-    @tf.custom_gradient
+    @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
         return tf.identity(x), lambda dy: backward(dy, *noise) if arriving() else dy
 
@@ -118,7 +131,7 @@ def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = 
     """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
     _, backward = _passes(rounding)
 
-    @tf.custom_gradient
+    @with_gradient
     def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
+from Models._gradients import with_gradient
+
 SMALLEST, FIRST_BEYOND = 2.0**-25, 65520.0  # to the nearest half: the largest that becomes 0, the least that overflows
 
 
@@ -25,7 +27,7 @@ class GradientWatch:
         if name not in self.names:
             return x
 
-        @tf.custom_gradient
+        @with_gradient
         def apply(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             def gradient(dy: tf.Tensor) -> tf.Tensor:
                 size = tf.abs(dy[:1])

@@ -234,6 +234,12 @@ def new_graph() -> tf.Graph:
     return tf.Graph()
 
 
+def as_written(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The function; neither it nor what data sets are mapped by is rewritten by AutoGraph, which takes long to find that
+    there is nothing to be rewritten."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
 class TrainingProgram:
     """A compiled training program in a graph of its own."""
 
@@ -243,7 +249,7 @@ class TrainingProgram:
         self._device = ThreadPoolExecutor(1)
         self.graph = new_graph()
         with self.graph.as_default(), placed(group):
-            training = build()
+            training = as_written(build)()
             refuse_missing_devices(training.plan.homes)
             self.weights = Weights(
                 training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype,
@@ -272,7 +278,7 @@ class TrainingProgram:
 
     def compile(self) -> None:
         """Optimises the graph and sets the executors up, with a host step of no updates: no state moves."""
-        self.session.run(self._step, {self._rates: np.zeros([0], np.float32)})
+        self.session.run(self._step, self._feeds([]))
         self.marks.append(Mark(record.OPTIMISED, time.perf_counter()))
 
     def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
@@ -292,6 +298,10 @@ class TrainingProgram:
         cells = tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
+    def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[tf.Tensor, Any]:
+        """What a host step is fed; the same tensors always, as TensorFlow optimises the graph anew for others."""
+        return {self._rates: np.asarray(rates, np.float32), self._order.wanted: recording}
+
     def _run(
         self,
         rates: Sequence[float],
@@ -300,7 +310,7 @@ class TrainingProgram:
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
         """One host step."""
-        feeds = {self._rates: np.asarray(rates, np.float32), self._order.wanted: recording}
+        feeds = self._feeds(rates, recording)
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
         found: list[Row] = []
         reader = threading.Thread(target=self._drain, args=(len(rates), found, report), daemon=True)

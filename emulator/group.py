@@ -16,6 +16,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import collective_ops
 
+from Models._gradients import with_gradient
+
 JOB = "worker"
 BACKSTOP = 4 * 3600  # seconds; an update, a validation or a slow disk on one instance may take so long
 _KINDS = ("CPU", "GPU")
@@ -78,7 +80,7 @@ class Group:
     def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
         """The mean of every instance's x among them, which can be differentiated: of a loss that is a mean, too."""
 
-        @tf.custom_gradient
+        @with_gradient
         def averaged(x: tf.Tensor) -> tuple[tf.Tensor, object]:
             return self.added(x, among) / len(among), lambda dy: self.added(dy, among) / len(among)
 

@@ -15,6 +15,7 @@ from emulator import record
 from emulator.executor import (
     NextFeatures,
     Stream,
+    as_written,
     named_faults,
     new_graph,
     operation_events,
@@ -61,7 +62,7 @@ class InferenceProgram:
         self.names = score.names
         self.graph = new_graph()
         with self.graph.as_default(), tf.device(home):
-            self._stream = stream()
+            self._stream = as_written(stream)()
             self.weights = Weights(variables, 0, {}, precision=precision)
             self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
             stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)

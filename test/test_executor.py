@@ -3,6 +3,9 @@ statistics in float64, and the same bits however an update is carried out."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -210,12 +213,18 @@ def test_metrics_are_those_of_each_update():
     built.close()
 
 
-def test_compiling_moves_nothing():
-    built = program("--batch-size", 8)
+def test_compiling_moves_nothing_and_closing_leaves_nothing():
+    built = program("--batch-size", 8, "--group-norm", "--precision", "16.16")  # compiled passes, gradients written out
     before = built.values()
     built.compile()
     after_ = built.values()
     assert all(before[name].tobytes() == after_[name].tobytes() for name in before)
     first = built.step(np.zeros([1], np.float32)).loss
-    fresh = program("--batch-size", 8)
+    graph = weakref.ref(built.graph)
+    built.close()
+    del built
+    gc.collect()
+    assert graph() is None  # nor is anything kept of it
+    fresh = program("--batch-size", 8, "--group-norm", "--precision", "16.16")
     assert fresh.step(np.zeros([1], np.float32)).loss == first  # no data was used up either
+    fresh.close()
