@@ -10,7 +10,9 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from emulator.cost.trace import Trace
-from emulator.executor import Features, Metrics, Stream, Training, TrainingProgram
+from emulator.draws import Seed
+from emulator.executable import Store
+from emulator.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
 from emulator.frozen import Frozen, freeze
 from emulator.group import Group
 from emulator.inference import InferenceProgram, Score
@@ -23,6 +25,8 @@ __all__ = (
     "Group",
     "InferenceProgram",
     "Metrics",
+    "Seed",
+    "Store",
     "Stream",
     "TrainingProgram",
     "compile_inference",
@@ -38,7 +42,7 @@ def compile_training(
     plan: ExecutionPlan,
     *,
     seed: int,
-    stream: Callable[[], Stream],
+    stream: Stream,
     loss: Callable[[tf.Tensor, Features], tf.Tensor],
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     update: object,
@@ -48,22 +52,24 @@ def compile_training(
     trained: Callable[[str], bool] = lambda name: True,
     recording: bool = False,
     group: Group | None = None,
+    store: Store | None = None,
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
-    `stream` is called inside the program's graph. `loss`: (logits, features) -> [batch]; `hits`: (logits,
+    `loss`: (logits, features) -> [batch]; `hits`: (logits,
     labels) -> [batch]. `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
     `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
     `cells()`. `group`: the instances that do an update together, of which this process is one.
+    `store`: where the program may be kept, and taken from.
     """
 
-    def training() -> Training:
+    def training(seed: Seed, features: NextFeatures) -> Training:
         return Training(
             segments=segments,
             trace=trace,
             plan=plan,
             seed=seed,
-            stream=stream(),
+            features=features,
             loss=loss,
             hits=hits,
             optimiser=update,
@@ -75,30 +81,31 @@ def compile_training(
             group=group,
         )
 
-    return TrainingProgram(training, group)
+    return TrainingProgram(training, stream, plan, seed, group=group, store=store)
 
 
 def compile_inference(
     segments: list[Segment],
     trace: Trace,
     *,
-    stream: Callable[[], Stream],
+    stream: Stream,
     names: tuple[str, ...],
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
     shape: tuple[int, ...] = (),
     home: str = "/cpu:0",
     precision: Precision = SINGLE,
+    seed: int = 0,
+    store: Store | None = None,
 ) -> InferenceProgram:
     """A program whose `step(first, end)` adds up `sums(logits, labels)`, each of `shape`, over micro-batches, on the device
     `home`."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home, precision)
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home, precision, seed, store)
 
 
-def stream_of(dataset: tf.data.Dataset, prepare: Callable[[Features], Features]) -> Stream:
-    """The infeed: micro-batches of a host data set, prepared on the device."""
-    iterator = tf.data.make_initializable_iterator(dataset)
+def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:
+    """The infeed: micro-batches of a host data set, prepared on the device; `prepare` gets the seed too."""
 
-    def features(step: tf.Tensor, m: tf.Tensor) -> Features:
-        return prepare(iterator.get_next())
+    def features(seed: Seed, element: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
+        return prepare(seed, element)
 
-    return Stream(features, iterator)
+    return Stream(features, dataset)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import validation
 from emulator.record import Mark
-from harness import checkpoints, cli, compilation, entry, folders, locks, mlperf, profile, quiet, saving
+from harness import checkpoints, cli, compilation, entry, executables, folders, locks, mlperf, profile, saving
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation, FirstUpdates
@@ -97,7 +97,7 @@ def resume(argv: list[str], path: str, script: str) -> int:
     profile.refuse_bad_target(run.options.device, os.environ)
     values: Values = {}
     if run.cluster.instance == 0:
-        quiet.import_tensorflow()
+        executables.import_tensorflow(run)
         newest, values, damaged = checkpoints.newest(Path(path))
     run = replace(run, notes=(*run.notes, *damaged))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
@@ -385,14 +385,17 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
 def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group: Group | None = None) -> TrainingProgram:
     """The training program, its data beginning at update `begin`."""
     prepared = Mark(compilation.PREPARED, time.perf_counter())
-    quiet.import_tensorflow()
+    executables.import_tensorflow(run)
     from harness.build import training_program
 
     started = time.perf_counter()
-    program = training_program(run, begin, recording, group)
+    store = executables.store(run, "training", recording=recording)
+    program = training_program(run, begin, recording, group, store)
     program.compile()
     program.marks[:0] = [prepared, Mark(compilation.IMPORTED, started)]
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
+    for line in store.told() if store else ():
+        log.note(line)
     return program
 
 

@@ -22,9 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulator import record
 from emulator.record import Mark
-from harness import checkpoints, compilation, entry, predictions, profile, quiet
+from harness import checkpoints, compilation, entry, executables, predictions, profile, quiet
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation
@@ -153,16 +152,17 @@ def report_compiled(program: InferenceProgram, log: RunLog) -> None:
 def build(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
     prepared = Mark(compilation.PREPARED, time.perf_counter())
-    quiet.import_tensorflow()
+    executables.import_tensorflow(run)
     from harness.build import validation_program
 
     started = time.perf_counter()
-    program = validation_program(run)
-    program.rewind()
-    program.step(0, 0)
+    store = executables.store(run, "validation")
+    program = validation_program(run, store)
+    program.compile()
     program.marks[:0] = [prepared, Mark(compilation.IMPORTED, started)]
-    program.marks.append(Mark(record.OPTIMISED, time.perf_counter()))
     log.note(f"Validation program ready in {time.perf_counter() - started:.1f}s.")
+    for line in store.told() if store else ():
+        log.note(line)
     return program
 
 

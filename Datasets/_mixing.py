@@ -28,7 +28,7 @@ class Mixing:
     kept: float
     version: int
     micro_batch: int
-    seed: int
+    seed: draws.Seed
 
     def __call__(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Features of whole micro-batches: "image" [batch, side, side, 3] mixed, and beside "label", which stays,
@@ -53,7 +53,7 @@ class Mixing:
         """[batch, ...] -> [micro-batches, pictures of one, ...]"""
         return tf.reshape(x, [-1, self.micro_batch, *x.shape[1:]])
 
-    def _key(self, what: str) -> int:
+    def _key(self, what: str) -> draws.Key:
         return draws.key(self.seed, f"mixing/{what}")
 
     def _coefficients(self, position: tf.Tensor) -> tf.Tensor:

@@ -21,7 +21,7 @@ from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
 from Models._watch import GradientWatch
 
 
-def initial_value(variable: Variable, seed: int, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Initial values as a function of (seed, name)."""
     if variable.proxy:
         return _proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
@@ -74,7 +74,7 @@ class TensorLayers(Layers):
         weights: Mapping[str, tf.Tensor],
         *,
         training: bool,
-        seed: int = 0,
+        seed: draws.Seed = 0,
         positions: tf.Tensor | None = None,
         norm_parts: int = 1,
         rounding: Rounding | None = None,

@@ -40,7 +40,7 @@ class Order:
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
-            self.wanted = tf.placeholder_with_default(False, [], "recording")  # in this host step
+            self.wanted = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
     def first_tokens(self) -> Tokens:
         """For the loop's first call. Stages that take one call at a time need none: the loop itself does."""

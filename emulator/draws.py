@@ -18,27 +18,51 @@ import tensorflow.compat.v1 as tf
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def key(seed: int, what: str) -> int:
+class Keys:
+    """Stands in for a seed that a graph is not to depend on: each of its keys is a placeholder."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}  # of the placeholders' operations, by what a key is for
+        self._placeholders: dict[str, tf.Tensor] = {}
+
+    def key(self, what: str) -> tf.Tensor:
+        """uint64 []; outside of every loop and condition."""
+        if what not in self._placeholders:
+            with tf.control_dependencies(None), tf.device(None):
+                self._placeholders[what] = tf.placeholder(tf.uint64, [], f"key_{len(self.names)}")
+            self.names[what] = self._placeholders[what].op.name
+        return self._placeholders[what]
+
+
+Seed = int | Keys
+Key = int | tf.Tensor
+
+
+def key(seed: Seed, what: str) -> Key:
     """A 64-bit key for one purpose ("data/flip", "all/Top/dropout") under one seed."""
+    if isinstance(seed, Keys):
+        return seed.key(what)
     digest = hashlib.blake2b(f"{seed}|{what}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def stateless_seed(seed: int, what: str) -> tuple[int, int]:
-    """The two int32 halves of `key`, as the seed of TensorFlow's own stateless operations."""
+def stateless_seed(seed: Seed, what: str) -> tuple[int, int] | tf.Tensor:
+    """The two int32 halves of `key`, the lower first, as the seed of TensorFlow's own stateless operations."""
     whole = key(seed, what)
+    if isinstance(whole, tf.Tensor):
+        return tf.bitcast(whole, tf.int32)
     return _signed(whole & 0xFFFFFFFF), _signed(whole >> 32)
 
 
-def bits(key: int, *counters: tf.Tensor) -> tf.Tensor:
+def bits(key: Key, *counters: tf.Tensor) -> tf.Tensor:
     """64 random bits (uint64) for each element of the broadcast integer counters."""
-    state = tf.constant(key, tf.uint64)
+    state = tf.convert_to_tensor(key, tf.uint64)
     for counter in counters:
         state = _mix(state + tf.constant(_GOLDEN, tf.uint64) * (tf.cast(counter, tf.uint64) + 1))
     return state
 
 
-def uniform(key: int, *counters: tf.Tensor) -> tf.Tensor:
+def uniform(key: Key, *counters: tf.Tensor) -> tf.Tensor:
     """float32 in [0, 1), a multiple of 2^-24, for each element of the broadcast counters."""
     top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(40, tf.uint64))
     return tf.cast(tf.cast(top, tf.int32), tf.float32) * (2.0**-24)
@@ -57,14 +81,14 @@ def uniform_of_words(words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitcast(top, tf.int32), tf.float32) * (2.0**-24)
 
 
-def below(limit: int, key: int, *counters: tf.Tensor) -> tf.Tensor:
+def below(limit: int, key: Key, *counters: tf.Tensor) -> tf.Tensor:
     """int32 in [0, limit), limit at most 2^31; the bias of the division is below limit / 2^32."""
     top = tf.bitwise.right_shift(bits(key, *counters), tf.constant(32, tf.uint64))
     scaled = tf.bitwise.right_shift(top * tf.constant(limit, tf.uint64), tf.constant(32, tf.uint64))
     return tf.cast(scaled, tf.int32)
 
 
-def seed_pairs(key: int, *counters: tf.Tensor) -> tf.Tensor:
+def seed_pairs(key: Key, *counters: tf.Tensor) -> tf.Tensor:
     """int32 [..., 2] seeds for TensorFlow's stateless operations, one pair per counter."""
     whole = bits(key, *counters)
     low = tf.bitcast(tf.cast(tf.bitwise.bitwise_and(whole, tf.constant(0xFFFFFFFF, tf.uint64)), tf.uint32), tf.int32)
@@ -72,14 +96,14 @@ def seed_pairs(key: int, *counters: tf.Tensor) -> tf.Tensor:
     return tf.stack([low, high], axis=-1)
 
 
-def permuted(index: tf.Tensor, epoch: tf.Tensor, size: int, key: int) -> tf.Tensor:
+def permuted(index: tf.Tensor, epoch: tf.Tensor, size: int, key: Key) -> tf.Tensor:
     """Element `index` of a permutation of range(size) that depends on (key, epoch); int64, shapes [n].
 
     A keyed bijection (TensorFlow's RandomIndexShuffle), so that no shuffled list exists anywhere and any
     position of any epoch is found at once.
     """
-    low = tf.fill(tf.shape(index), tf.constant(key & 0xFFFFFFFF, tf.uint32))
-    high = tf.fill(tf.shape(index), tf.constant(key >> 32, tf.uint32))
+    low, high = tf.unstack(tf.bitcast(tf.convert_to_tensor(key, tf.uint64), tf.uint32))
+    low, high = (tf.fill(tf.shape(index), word) for word in (low, high))
     seeds = tf.stack([low, high, tf.cast(epoch, tf.uint32)], axis=-1)
     return tf.raw_ops.RandomIndexShuffle(
         index=tf.cast(index, tf.int64), seed=seeds, max_index=tf.constant(size - 1, tf.int64), rounds=8

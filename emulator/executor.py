@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -28,13 +28,15 @@ from tensorflow.python.client.timeline import Timeline
 from emulator import draws, record
 from emulator.cells import KINDS, Cells, Order, Tokens
 from emulator.cost.trace import Operation, Trace
+from emulator.draws import Keys, Seed
+from emulator.executable import Executable, Store, load, optimised
 from emulator.group import Group
 from emulator.plan import ExecutionPlan, PlanError
 from emulator.precision import ALL
 from emulator.record import Mark, Ran
 from emulator.schedules import Action
 from emulator.stages import ACCURACY, LOSS, LOST, Features, Network, call, chunks, rounding
-from emulator.weights import STEP, Weights, assign
+from emulator.weights import STEP, State, Weights
 from Models import _half, _proxy_norm
 from Models._checks import MARK, checked
 from Models._half import Rounding
@@ -47,6 +49,7 @@ Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
 RUN, STOP_AT_UPDATE, STOP_AT_CALL = 0, 1, 2  # of the stop flag
 OUTFEED_DEPTH = 100_000
+INFEED = "infeed"
 
 
 class UpdateRule(Protocol):
@@ -71,11 +74,43 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """Where micro-batches come from: {"image", "label", "position"} of the next one, beside what the loss needs more, and
-    the iterator behind it, if there is one."""
+    """Where micro-batches come from.
 
-    features: NextFeatures
-    iterator: tf.data.Iterator | None = None
+    `features`: (seed, next element of the data set, updates done, micro-batch of the update) -> what is left to do on the
+    device: {"image", "label", "position"} of the next micro-batch, beside what the loss needs more. `dataset`: makes the
+    data set on the host, in the present graph; without it the elements are empty.
+    """
+
+    features: Callable[[Seed, Features, tf.Tensor, tf.Tensor], Features]
+    dataset: Callable[[], tf.data.Dataset] | None = None
+
+
+class Infeed:
+    """A stream in a graph: the data set, and an iterator over it, found by its name from other graphs of the session."""
+
+    def __init__(self, stream: Stream) -> None:
+        """Makes the data set in the present graph."""
+        self._stream, self._graph = stream, tf.get_default_graph()
+        self.rewind: list[tf.Operation] = []  # puts the iterator at the data set's first element, if there is one
+        if stream.dataset:
+            # AutoGraph takes long to find that there is nothing to be rewritten in what a data set is mapped by
+            self._dataset = tf.autograph.experimental.do_not_convert(stream.dataset)()
+            self._iterator = tf.data.make_initializable_iterator(self._dataset, shared_name=INFEED)
+            self.rewind = [self._iterator.initializer]
+
+    def features(self, seed: Seed) -> NextFeatures:
+        """What a step takes its micro-batches from, in the present graph."""
+        iterator = None
+        if self._stream.dataset:
+            iterator = self._iterator
+            if tf.get_default_graph() is not self._graph:
+                kinds = tf.data.get_output_types(self._dataset), tf.data.get_output_shapes(self._dataset)
+                iterator = tf.data.Iterator.from_structure(*kinds, shared_name=INFEED)
+
+        def following(step: tf.Tensor, m: tf.Tensor) -> Features:
+            return self._stream.features(seed, iterator.get_next() if iterator else {}, step, m)
+
+        return following
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +124,8 @@ class Training:
     segments: list[Segment]
     trace: Trace
     plan: ExecutionPlan
-    seed: int
-    stream: Stream
+    seed: Seed
+    features: NextFeatures
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     optimiser: UpdateRule
@@ -222,9 +257,10 @@ def placed(group: Group | None) -> Iterator[None]:
         yield
 
 
-def new_session(graph: tf.Graph, homes: Sequence[str], group: Group | None = None) -> tf.Session:
-    """A session in this process, or on the group's server."""
+def new_session(graph: tf.Graph, homes: Sequence[str], group: Group | None = None, *, optimised: bool = False) -> tf.Session:
+    """A session in this process, or on the group's server; `optimised`: the graph is already."""
     config = session_config(homes)
+    config.graph_options.rewrite_options.disable_meta_optimizer = optimised
     return group.session(graph, config) if group else tf.Session(graph=graph, config=config)
 
 
@@ -234,52 +270,50 @@ def new_graph() -> tf.Graph:
     return tf.Graph()
 
 
-def as_written(function: Callable[[], Any]) -> Callable[[], Any]:
-    """The function; neither it nor what data sets are mapped by is rewritten by AutoGraph, which takes long to find that
-    there is nothing to be rewritten."""
-    return tf.autograph.experimental.do_not_convert(function)
+Build = Callable[[Seed, NextFeatures], Training]
 
 
 class TrainingProgram:
     """A compiled training program in a graph of its own."""
 
-    def __init__(self, build: Callable[[], Training], group: Group | None = None) -> None:
-        """`build` is called inside the new graph, because it makes the data stream."""
+    def __init__(
+        self, build: Build, stream: Stream, plan: ExecutionPlan, seed: int, *, group: Group | None = None,
+        store: Store | None = None,
+    ) -> None:  # fmt: skip
+        """`build` is called with the seed and the stream's features, and inside of the graph that the step belongs to.
+        `store`: where the executable is looked for and kept; a group's is built in each process anew."""
+        refuse_missing_devices(plan.homes)
         self._ended = threading.Event()
         self._device = ThreadPoolExecutor(1)
+        self._store = store
+        self.marks: list[Mark] = []
         self.graph = new_graph()
         with self.graph.as_default(), placed(group):
-            training = as_written(build)()
-            refuse_missing_devices(training.plan.homes)
-            self.weights = Weights(
-                training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype,
-                training.plan.precision,
-            )  # fmt: skip
-            self._order = Order(training.plan, training.recording)
-            self._rates = tf.placeholder(tf.float32, [None], "learning_rates")
-            self.watched = training.watched[0]
-            shapes = [[], [], [len(self.watched), 2]]
-            outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, shapes, name="outfeed")
-            stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
-            self._step = _HostStep(training, self.weights, self._order, outfeed, stop).run(self._rates)
-            self._outfeed = outfeed.dequeue_many(outfeed.size())
-            at_call = stop.assign(STOP_AT_CALL, read_value=False)
-            with tf.control_dependencies([at_call]):
-                release = self._order.release()
-            self._resume = stop.assign(RUN, read_value=False)
-            self._stops = {STOP_AT_UPDATE: stop.assign(STOP_AT_UPDATE, read_value=False), STOP_AT_CALL: [at_call, *release]}
-            initialise = [tf.global_variables_initializer()]
-            if training.stream.iterator is not None:
-                initialise.append(training.stream.iterator.initializer)
-        self.marks = [Mark(record.GRAPH, time.perf_counter(), f"{len(self.graph.get_operations()):,} operations")]
-        self.session = new_session(self.graph, training.plan.homes, group)
+            infeed = Infeed(stream)
+
+            def written(seed: Seed) -> Written:
+                return _written(build(seed, infeed.features(seed)))
+
+            if store is None:
+                self._names, about, self.weights = written(seed)
+            else:
+                executable = of_store(store, written, session_config(plan.homes), self._mark)
+                load(executable, seed)
+                self._names, about, self.weights = executable.names, executable.about, State.loaded(executable)
+            initialise = [*self._names["initialise"], *infeed.rewind]
+        self.watched = tuple(about["watched"])
+        self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
+        self.session = new_session(self.graph, plan.homes, group, optimised=store is not None)
         self.session.run(initialise)
-        self.marks.append(Mark(record.SESSION, time.perf_counter()))
+        self._mark(record.SESSION)
+
+    def _mark(self, phase: str, note: str = "") -> None:
+        self.marks.append(Mark(phase, time.perf_counter(), note))
 
     def compile(self) -> None:
         """Optimises the graph and sets the executors up, with a host step of no updates: no state moves."""
-        self.session.run(self._step, self._feeds([]))
-        self.marks.append(Mark(record.OPTIMISED, time.perf_counter()))
+        self.session.run(self._names["step"], self._feeds([]))
+        self._mark(record.OPTIMISED if self._store is None else record.READY)
 
     def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
         """One host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
@@ -290,17 +324,17 @@ class TrainingProgram:
 
     def profile(self, rate: float, operations: bool, report: Report | None = None) -> Profile:
         """One weight update, and when its cells ran; with `operations` also when each operation did."""
-        if not self._order.recording:
+        if not self._names["recorded"]:
             raise ValueError("the program was built without recording")
         trace = tf.RunMetadata() if operations else None
         metrics = self._run([rate], report, recording=True, trace=trace)
-        rows = zip(*self.session.run(self._order.recorded))
+        rows = zip(*self.session.run(self._names["recorded"]))
         cells = tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
-    def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[tf.Tensor, Any]:
+    def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
         """What a host step is fed; the same tensors always, as TensorFlow optimises the graph anew for others."""
-        return {self._rates: np.asarray(rates, np.float32), self._order.wanted: recording}
+        return dict(zip(self._names["fed"], (np.asarray(rates, np.float32), recording)))
 
     def _run(
         self,
@@ -316,13 +350,15 @@ class TrainingProgram:
         reader = threading.Thread(target=self._drain, args=(len(rates), found, report), daemon=True)
         reader.start()
         try:
-            with named_faults(lambda: f"update {int(self.session.run(self.weights.step)) + 1}"):
+            with named_faults(lambda: f"update {int(self.session.run(self.weights.saved[STEP].read)) + 1}"):
                 # the calling thread stays free for signals, which would wait for the end of the session call otherwise
-                done, wishes = self._device.submit(self.session.run, self._step, feeds, options, trace).result()
+                done, wishes = self._device.submit(self.session.run, self._names["step"], feeds, options, trace).result()
         finally:
             self._ended.set()
             reader.join()
             self._ended.clear()
+        if done and self._store is not None:
+            self._store.ran()
         rows = found[:done]
         loss, accuracy, lost = zip(*rows) if rows else ((), (), ())
         return Metrics(
@@ -333,17 +369,17 @@ class TrainingProgram:
 
     def stop(self, drop_update: bool) -> None:
         """From any thread: end the host step after the present update, or at once, dropping it. Until `resume`."""
-        self.session.run(self._stops[STOP_AT_CALL if drop_update else STOP_AT_UPDATE])
+        self.session.run(self._names["drop" if drop_update else "stop"])
 
     def resume(self) -> None:
         """Takes a stop after an update back; one that dropped its update is for good."""
-        self.session.run(self._resume)
+        self.session.run(self._names["resume"])
 
     def _drain(self, updates: int, found: list[Row], report: Report | None) -> None:
         """Takes metrics out of the queue until the step has ended and the queue is empty."""
         while len(found) < updates:
             ended = self._ended.wait(0.02)
-            rows = list(zip(*self.session.run(self._outfeed)))
+            rows = list(zip(*self.session.run(self._names["outfeed"])))
             found += rows
             for loss, accuracy, _ in rows if report else ():
                 report(float(loss), float(accuracy))
@@ -352,21 +388,75 @@ class TrainingProgram:
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint: model, slots and the count of updates."""
-        assign(self.session, self.weights.saved, values)
+        self.weights.put(self.session, values, self.weights.saved)
 
     def begin_with(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over what `values` has of the model and its slots; the count of updates stays."""
-        wanted = {name: variable for name, variable in self.weights.saved.items() if name in values and name != STEP}
-        assign(self.session, wanted, values)
+        self.weights.put(self.session, values, [name for name in self.weights.saved if name in values and name != STEP])
 
     def values(self) -> dict[str, np.ndarray]:
         """Every saved variable."""
-        return self.session.run(self.weights.saved)
+        return self.weights.values(self.session)
 
     def close(self) -> None:
         """Frees the session's memory."""
         self._device.shutdown()
         self.session.close()
+
+
+class Written(NamedTuple):
+    """A program in a graph: the names of what is fed, fetched and run, what else is to be known of it, its variables."""
+
+    names: dict[str, Sequence[str]]
+    about: dict[str, Any]
+    state: State
+
+
+def of_store(
+    store: Store, written: Callable[[Keys], Written], config: tf.ConfigProto, mark: Callable[[str, str], None]
+) -> Executable:
+    """A program's executable, from the store, or written in a graph of its own and kept there."""
+    found = store.load()
+    if found is not None:
+        return found
+    keys = Keys()
+    with new_graph().as_default() as graph:
+        program = written(keys)
+    mark(record.GRAPH, f"{len(graph.get_operations()):,} operations")
+    names, about = {**program.names, **program.state.names()}, {**program.about, **program.state.about()}
+    made = optimised(graph, config, names, about, keys.names)
+    mark(record.OPTIMISED, "")
+    store.keep(made)
+    return made
+
+
+def _written(training: Training) -> Written:
+    """Writes a training program into the present graph."""
+    weights = Weights(
+        training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype,
+        training.plan.precision,
+    )  # fmt: skip
+    order = Order(training.plan, training.recording)
+    rates = tf.placeholder(tf.float32, [None], "learning_rates")
+    watched = training.watched[0]
+    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
+    stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
+    step = _HostStep(training, weights, order, outfeed, stop).run(rates)
+    at_call = stop.assign(STOP_AT_CALL, read_value=False)
+    with tf.control_dependencies([at_call]):
+        release = order.release()
+    names = {
+        "fed": [rates, order.wanted],
+        "step": step,
+        "outfeed": outfeed.dequeue_many(outfeed.size()),
+        "recorded": order.recorded,
+        "resume": [stop.assign(RUN, read_value=False)],
+        "stop": [stop.assign(STOP_AT_UPDATE, read_value=False)],
+        "drop": [at_call, *release],
+        "initialise": [tf.global_variables_initializer()],
+    }
+    named = {what: [each.name for each in several] for what, several in names.items()}
+    return Written(named, {"watched": watched}, State.of(weights))
 
 
 def _elements(x: tf.Tensor) -> int:
@@ -515,7 +605,7 @@ class _HostStep:
 
         def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
             with tf.control_dependencies([m]):
-                features = dict(training.stream.features(step, m))
+                features = dict(training.features(step, m))
                 features["image"] = self._image(features["image"])
             # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
             with tf.control_dependencies([features["label"]]):

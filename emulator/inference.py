@@ -12,12 +12,17 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from emulator import record
+from emulator.draws import Seed
+from emulator.executable import Store, load
 from emulator.executor import (
+    Infeed,
     NextFeatures,
     Stream,
-    as_written,
+    Written,
     named_faults,
     new_graph,
+    new_session,
+    of_store,
     operation_events,
     refuse_missing_devices,
     session_config,
@@ -25,7 +30,7 @@ from emulator.executor import (
 from emulator.precision import SINGLE, Precision
 from emulator.record import Mark
 from emulator.stages import layers_of, rounding, rounding_of
-from emulator.weights import Weights, assign
+from emulator.weights import State, Weights
 from Models import _half, _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -51,56 +56,78 @@ class InferenceProgram:
         self,
         segments: list[Segment],
         variables: tuple[Variable, ...],
-        stream: Callable[[], Stream],
+        stream: Stream,
         score: Score,
         home: str = "/cpu:0",
         precision: Precision = SINGLE,
+        seed: int = 0,
+        store: Store | None = None,
     ) -> None:
-        """`stream` is called inside the new graph; `home` is the TensorFlow device of the network."""
+        """`home` is the TensorFlow device of the network; `seed`: of the stream; `store`: where the executable is looked
+        for and kept."""
         refuse_missing_devices((home,))
         self._device = ThreadPoolExecutor(1)
+        self._store = store
         self.names = score.names
+        self.marks: list[Mark] = []
         self.graph = new_graph()
         with self.graph.as_default(), tf.device(home):
-            self._stream = as_written(stream)()
-            self.weights = Weights(variables, 0, {}, precision=precision)
-            self._range = (tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end"))
-            stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
-            self._stop = stop.assign(True, read_value=False)
-            self._step = _inference_step(segments, self.weights, self._stream.features, score, precision, stop, *self._range)
-            initialise = tf.global_variables_initializer()
-        self.marks = [Mark(record.GRAPH, time.perf_counter(), f"{len(self.graph.get_operations()):,} operations")]
-        self.session = tf.Session(graph=self.graph, config=session_config((home,)))
-        self.session.run(initialise)
-        self.marks.append(Mark(record.SESSION, time.perf_counter()))
+            infeed = Infeed(stream)
+
+            def written(seed: Seed) -> Written:
+                with tf.device(home):
+                    return _written(segments, variables, infeed.features(seed), score, precision)
+
+            if store is None:
+                self._names, _, self.weights = written(seed)
+            else:
+                executable = of_store(store, written, session_config((home,)), self._mark)
+                load(executable, seed)
+                self._names, self.weights = executable.names, State.loaded(executable)
+            self._rewind = infeed.rewind
+        self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
+        self.session = new_session(self.graph, (home,), optimised=store is not None)
+        self.session.run(self._names["initialise"])
+        self._mark(record.SESSION)
+
+    def _mark(self, phase: str, note: str = "") -> None:
+        self.marks.append(Mark(phase, time.perf_counter(), note))
+
+    def compile(self) -> None:
+        """Sets the executors up, with a step of no micro-batches."""
+        self.rewind()
+        self.step(0, 0)
+        self._mark(record.OPTIMISED if self._store is None else record.READY)
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""
-        assign(self.session, self.weights.model, values)
+        self.weights.put(self.session, values, self.weights.model)
 
     def rewind(self) -> None:
         """Puts the stream back to its first micro-batch."""
-        if self._stream.iterator is not None:
-            self.session.run(self._stream.iterator.initializer)
+        self.session.run(self._rewind)
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
         """Sums over micro-batches first..end-1, which must be the stream's next ones. What a signal raises ends the call at
         its next micro-batch, and then the program is of no more use."""
         with named_faults(lambda: "validation"):
             # the calling thread stays free for signals, which would wait for the end of the session call otherwise
-            running = self._device.submit(self.session.run, self._step, dict(zip(self._range, (first, end))))
+            running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))
             try:
-                return running.result()
+                found = running.result()
             except BaseException:
                 if not running.done():
-                    self.session.run(self._stop)
+                    self.session.run(self._names["stop"])
                     wait([running])
                 raise
+        if end > first and self._store is not None:
+            self._store.ran()
+        return dict(zip(self.names, found))
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
         """The same step; when each of its operations ran, as events of a Chrome trace."""
         options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
-        self.session.run(self._step, dict(zip(self._range, (first, end))), options, trace)
+        self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
         return operation_events(trace)
 
     def close(self) -> None:
@@ -118,7 +145,24 @@ def logits_of(
     return _segments.run(segments, layers, image)
 
 
-def _inference_step(
+def _written(
+    segments: list[Segment], variables: tuple[Variable, ...], features: NextFeatures, score: Score, precision: Precision
+) -> Written:
+    """Writes a validation program into the present graph."""
+    weights = Weights(variables, 0, {}, precision=precision)
+    fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
+    stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
+    names = {
+        "fed": fed,
+        "step": _sums(segments, weights, features, score, precision, stop, *fed),
+        "stop": [stop.assign(True, read_value=False)],
+        "initialise": [tf.global_variables_initializer()],
+    }
+    named = {what: [each.name for each in several] for what, several in names.items()}
+    return Written(named, {}, State.of(weights))
+
+
+def _sums(
     segments: list[Segment],
     weights: Weights,
     features: NextFeatures,
@@ -127,8 +171,8 @@ def _inference_step(
     stop: tf.Variable,
     first: tf.Tensor,
     end: tf.Tensor,
-) -> dict[str, tf.Tensor]:
-    """The device loop over micro-batches; float64 sums by name."""
+) -> list[tf.Tensor]:
+    """The device loop over micro-batches; float64 sums in the order of their names."""
     values = weights.read()
 
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -145,4 +189,4 @@ def _inference_step(
             return tf.logical_and(i < end, tf.logical_not(stop.read_value()))
 
     _, *totals = tf.while_loop(going_on, body, start, parallel_iterations=1, back_prop=False)
-    return dict(zip(score.names, totals))
+    return totals

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from emulator.schedules import Action
 
 GRAPH, SESSION, OPTIMISED = "graph", "session and initial weights", "optimisation of the graph"
+LOADED, READY = "loading of the optimised graph", "executors"
 
 
 @dataclass(frozen=True)

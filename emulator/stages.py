@@ -42,7 +42,7 @@ class Network:
 
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
-    seed: int
+    seed: draws.Seed
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from emulator import draws
+from emulator.executable import Executable
 from emulator.precision import OFF, SINGLE, Precision
 from emulator.stages import rounding
 from Models import _half, _proxy_norm
@@ -16,6 +19,7 @@ from Models._tensor_layers import initial_value
 
 STEP = "global_step"
 FP32_COPY = "fp32"  # the slot
+_VARIABLE = "variable "  # before its name, among an executable's names
 
 
 class Weights:
@@ -28,7 +32,7 @@ class Weights:
     def __init__(
         self,
         variables: tuple[Variable, ...],
-        seed: int,
+        seed: draws.Seed,
         slots: Mapping[str, float],
         trained: Callable[[str], bool] = lambda name: True,
         dtype: tf.DType = tf.float32,
@@ -95,6 +99,61 @@ class Weights:
         return _half.on_grid(value, rounding(self._precision, stochastic), noise)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A variable of a graph, by the names of its value, of what is fed to set it, and of the operation that does."""
+
+    dtype: tf.DType
+    shape: tf.TensorShape
+    read: str
+    value: str
+    set: str
+
+
+class State:
+    """A program's variables, to be read and set in its session: all that a checkpoint holds, and the model's of them."""
+
+    def __init__(self, saved: Mapping[str, Stored], model: Sequence[str]) -> None:
+        self.saved = dict(saved)
+        self.model = {name: self.saved[name] for name in model}
+
+    @classmethod
+    def of(cls, weights: Weights) -> State:
+        """The graph gets operations that read them."""
+        saved = {
+            name: Stored(v.dtype.base_dtype, v.shape, v.read_value().name, v.initializer.inputs[1].name, v.initializer.name)
+            for name, v in weights.saved.items()
+        }
+        return cls(saved, list(weights.model))
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """For an executable; those of the variables' values, feeds and operations."""
+        return {f"{_VARIABLE}{name}": (stored.read, stored.value, stored.set) for name, stored in self.saved.items()}
+
+    def about(self) -> dict[str, Any]:
+        """For an executable: kinds and shapes."""
+        kinds = {name: [stored.dtype.name, stored.shape.as_list()] for name, stored in self.saved.items()}
+        return {"variables": kinds, "model": list(self.model)}
+
+    @classmethod
+    def loaded(cls, executable: Executable) -> State:
+        """From what `names` and `about` gave."""
+        saved = {
+            name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
+            for name, (kind, shape) in executable.about["variables"].items()
+        }
+        return cls(saved, executable.about["model"])
+
+    def values(self, session: tf.Session) -> dict[str, np.ndarray]:
+        """Of every variable."""
+        return session.run({name: stored.read for name, stored in self.saved.items()})
+
+    def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+        """Sets the variables of these names, through their initialisers; a value that is missing is a KeyError."""
+        feeds = {self.saved[name].value: values[name] for name in names}
+        session.run([self.saved[name].set for name in names], feeds)
+
+
 def assign(session: tf.Session, variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
     """Sets variables by name, through their initialisers, so that the graph does not grow."""
     feeds = {variable.initializer.inputs[1]: values[name] for name, variable in variables.items()}
@@ -102,4 +161,10 @@ def assign(session: tf.Session, variables: Mapping[str, tf.Variable], values: Ma
 
 
 def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:
-    return tf.get_variable(name, initializer=value, trainable=trainable, use_resource=True)
+    """Its initial value can be replaced by another one that is fed."""
+
+    def initial() -> tf.Tensor:
+        made = value()
+        return tf.placeholder_with_default(made, made.shape)
+
+    return tf.get_variable(name, initializer=initial, trainable=trainable, use_resource=True)

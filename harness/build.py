@@ -17,12 +17,14 @@ from Datasets.generated import synthetic
 from harness import embedded, losses, optimisers, rules
 from harness.embedded import Batches
 from harness.run import Run
-from ipu_utils import Features, Group, InferenceProgram, TrainingProgram
+from ipu_utils import Features, Group, InferenceProgram, Seed, Store, Stream, TrainingProgram
 
 
-def training_program(run: Run, start: int, recording: bool = False, group: Group | None = None) -> TrainingProgram:
+def training_program(
+    run: Run, start: int, recording: bool = False, group: Group | None = None, store: Store | None = None
+) -> TrainingProgram:
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
-    the instances that train together."""
+    the instances that train together; `store`: where it is kept."""
     training = run.options.training
     update = optimisers.make(training, run.plan.global_batch)
     request = run.training_request(start)
@@ -31,7 +33,7 @@ def training_program(run: Run, start: int, recording: bool = False, group: Group
         run.trace,
         run.plan,
         seed=run.seed,
-        stream=partial(_stream, run, request, training=True),
+        stream=_stream(run, request, training=True),
         loss=partial(_loss, training.label_smoothing or 0.0),
         hits=losses.hits,
         update=update,
@@ -41,19 +43,22 @@ def training_program(run: Run, start: int, recording: bool = False, group: Group
         trained=run.trained,
         recording=recording,
         group=group,
+        store=store,
     )
 
 
-def validation_program(run: Run) -> InferenceProgram:
-    """The validation program; sums are hits, top-5 hits, loss and the number of real samples."""
+def validation_program(run: Run, store: Store | None = None) -> InferenceProgram:
+    """The validation program, kept in `store`; sums are hits, top-5 hits, loss and the number of real samples."""
     return ipu_utils.compile_inference(
         run.segments,
         run.trace,
-        stream=partial(_stream, run, run.validation_request(), training=False),
+        stream=_stream(run, run.validation_request(), training=False),
         names=("hits", "samples", "top5", "loss"),
         sums=_scores,
         home=run.plan.homes[0],
         precision=run.plan.precision,
+        seed=run.seed,
+        store=store,
     )
 
 
@@ -95,15 +100,17 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
         for picture in pictures:
             yield {"image": picture[None], "label": np.zeros(1, np.int32)}
 
-    def stream() -> ipu_utils.Stream:
+    def dataset() -> tf.data.Dataset:
         kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
-        dataset = tf.data.Dataset.from_generator(single, output_signature=kinds)
-        return ipu_utils.stream_of(dataset, lambda found: {**found, "image": run.source.on_device(found["image"], request)})
+        return tf.data.Dataset.from_generator(single, output_signature=kinds)
+
+    def prepare(_: Seed, found: Features) -> Features:
+        return {**found, "image": run.source.on_device(found["image"], request)}
 
     return ipu_utils.compile_inference(
         run.segments,
         run.trace,
-        stream=stream,
+        stream=ipu_utils.stream_of(dataset, prepare),
         names=("probabilities",),
         sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
         shape=(run.trace.operations[-1].result.elements,),
@@ -117,52 +124,52 @@ def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
     return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
 
 
-def _stream(run: Run, request: ReadRequest, training: bool) -> ipu_utils.Stream:
-    mixing = _mixing(run) if training else None
+def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
+    mixes = training and rules.mixes(run.options.dataset)
+    on_host = run.options.dataset.hostside_image_mixing
 
-    def prepare(features: Features) -> Features:
+    def prepare(seed: Seed, features: Features) -> Features:
         """What is left to do on the device."""
         found = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
-        return mixing(found) if mixing and not run.options.dataset.hostside_image_mixing else found
+        return _mixing(run, seed)(found) if mixes and not on_host else found
+
+    def dataset() -> tf.data.Dataset:
+        found = run.source.train(request) if training else run.source.validation(request)
+        return found.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else found
 
     if run.options.dataset.synthetic_data:
         return _synthetic_stream(run, request, training, prepare)
-    dataset = run.source.train(request) if training else run.source.validation(request)
-    if mixing and run.options.dataset.hostside_image_mixing:
-        dataset = dataset.map(mixing).prefetch(1)
     return ipu_utils.stream_of(dataset, prepare)
 
 
-def _mixing(run: Run) -> Mixing | None:
-    """Mixup and cutmix, if there is to be any."""
+def _mixing(run: Run, seed: Seed) -> Mixing:
+    """Mixup and cutmix."""
     asked = run.options.dataset
-    if not rules.mixes(asked):
-        return None
     return Mixing(
         alpha=asked.mixup_alpha,
         kept=asked.cutmix_lambda,
         version=asked.cutmix_version,
         micro_batch=run.plan.micro_batch,
-        seed=run.seed,
+        seed=seed,
     )
 
 
 def _synthetic_stream(
-    run: Run, request: ReadRequest, training: bool, prepare: Callable[[Features], Features]
-) -> ipu_utils.Stream:
+    run: Run, request: ReadRequest, training: bool, prepare: Callable[[Seed, Features], Features]
+) -> Stream:
     """Data made on the device. Samples past the validation set's end are marked as filling."""
     limit = None if training else run.source.spec.validation_images
     first_update = replace(request, start=run.training_request(0).start) if training else request
 
-    def features(step: tf.Tensor, m: tf.Tensor) -> Features:
+    def features(seed: Seed, _: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
         sample = step * run.plan.micro_batch * run.plan.micro_batches + tf.cast(m, tf.int64) * request.batch_size
         position = _pipeline.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
-        image, label = synthetic(run.source.spec, request, position)
+        image, label = synthetic(run.source.spec, replace(request, seed=seed), position)
         if limit is not None:
             label = tf.where_v2(position < limit, label, -1)
-        return prepare({"image": image, "label": label, "position": position})
+        return prepare(seed, {"image": image, "label": label, "position": position})
 
-    return ipu_utils.Stream(features)
+    return Stream(features)
 
 
 def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

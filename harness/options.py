@@ -259,6 +259,11 @@ class DeviceOptions:
         aliases=("select_ipus",), check=_device_ids, read=str.upper,
     )  # fmt: skip
     compile_only: bool = opt(False, "build the programs, report and stop")
+    executable_cache: bool = opt(True, "keep compiled programs for the next call; --no-executable-cache builds them anew")
+    executable_cache_path: str | None = opt(
+        None, "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)"
+    )
+    executable_cache_size: int = opt(1000, "megabytes that it may take; the longest unused are removed", check=at_least(1))
     memory_check: bool = opt(
         True, "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same"
     )
@@ -285,7 +290,6 @@ class DeviceOptions:
     on_demand: bool = opt(True, "attach to devices only when needed", kind=HINT)
     prefetch_depth: int | None = opt(None, "micro-batches fetched ahead: 1 to 255", kind=HINT, check=between(1, 255))
     num_io_tiles: int = opt(0, "tiles reserved for host input and output", kind=HINT, check=between(0, 1472))
-    executable_cache_path: str | None = opt(None, "folder of compiled programs", kind=HINT)
     gcl_method: str | None = opt(None, "collectives' method", kind=HINT)
     gcl_max_broadcast_size: int | None = opt(None, "bytes of one broadcast", kind=HINT, check=at_least(0))
     poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # may differ between instances: where things lie on a host, and what only shows
 _OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "name_suffix", "restore_path",
         "select_ipu", "wandb", "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel",
-        "dataset_cache", "worker_timeout")  # fmt: skip
+        "dataset_cache", "worker_timeout", "executable_cache", "executable_cache_path", "executable_cache_size")  # fmt: skip
 _FOLDERS = ("Models", "Datasets", "LR_Schedules", "harness", "emulator")
 _PACKAGES = ("tensorflow", "numpy")
 

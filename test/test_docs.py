@@ -67,7 +67,7 @@ def test_names_in_the_pages_exist(page):
         assert name in names or name == "NAME", name
     for link in re.findall(r"\]\(([\w./-]+)\)", text):
         assert (DOCS / link).exists(), link
-    known = {"--numa-aware", "--host", "--tag-output", "--bind-to", "--map-by"}
+    known = {"--executable_cache_path", "--numa-aware", "--host", "--tag-output", "--bind-to", "--map-by"}
     for script in ("train", "validation", "restore", "inference_embedded"):
         for model in plugins.names("Models"):
             known |= cli.parse(["--model", model, "--dataset", "imagenet", "-h"], script, None, {}).catalogue.flags().keys()

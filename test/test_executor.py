@@ -162,7 +162,7 @@ def test_moving_variance_is_the_biased_one():
 
         request = ReadRequest(batch_size=2, image_size=32, seed=3)
         image, _ = synthetic(spec_without_data("fashion-mnist"), request, tf.range(2, dtype=tf.int64))
-        stem = tf.nn.conv2d(image, built.weights.model["all/b0/conv/conv2d/kernel"], 1, "SAME")
+        stem = tf.nn.conv2d(image, values["all/b0/conv/conv2d/kernel"], 1, "SAME")
     picture = built.session.run(stem).astype(np.float64)
     np.testing.assert_allclose(values["all/b0/batch_norm/moving_variance"], picture.var(axis=(0, 1, 2)), rtol=1e-4)
     np.testing.assert_allclose(values["all/b0/batch_norm/moving_mean"], picture.mean(axis=(0, 1, 2)), rtol=1e-3, atol=1e-5)

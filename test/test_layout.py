@@ -33,6 +33,7 @@ FILES = [ROOT / f"{name}.py" for name in SCRIPTS] + [
 # building graphs is their work; everything else must answer before TensorFlow is there
 TENSORFLOW = {
     "ipu_utils",
+    "emulator.executable",
     "emulator.executor",
     "emulator.stages",
     "emulator.weights",

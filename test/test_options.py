@@ -81,7 +81,8 @@ SHARED = {
         "compile_only": (bool, False), "memory_check": (bool, True), "on_demand": (bool, True), "prefetch_depth": (int, None),
         "fold": (str, "auto"), "fold_memory": (int, 1024), "num_io_tiles": (int, 0), "BN_span": (int, 1), "saturate_on_overflow": (bool, False),
         "scheduling_algorithm": (str, "choose-best"), "max_reduce_many_buffer_size": (int, 0),
-        "profile_compilation": (bool, False), "executable_cache_path": (str, None), "gcl_method": (str, None),
+        "profile_compilation": (bool, False), "executable_cache": (bool, True),
+        "executable_cache_path": (str, None), "executable_cache_size": (int, 1000), "gcl_method": (str, None),
         "gcl_max_broadcast_size": (int, None), "poplar_sync_configuration": (str, None),
         "force_weight_to_fp16": (TEXTS, ()), "force_weight_to_fp32": (TEXTS, ()), "force_unstable_norm": (bool, False),
         "gradient_mean_reduce_re": (TEXTS, ()), "only_use_slic_vmac_16": (bool, False), "analyse_nans": (bool, False),
@@ -387,6 +388,9 @@ ELSEWHERE = {
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
     "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",
+    "executable_cache": "test_executables.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
+    "executable_cache_path": "test_executables.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
+    "executable_cache_size": "test_executables.py::test_the_longest_unused_are_removed",
     "memory_check": "test_host_memory.py::test_a_batch_too_large_is_refused_before_anything_is_built",
     "profile": "test_profile.py::test_a_profile_beside_the_run_or_where_it_is_wanted",
     "gc_profile": "test_profile.py::test_gc_profile_runs_a_command",
@@ -414,7 +418,7 @@ HINTS = {
     "enable_conv_dithering": "", "internal_exchange_optimisation_target": "memory",
     "max_reduce_many_buffer_size": "216",
     "scheduling_algorithm": "post-order", "on_demand": "false", "prefetch_depth": "3", "num_io_tiles": "32",
-    "executable_cache_path": "cache", "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
+    "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
     "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
 }  # fmt: skip
 PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state

@@ -79,7 +79,7 @@ def test_rounding_is_numpys_to_the_bit():
 
 
 def test_overflow_saturates_where_asked():
-    found = rounded(np.float32([1e5, -1e5, np.inf, 65519, np.nan, 3]), Rounding(saturate=True))
+    found = rounded(np.float32([1e5, -6e34, np.inf, 65519, np.nan, 3]), Rounding(saturate=True))
     np.testing.assert_array_equal(found, np.float32([65504, -65504, 65504, 65504, np.nan, 3]))
 
 
