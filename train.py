@@ -75,19 +75,18 @@ def _refuse_beginning(run: Run) -> None:
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
-    missing = None
-    try:
-        newest, damaged = checkpoints.latest(Path(path))
-    except checkpoints.CheckpointError as error:
-        if not clusters.follows(os.environ):
-            raise
-        newest, damaged, missing = None, [], error  # another instance may have them
+    if not clusters.follows(os.environ):
+        checkpoints.of_run(Path(path))  # without them there is no run, whatever else is there
     recorded = entry.recorded_options(Path(path))
     parsed = entry.parse(argv, script, recorded)
+    if parsed is None:
+        return 0
+    newest, damaged, missing = _latest(Path(path))
+    parsed = replace(parsed, notes=(*parsed.notes, *damaged))
     done = newest.iteration if newest else 0
     refuse = partial(_refuse_going_on, recorded=recorded, done=done)
     replicas = recorded.get("total_replicas")
-    run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse) if parsed else None
+    run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse)
     if run is None:
         return 0
     if missing and run.cluster.instance == 0:
@@ -98,8 +97,8 @@ def resume(argv: list[str], path: str, script: str) -> int:
     values: Values = {}
     if run.cluster.instance == 0:
         executables.import_tensorflow(run)
-        newest, values, damaged = checkpoints.newest(Path(path))
-    run = replace(run, notes=(*run.notes, *damaged))
+        newest, values, damaged = checkpoints.newest(Path(path), verified=newest)
+        run = replace(run, notes=(*run.notes, *(line for line in damaged if line not in run.notes)))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
         run = replace(run, run_id=team.told(_known_id(Path(path), recorded, newest) or _new_id()))
@@ -107,6 +106,17 @@ def resume(argv: list[str], path: str, script: str) -> int:
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
         return train(run, team, folder, newest, values)
+
+
+def _latest(folder: Path) -> tuple[Checkpoint | None, list[str], checkpoints.CheckpointError | None]:
+    """The newest whole checkpoint of a run and a line on each newer one; or, where another instance may have them, why there
+    is none here."""
+    try:
+        return *checkpoints.latest(folder), None
+    except checkpoints.CheckpointError as error:
+        if not clusters.follows(os.environ):
+            raise
+        return None, [], error
 
 
 def _known_id(folder: Path, recorded: Mapping[str, Any], newest: Checkpoint | None) -> str | None:

@@ -20,8 +20,7 @@ Values = dict[str, "np.ndarray"]
 
 def found(folder: Path) -> list[Checkpoint]:
     """Every *ckpt-<n> that lies directly in a folder, in order of n."""
-    if not folder.is_dir():
-        raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
+    checkpoints.require_folder(folder)
     prefixes = (str(index).removesuffix(".index") for index in checkpoints.indices(folder))
     counted = ((prefix, manifests.number(Path(prefix).name)) for prefix in prefixes)
     numbered = [Checkpoint(prefix, number) for prefix, number in counted if number is not None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness import archives, bounds, files, input_files, manifests, saving
+from harness import archives, bounds, files, input_files, manifests, quiet, saving
 from harness.archives import ArchiveError
 
 if TYPE_CHECKING:
@@ -125,29 +125,49 @@ def indices(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.endswith(".index")]
 
 
+def of_run(folder: Path) -> list[Checkpoint]:
+    """Those that a run can go on from; CheckpointError if there are none."""
+    require_folder(folder)
+    return _numbered(folder, "--restore-path")
+
+
+def require_folder(folder: Path) -> None:
+    """CheckpointError for anything else that --restore-path names where a run is asked for."""
+    if not folder.is_dir():
+        raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
+
+
 def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint of a run folder that is whole as far as its manifest and its state tell, and a line on each
-    newer one that is not. Without TensorFlow."""
+    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is not. Without TensorFlow
+    where a manifest and a state tell it, which is nearly always; otherwise the tensors have to be read."""
 
     def look(checkpoint: Checkpoint) -> Checkpoint:
-        _verify(checkpoint)
+        if manifests.there(Path(checkpoint.prefix)) and ITERATION in _verified(checkpoint):
+            return checkpoint
+        quiet.import_tensorflow()
+        _read(checkpoint)
         return checkpoint
 
-    return _newest(_numbered(_existing(folder), "--restore-path"), f"--restore-path {folder}", look)
+    return _newest(of_run(folder), f"--restore-path {folder}", look)
 
 
-def newest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+def newest(
+    folder: Path, option: str = "--restore-path", verified: Checkpoint | None = None
+) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
     """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
-    on each newer one that is damaged."""
-    return newest_of(_numbered(folder, option), f"{option} {folder}")
+    on each newer one that is damaged. `verified`: what `latest` gave, whose files are not held against their manifest
+    again."""
+    return newest_of(_numbered(folder, option), f"{option} {folder}", verified)
 
 
-def newest_of(found: Iterable[Checkpoint], asked: str) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
+def newest_of(
+    found: Iterable[Checkpoint], asked: str, verified: Checkpoint | None = None
+) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
     """The same of some checkpoints, which `asked` stands for; the error of one that is alone is its own."""
     ordered = sorted(found, key=lambda checkpoint: checkpoint.iteration)
     if len(ordered) == 1:
-        return ordered[0], read(ordered[0]), []
-    (checkpoint, values), warnings = _newest(ordered, asked, lambda checkpoint: (checkpoint, _read(checkpoint)))
+        return ordered[0], read(ordered[0], ordered[0] == verified), []
+    (checkpoint, values), warnings = _newest(ordered, asked, lambda each: (each, _read(each, each == verified)))
     return checkpoint, values, warnings
 
 
@@ -169,9 +189,9 @@ def _newest(found: Sequence[Checkpoint], asked: str, look: Callable[[Checkpoint]
     raise CheckpointError(f"{asked}: all {len(found)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
 
 
-def _verify(checkpoint: Checkpoint) -> None:
-    """CheckpointError, without the checkpoint's name, if the files are not those that the manifest tells of, or the state
-    is another checkpoint's."""
+def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state; CheckpointError, without the checkpoint's name, if the files are not those that the manifest tells of, or
+    the state is another checkpoint's."""
     wrong = manifests.damage(Path(checkpoint.prefix))
     if wrong:
         raise CheckpointError(wrong)
@@ -183,6 +203,7 @@ def _verify(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
         )
+    return kept
 
 
 def _belongs_elsewhere(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> bool:
@@ -293,12 +314,6 @@ def _at(prefix: Path) -> Checkpoint:
     return Checkpoint(str(prefix), int(match[1]) if match else -1)
 
 
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
-    return folder
-
-
 def run_folder(path: Path) -> Path:
     """Where the options of a restore path are recorded: the run folder, or the .npz file itself."""
     file = archives.located(path)
@@ -368,21 +383,22 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+def read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray]:
     """Every tensor of a checkpoint by name; CheckpointError for one that is damaged, or holds another update's weights
-    than its name says."""
+    than its name says. `verified`: the files have been held against their manifest."""
     file = archives.located(Path(checkpoint.prefix))
     if file:
         return _of_archive(archives.arrays, file)
     try:
-        return _read(checkpoint)
+        return _read(checkpoint, verified)
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
 
 
-def _read(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+def _read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray]:
     """The same; errors without the checkpoint's name."""
-    _verify(checkpoint)
+    if not verified:
+        _verified(checkpoint)
     values = _tensors(checkpoint)
     done, named = values.get(_STEP), manifests.number(checkpoint.name)
     if named is not None and done is not None and done.tolist() != named:

@@ -21,6 +21,11 @@ def write(prefix: Path) -> None:
     files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
 
 
+def there(prefix: Path) -> bool:
+    """Whether a checkpoint has one."""
+    return os.path.lexists(_path(prefix))
+
+
 def damage(prefix: Path) -> str | None:
     """What is wrong with the files of a checkpoint by its manifest; None if all is well. Without a manifest, as with
     checkpoints that other programs wrote, they must be regular files at least."""

@@ -79,6 +79,23 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, 
     assert checkpoints.latest(folder)[0].iteration == 6  # they were written anew
 
 
+def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
+    """Without manifest and state only the tensors tell what a checkpoint is: here, that ckpt-8 is a copy, and ckpt-6 cut."""
+    copied(folder, 2, 8, *NAMES[:2])
+    for file in ("manifest.json", "state.json"):
+        (folder / f"ckpt-6.{file}").unlink()
+    cut(folder / "ckpt-6.data-00000-of-00001", 0.5)
+    out = succeed("restore", "--restore-path", folder, "--dry-run", "--stop-after", 5, "--iterations", 7).out
+    assert "Done: 4 of 7 updates" in out and all(f"checkpoint ckpt-{n} is damaged and left out" in out for n in (6, 8))
+    refused = run("restore", "--restore-path", folder, "--dry-run", "--stop-after", 4)
+    assert refused.code == 2 and "the run has done 4 updates already" in refused.err
+    held, damage = [], manifests.damage
+    monkeypatch.setattr(manifests, "damage", lambda prefix: held.append(prefix.name) or damage(prefix))
+    found, _ = checkpoints.latest(folder)
+    checkpoints.newest(folder, verified=found)
+    assert held.count("ckpt-4") == 1
+
+
 def test_without_its_index_a_checkpoint_is_not_there(folder):
     (folder / "ckpt-6.index").unlink()
     assert checkpoints.latest(folder)[0].iteration == 4
