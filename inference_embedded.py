@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
         raise OptionError(f"--restore-path {path} holds {len(found)} checkpoints, and one program has one; name it: {names}")
-    recorded = entry.recorded_options(checkpoints.run_folder(Path(path))) if path else {}
+    recorded = entry.recorded_options(checkpoints.run_folder(Path(path)), argv, SCRIPT) if path else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     parsed = entry.parse(argv, SCRIPT, recorded)
     run = entry.prepare_or_describe(parsed, training=False) if parsed else None

@@ -21,7 +21,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -77,10 +77,15 @@ def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
     if not clusters.follows(os.environ):
         checkpoints.of_run(Path(path))  # without them there is no run, whatever else is there
-    recorded = entry.recorded_options(Path(path))
+    recorded = entry.recorded_options(Path(path), argv, script)
     parsed = entry.parse(argv, script, recorded)
     if parsed is None:
         return 0
+    if parsed.options.device.seed is None:
+        raise OptionError(
+            f"{checkpoints.record(Path(path))} does not tell the run's seed, which everything random follows from: put it "
+            "back as the run wrote it, or give --seed"
+        )
     newest, damaged, missing = _latest(Path(path))
     parsed = replace(parsed, notes=(*parsed.notes, *damaged))
     done = newest.iteration if newest else 0
@@ -134,14 +139,14 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
     """What a run that has done so many updates cannot go on with."""
     if not run.options.logging.logs:
         raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
-    trained_with = recorded.get("total_batch_size", run.plan.global_batch)
-    if trained_with != run.plan.global_batch:
+    trained_with = recorded.get("total_batch_size")
+    if trained_with not in (None, run.plan.global_batch):
         raise OptionError(
             f"the run's global batch is {trained_with}, that of this call {run.plan.global_batch}: its place in the data is "
             "counted in global batches; keep the batch, or begin a new run"
         )
     before, now = recorded.get("parameters"), run.trace.parameters
-    if isinstance(before, int) and before != now:
+    if before is not None and before != now:
         raise OptionError(
             f"the run's network has {before:,} parameters, that of this call {now:,}: leave the options of the model as "
             "they were, or begin a new run, which --init-path can give weights to"
@@ -380,12 +385,12 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
         log.note(f"{classifier} begins anew: it has another number of classes there")
     recorded = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix)))
     for name in ("symmetric_input", "normalise_input"):
-        if name in recorded and recorded[name] != getattr(run.options.dataset, name):
+        if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
             flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
             log.note(f"warning: those weights were trained on pictures that were normalised with {flag}")
     trained_at = recorded.get("image_size")
     stride = run.trace.stride
-    if isinstance(trained_at, int) and trained_at % stride != run.image_size % stride:
+    if trained_at and trained_at % stride != run.image_size % stride:
         log.note(
             f"warning: those weights were trained at {trained_at} px and go on at {run.image_size} px, which differ modulo "
             f"{stride}, the network's stride; SAME padding falls on other sides then, and accuracy suffers"
@@ -411,10 +416,8 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
 
 def _averages(run: Run, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, what the rows tell of it."""
-    with suppress(TypeError, ValueError):
-        if state:
-            Meter(run.horizon, run.step_increment, run.rate, state)
-            return state
+    if state:
+        return state
     log.note(
         f"warning: {newest.name} comes without a sound {newest.state_path.name}: steps and averages go on from the rows of "
         "training.csv"

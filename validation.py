@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         raise OptionError("--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0")
     folder = checkpoints.run_folder(Path(path)) if path else None
     found = checkpoints.select(Path(path)) if path and not clusters.follows(os.environ) else []
-    recorded = entry.recorded_options(folder) if folder else {}
+    recorded = entry.recorded_options(folder, argv, "validation") if folder else {}
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
     parsed = entry.parse(argv, "validation", recorded)
@@ -229,9 +229,7 @@ def own_micro_batches(run: Run) -> int:
 
 def epoch_batch(run: Run, recorded: Mapping[str, Any]) -> int:
     """The training's global batch, for the epoch column."""
-    recorded_batch = recorded.get("total_batch_size")
-    trained_with = recorded_batch if isinstance(recorded_batch, int) else run.plan.global_batch
-    return run.options.training.global_batch_size or trained_with
+    return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
 
 
 def _sums(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> tuple[dict[str, float], float]:

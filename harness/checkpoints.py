@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness import archives, bounds, files, input_files, manifests, quiet, saving
+from harness import archives, bounds, files, input_files, manifests, quiet, records, saving
 from harness.archives import ArchiveError
+from harness.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np
 
-ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
-ITERATION = "iteration"  # in every state: the updates that the run had done
-CALLS = "calls"  # in every state: the calls of the run that led to it
-RUN_ID = "run_id"  # in every state and in the options that a run records
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
@@ -325,13 +322,14 @@ def run_folder(path: Path) -> Path:
 
 
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state that is not a variable; empty if it is missing. CheckpointError if it is damaged."""
+    """The state that is not a variable; empty if it is missing, or holds what cannot be. CheckpointError if it is not what
+    was written."""
     if not os.path.lexists(checkpoint.state_path):
         return {}
     found = _json(checkpoint.state_path)
     if found.pop(_DIGEST, None) not in (None, _digest(found)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
-    return found
+    return found if records.sound_state(found) else {}
 
 
 def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
@@ -352,10 +350,7 @@ def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]
 
 def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
     """The calls that a state tells of, in order, if it does; with `begun` a new one besides, which goes on from there."""
-    try:
-        before = [(str(name), int(since)) for name, since in state.get(CALLS, ())]
-    except (TypeError, ValueError):
-        before = []
+    before = [(name, since) for name, since in state.get(CALLS, ())]
     return before if begun is None else [*before, (secrets.token_hex(4), begun)]
 
 
@@ -439,21 +434,26 @@ def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint:
 def recorded_options(folder: Path) -> dict[str, Any]:
     """The options of the run in a folder (or of the weights in a file), as they were asked for."""
     found = recorded(folder)
-    return {**found, **found.get("asked", {})}
+    return {**found, **(found.get(ASKED) or {})}
 
 
 def recorded(folder: Path) -> dict[str, Any]:
     """What the arguments files of the run in a folder say, if there are any; a later restore wins. What a .npz file says."""
-    if archives.located(folder):
-        return _of_archive(archives.options, folder)
-    found: dict[str, Any] = {}
-    for name in ("arguments.json", "arguments_restore.json"):
-        path = folder / name
-        if path.exists():
-            found = _json(path)
-            if not isinstance(found.get("asked", {}), dict):
-                raise CheckpointError(f"{path} is damaged: 'asked' must be an object")
+    weights = archives.located(folder)
+    file = weights or record(folder)
+    if not weights and not os.path.lexists(file):  # a link that leads nowhere is a file that cannot be read
+        return {}
+    found = _of_archive(archives.options, weights) if weights else _json(file)
+    wrong = records.wrong_option(found)
+    if wrong:
+        raise CheckpointError(f"{file} is damaged: {wrong}; put it back as the run wrote it")
     return found
+
+
+def record(folder: Path) -> Path:
+    """The file that tells the options of the run in a folder: that of its last restore, or of its beginning."""
+    last = folder / "arguments_restore.json"
+    return last if os.path.lexists(last) else folder / "arguments.json"
 
 
 def _of_archive(read: Callable[[Path], Any], file: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from Datasets._spec import DataError
 from emulator import host_limits, schedules
 from emulator.plan import ExecutionPlan, PlanError
-from harness import checkpoints, cli, command_line, host_memory, input_benchmark, layers, plot, plugins
+from harness import archives, checkpoints, cli, command_line, host_memory, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
 from harness.cluster import TF_CONFIG
@@ -37,6 +37,7 @@ NOT_RECORDED = (
 )  # fmt: skip
 
 
+TELLING = ("config", "model", "dataset", "data_dir")  # options of which one at least is given by whoever gives them all
 MOST_DRAWN = 1024  # calls that a timeline is laid out for
 
 
@@ -128,9 +129,21 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
     return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, most=14)]
 
 
-def recorded_options(folder: Path) -> dict[str, Any]:
-    """The recorded options of a run folder, less those that belong to one call."""
-    return {k: v for k, v in checkpoints.recorded_options(folder).items() if k not in NOT_RECORDED}
+def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
+    """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
+    call says nothing of the network either: nobody means all defaults."""
+    recorded = checkpoints.recorded_options(folder)
+    if not recorded and not archives.located(folder):
+        _refuse_lost(checkpoints.record(folder), argv, script)
+    return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
+
+
+def _refuse_lost(file: Path, argv: list[str], script: str) -> None:
+    lost = f"{file} is missing or empty, and nothing else tells the options of that training: put it back, or"
+    if script in ("train", "restore"):
+        raise CheckpointError(f"{lost} begin a new run with its weights: --init-path {file.parent}")
+    if not any(value_of(argv, name, script) for name in TELLING):
+        raise CheckpointError(f"{lost} give them again, as --model, --dataset and --config")
 
 
 def value_of(argv: list[str], option: str, script: str) -> str | None:

@@ -41,7 +41,7 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     """This instance's folder of a run that goes on; `given`: what it was told, instance 0's folder or its own."""
     recorded = checkpoints.recorded(given)
-    listed = [name for name in recorded.get("instance_folders") or [] if isinstance(name, str)]
+    listed = recorded.get("instance_folders") or []
     listed = [] if _is_copy(given.absolute(), listed) else listed
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given

@@ -18,17 +18,16 @@ class Meter:
     def __init__(
         self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
-        """`state`: what `state()` gave at the checkpoint, or nothing; ValueError or TypeError if it is damaged."""
+        """`state`: what `state()` gave at the checkpoint, or nothing."""
         self._horizon = horizon
         self._increment = step_increment
         self._rate = rate
-        self._steps = int(state.get("host_steps", 0))
-        self._seconds = float(state.get("seconds", 0.0))
+        self._steps = state.get("host_steps", 0)
+        self._seconds = state.get("seconds", 0.0)
         same_grid = state.get("updates_per_step") == horizon.iterations_per_step
         # host steps of another length do not mix: the averages begin anew
-        window, unfinished = _pairs(state.get("window", ())), _pairs(state.get("open", ()))
-        self._window = deque(window if same_grid else [], maxlen=horizon.window_steps)
-        self._open = unfinished if same_grid else []
+        self._window = deque(state.get("window", ()) if same_grid else [], maxlen=horizon.window_steps)
+        self._open = list(state.get("open", ())) if same_grid else []
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
         self._skip_time = True
 
@@ -105,8 +104,3 @@ def state_of_rows(
         "window": window,
         "open": [],
     }
-
-
-def _pairs(values: Any) -> list[tuple[float, float]]:
-    """(loss, accuracy) of host steps or updates."""
-    return [(float(loss), float(accuracy)) for loss, accuracy in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -204,7 +205,9 @@ def test_restore_needs_a_path():
         (b"\xff\xfe", "arguments.json cannot be read"),
         (b"[]", "arguments.json is damaged: it must hold one JSON object"),
         (b"3", "arguments.json is damaged: it must hold one JSON object"),
-        (b"{}", "no data set given"),
+        (b"{}", "arguments.json is missing or empty, and nothing else tells the options of that training"),
+        (None, "arguments.json is missing or empty, and nothing else tells the options of that training"),
+        ("nowhere", "arguments.json cannot be read: No such file"),
         (b'{"dataset": "cifar-10", "model": "alexnet"}', "no model 'alexnet'"),
         (b'{"dataset": "cifar-10", "epochs": "many"}', "the recorded run: epochs is 'many'"),
         (b'{"dataset": "cifar-10", "epochs": {"a": 1}}', "the recorded run: epochs is"),
@@ -218,10 +221,58 @@ def test_a_damaged_record_of_a_run(script, content, part, finished, tmp_path):
     folder.mkdir()
     for file in finished.folder.glob("ckpt-*"):
         (folder / file.name).write_bytes(file.read_bytes())
-    (folder / "arguments.json").write_bytes(content)
+    if isinstance(content, bytes):
+        (folder / "arguments.json").write_bytes(content)
+    elif content:
+        (folder / "arguments.json").symlink_to(content)
     before = tree(tmp_path)
     assert part in refused(script, "--restore-path", folder)
     assert tree(tmp_path) == before
+
+
+NO_RECORD = {
+    "asked": (3, []), "run_id": (7,), "parameters": (-1, "9"), "instance": (-1, True), "instance_folders": (-1, [1], "ab"),
+    "total_replicas": (0, -1, 1.5, True, {}, [[1]], "x", "9" * 400, 1e308), "total_batch_size": (0, 2.0, 2**31),
+    "image_size": ("32",), "symmetric_input": ("no",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_RECORD)
+def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
+    for value in NO_RECORD[name]:
+        (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: value}))
+        with pytest.raises(checkpoints.CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
+            checkpoints.recorded_options(tmp_path)
+    (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: None}))
+    assert checkpoints.recorded_options(tmp_path)["model"] == "resnet"
+
+
+@pytest.mark.parametrize("script", ["train", "restore"])
+def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
+    record = without_manifests / "arguments.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "seed": None}))
+    assert f"{record} does not tell the run's seed" in refused(script, "--restore-path", without_manifests)
+    assert run(script, "--restore-path", without_manifests, "--seed", 3, "--dry-run").code == 0
+
+
+NO_STATE = {
+    "host_steps": (-1, 1e999, 1.5, None, "1"), "seconds": (-1, 1e999, math.nan, "1", 10**400), "updates_per_step": (0, 2.5),
+    "window": ({}, 3, [3], [[1]], [["1", 0]], [[1, 2]], [[1, math.nan]], [[10**400, 0]]), "open": ([[1, 2]], [[1, -1]]),
+    "iteration": (None, "1", -1, 1.0, True), "rolling": (1,), "run_id": (None, 3),
+    "calls": ({}, [["a", 1e999]], [["a", -1]], [["a"]], [[1, 1]], ["ab"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_STATE)
+def test_a_state_that_cannot_be_is_as_good_as_lost(name, tmp_path):
+    """Whatever reads it believes every value: the meter, the calls of the run, the search for the newest checkpoint."""
+    found = checkpoints.at(tmp_path, 1)
+    for value in NO_STATE[name]:
+        found.state_path.write_text(json.dumps({"iteration": 1, "host_steps": 1, name: value}))
+        assert checkpoints.state(found) == {}, value
+    sound = {"iteration": 1, "host_steps": 1, "open": [[math.inf, 1]], "calls": [["a", 0]]}
+    found.state_path.write_text(json.dumps(sound))
+    assert checkpoints.state(found) == sound
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):

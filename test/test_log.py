@@ -234,7 +234,7 @@ def test_checkpoints_of_a_folder(tmp_path):
           "ckpt/weight_avg_exp_0.97.index")  # fmt: skip
     assert [found.iteration for found in checkpoints.select(tmp_path)] == [5, 40, 100, -1]
     assert [found.name for found in checkpoints.select(tmp_path)][-1] == "weight_avg_exp_0.97"
-    assert checkpoints.latest(tmp_path)[0].iteration == 100
+    assert checkpoints.numbered(tmp_path)[-1].iteration == 100
     assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-40")] == [40]
     assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-40.index")] == [40]
     assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
