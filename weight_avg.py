@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before what takes time to import
     early.begin("weight_avg.py")
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -23,8 +24,7 @@ from harness.options import OptionError
 def main(argv: list[str]) -> int:
     """parse -> find -> average -> write."""
     asked = _parse(argv)
-    folder, target = Path(asked.restore_path), Path(asked.filename)
-    _refuse_a_runs_own_name(target)
+    folder, target = Path(asked.restore_path), _target(asked.filename)
     found = averages.found(folder)
     trained = averages.trained(found)
     left = len(found) - len(trained)
@@ -48,12 +48,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _refuse_a_runs_own_name(target: Path) -> None:
-    """An average under such a name would be taken for the weights of that update."""
+def _target(filename: str) -> Path:
+    """The prefix that --filename means. A run's own name is refused: an average under it would be taken for the weights of
+    that update."""
+    target = checkpoints.meant(Path(filename))
+    if os.path.basename(filename) in ("", ".", "..", ".index", ".meta"):
+        raise OptionError(f"--filename {filename}: give a name for the checkpoint, as in logs/<run>/ckpt/averaged")
+    if target.exists() and not target.is_file():
+        kind = "a folder: give a name in it" if target.is_dir() else "no place for a checkpoint: give the name of a file"
+        raise OptionError(f"--filename {target} is {kind}, as in logs/<run>/ckpt/averaged")
     if re.search(r"ckpt-[0-9]+$", target.name):
         raise OptionError(
             f"--filename {target}: ckpt-<number> promises the weights of that update; choose a name such as averaged"
         )
+    return target
 
 
 def _refuse_leaving_none(discarded: int, count: int) -> None:

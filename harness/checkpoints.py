@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
-_NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]*)")
+_NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 _Looked = TypeVar("_Looked")
 Call = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
 
@@ -244,7 +244,7 @@ def select(path: Path) -> list[Checkpoint]:
                 f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)"
             )
         return found
-    prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
+    prefix = meant(path)
     if prefix.with_name(prefix.name + ".index").exists():
         return [_at(prefix)]
     found = [_at(Path(str(index)[: -len(".index")])) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
@@ -255,6 +255,12 @@ def select(path: Path) -> list[Checkpoint]:
             f"; weights that come with the project: {', '.join(archives.BUNDLED)}"
         )
     return sorted(found, key=lambda checkpoint: checkpoint.iteration)
+
+
+def meant(path: Path) -> Path:
+    """The prefix of the checkpoint that a path means, which may be that of its index."""
+    name = path.name.removesuffix(".index").removesuffix(".meta")
+    return path.with_name(name) if name else path
 
 
 def initial(path: Path) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
@@ -276,7 +282,7 @@ def beginning(path: Path) -> Checkpoint | Path:
         return Checkpoint(str(file), -1)
     if path.is_dir() and numbered(path):
         return path
-    prefix = path.with_name(path.name.removesuffix(".index").removesuffix(".meta"))
+    prefix = meant(path)
     if not path.is_dir() and prefix.with_name(prefix.name + ".index").exists():
         return _at(prefix)
     _refuse_foreign("--init-path", path)
@@ -307,8 +313,8 @@ def begin(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], classifie
 
 
 def _at(prefix: Path) -> Checkpoint:
-    match = re.search(r"-([0-9]{1,18})$", prefix.name)
-    return Checkpoint(str(prefix), int(match[1]) if match else -1)
+    number = manifests.number(prefix.name)
+    return Checkpoint(str(prefix), -1 if number is None else number)
 
 
 def run_folder(path: Path) -> Path:

@@ -62,7 +62,7 @@ def _renamed(wanted: dict[str, Any], prefix: Path) -> dict[str, Any]:
 
 def number(name: str) -> int | None:
     """The updates that a checkpoint's name promises; None for a name of another kind."""
-    match = re.search(r"ckpt-(0|[1-9][0-9]*)$", name)
+    match = re.search(r"ckpt-(0|[1-9][0-9]{0,17})$", name)
     return int(match[1]) if match else None
 
 

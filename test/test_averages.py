@@ -81,11 +81,31 @@ def test_names_may_have_something_before_ckpt(tmp_path):
     assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
 
 
+def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
+    (value,) = written(tmp_path, (7,))
+    for filename in ("mean-5", "mean-5.index"):
+        succeed("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / filename)
+        assert checkpoints.select(tmp_path / filename) == [Checkpoint(str(tmp_path / "mean-5"), -1)]
+        assert_same_bits(read(tmp_path / "mean-5"), value)
+    assert not (tmp_path / "mean-5.index.index").exists()
+    with pytest.raises(checkpoints.CheckpointError, match="no such folder"):
+        checkpoints.select(tmp_path / ".meta")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("--mode mean", "--filename"),
         ("--mode median --filename x", "--mode"),
+        ("--mode mean --filename .", "--filename .: give a name for the checkpoint"),
+        ("--mode mean --filename ..", "give a name for the checkpoint"),
+        ("--mode mean --filename /", "give a name for the checkpoint"),
+        ("--mode mean --filename=", "give a name for the checkpoint"),
+        ("--mode mean --filename nowhere/", "give a name for the checkpoint"),
+        ("--mode mean --filename .index", "give a name for the checkpoint"),
+        ("--mode mean --filename /tmp", "--filename /tmp is a folder: give a name in it"),
+        ("--mode mean --filename /dev/null", "--filename /dev/null is no place for a checkpoint"),
+        ("--mode mean --filename ckpt-3.index", "ckpt-<number> promises the weights of that update"),
         ("--mode mean --filename x -N 0", "0 is not a whole number from 1 on"),
         ("--mode exponential --filename x --decay 1.5", "1.5 must lie between 0 and 1"),
         ("--mode mean --filename x --discard-last 2", "--discard-last 2: no checkpoint is left of 2"),
@@ -93,8 +113,10 @@ def test_names_may_have_something_before_ckpt(tmp_path):
 )
 def test_wrong_input_is_one_line(tmp_path, words, expected):
     written(tmp_path, (1, 2))
+    before = sorted(tmp_path.iterdir())
     result = run("weight_avg", "--restore-path", tmp_path, *words.split())
     assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_folders_that_cannot_be_averaged(tmp_path):
