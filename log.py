@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness import files
+from harness import command_line, files
 from harness.tables import Row, Table
 
 TRAINING_COLUMNS = (
@@ -58,7 +58,7 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             folder = Path(logs_path)
             saved = list(folder.glob("ckpt-*.index"))
             if saved or (folder / "arguments.json").exists():
-                command = f"python restore.py --restore-path {shlex.quote(str(folder))}"
+                command = f"python restore.py --restore-path {shlex.quote(command_line.as_value(folder))}"
                 instead = (
                     f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
                     if saved

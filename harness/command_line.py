@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from harness import early, quiet, signals, tether
@@ -68,6 +69,11 @@ def number(least: float, most: float, ends: bool = True) -> Callable[[str], floa
         return value
 
     return read
+
+
+def as_value(path: Path) -> str:
+    """A path as the value of an option: what begins with a dash would be taken for another one."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _bounded(message: str) -> str:

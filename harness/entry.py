@@ -161,17 +161,30 @@ def wants_help(argv: list[str]) -> bool:
     return any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
 
 
+def restoring(folder: Path) -> list[str]:
+    """The words that name a run to any command."""
+    return ["--restore-path", command_line.as_value(folder)]
+
+
 def resuming(run: Run, folder: Path) -> list[str]:
     """The words of restore.py that go on with a run."""
-    return ["--restore-path", str(folder), *["--distributed"] * (run.cluster.source == TF_CONFIG)]
+    return [*restoring(folder), *["--distributed"] * (run.cluster.source == TF_CONFIG)]
 
 
 def command(script: str, *words: str) -> str:
     """A command line that the user can paste."""
-    python = os.path.relpath(sys.executable)
+    python = _from_here(sys.executable)
     if python.startswith("..") or os.sep not in python:
-        python = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
-    return " ".join([python, os.path.relpath(plugins.ROOT / f"{script}.py"), *map(shlex.quote, words)])
+        python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return shlex.join([python, _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+
+
+def _from_here(path: str) -> str:
+    """Relative to the working directory, unless that has gone."""
+    try:
+        return os.path.relpath(path)
+    except FileNotFoundError:
+        return path
 
 
 INTRODUCTIONS = {

@@ -592,6 +592,16 @@ def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch)
         python, script, *rest = shlex.split(entry.command("restore", *words))
         assert os.path.abspath(shutil.which(python)) == sys.executable
         assert Path(script).resolve().name == "restore.py" and Path(script).exists() and rest == words
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    python, script, *rest = shlex.split(entry.command("restore", *words))
+    assert (shutil.which(python), rest) == (sys.executable, words) and Path(script).is_absolute() and Path(script).exists()
+
+
+def test_a_printed_command_names_a_folder_that_begins_with_a_dash():
+    for folder, value in (("-x", "./-x"), ("--logs/y", "./--logs/y"), ("/a/-x", "/a/-x"), ("x", "x")):
+        assert entry.restore_path(entry.restoring(Path(folder)), "restore") == value and Path(value) == Path(folder)
 
 
 # Mutated calls: nothing but an answer or an error that was foreseen
