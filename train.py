@@ -75,6 +75,15 @@ def _refuse_beginning(run: Run) -> None:
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
+    try:
+        return _resume(argv, path, script)
+    except StopRequest as asked:
+        if not asked.told and not clusters.follows(os.environ):  # it came before the run went on: nothing is lost
+            print(f"Go on:           {entry.command(script, *argv)}")
+        raise
+
+
+def _resume(argv: list[str], path: str, script: str) -> int:
     if not clusters.follows(os.environ):
         checkpoints.of_run(Path(path))  # without them there is no run, whatever else is there
     recorded = entry.recorded_options(Path(path), argv, script)
@@ -180,7 +189,8 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
     stop = _stop(run, start)
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
     printed = profile.copied_output(wanted)
-    with locks.held(folder) if folders.writes(run) else nullcontext(), Signals() as signals, Writer() as writer, printed:
+    held = locks.held(folder) if folders.writes(run) else nullcontext()
+    with held, Signals() as signals, Writer(newest.name if newest else None) as writer, printed:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
         team.before_exit = partial(_leave, run, folder, log, writer)
@@ -199,6 +209,8 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             # the same call would end at the same update again
             gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
             _leave(run, folder, log, writer, str(error), *gentler)
+            if isinstance(error, StopRequest):
+                error.told = True
             raise
         finally:
             log.close()
@@ -212,9 +224,8 @@ def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *ch
         writer.settle()
     except SaveError as error:
         log.note(f"warning: {error}")
-    saved = checkpoints.numbered(folder)
-    if saved and run.options.logging.logs and run.cluster.instance == 0:
-        log.note(f"The newest checkpoint is {saved[-1].name}.")
+    if writer.newest and run.options.logging.logs and run.cluster.instance == 0:
+        log.note(f"The newest checkpoint is {writer.newest}.")
         log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder), *changed)}")
 
 

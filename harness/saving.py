@@ -69,9 +69,11 @@ def sweep(folder: Path) -> None:
 
 
 class Writer:
-    """Carries out one task at a time in a thread of its own; what goes wrong is raised where the next one begins."""
+    """Carries out one task at a time in a thread of its own; what goes wrong is raised where the next one begins. `newest`:
+    the name of the checkpoint that the run can go on from, which the tasks keep."""
 
-    def __init__(self) -> None:
+    def __init__(self, newest: str | None = None) -> None:
+        self.newest = newest
         self._thread = ThreadPoolExecutor(1)
         self._task: Future[None] | None = None
 

@@ -221,6 +221,7 @@ class Session:
         def write() -> None:
             self._sync_rows()
             checkpoints.save(saved, values, state)
+            self.writer.newest = saved.name
             seconds = "" if initial else f" in {time.perf_counter() - started:.2f}s"
             print_of_weights = checkpoints.fingerprint(model)
             self.log.note(
@@ -321,7 +322,7 @@ class Session:
         if not self.saves:
             return
         if self.run.source.spec.validation_images:
-            note(f"Validate again:  {entry.command('validation', '--restore-path', str(self.folder))}")
+            note(f"Validate again:  {entry.command('validation', *entry.restoring(self.folder))}")
         longer = horizon.longer(self.run.options.training.iterations is not None)
         if longer:
             note(f"Train further:   {entry.command('restore', *entry.resuming(self.run, self.folder), *longer)}")

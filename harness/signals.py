@@ -31,6 +31,7 @@ class StopRequest(BaseException):
         """`instance`: another one of the run, which got it."""
         super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
         self.number = number
+        self.told = False  # how to go on after it
 
 
 class Signals:

@@ -14,11 +14,17 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import assert_same_bits, run, succeed, timeless, variables
 
-from harness.signals import Lasting, Signals
+import train
+from harness import checkpoints
+from harness.cluster import ALONE
+from harness.saving import Writer
+from harness.signals import Lasting, Signals, StopRequest
+from log import RunLog
 
 ROOT = Path(__file__).resolve().parent.parent
 # one host step of 60 updates, each of several micro-batches: nothing is due in between
@@ -93,6 +99,26 @@ def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
     succeed("restore", "--restore-path", folder)
     assert_same_bits(variables(unbroken, 60), variables(folder, 60))
     assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
+
+
+def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch):
+    def stopped():
+        raise StopRequest(signal.SIGHUP)
+
+    monkeypatch.setattr(train.quiet, "import_tensorflow", stopped)
+    result = run("restore", "--restore-path", unbroken, "--iterations", 70)
+    assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
+    assert re.fullmatch(rf"Go on: .*restore\.py --restore-path {unbroken} --iterations 70\n", result.out)
+
+
+def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path, capsys):
+    """And not what else lies in the folder, such as a damaged checkpoint that was left out."""
+    Path(checkpoints.at(tmp_path, 6).prefix + ".index").touch()
+    stopped = SimpleNamespace(options=SimpleNamespace(logging=SimpleNamespace(logs=True)), cluster=ALONE)
+    for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, "Stopped: SIGTERM\n")):
+        with Writer(newest) as writer:
+            train._leave(stopped, tmp_path, RunLog(None), writer, "SIGTERM")
+        assert told in capsys.readouterr().out
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
