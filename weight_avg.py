@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     print(f"Found {len(found)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
     _refuse_leaving_none(asked.discard_last, len(trained))  # before what takes time to import
     quiet.import_tensorflow()
-    used, damaged = checkpoints.whole(trained)
+    used, damaged = checkpoints.whole(trained, asked.discard_last + asked.N if asked.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:

@@ -75,10 +75,10 @@ def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
 
 
 def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
-    """Each checkpoint's tensors, which must be those of the first."""
+    """Each whole checkpoint's tensors, which must be those of the first."""
     shapes: dict[str, tuple[int, ...]] = {}
     for checkpoint in used:
-        values = checkpoints.read(checkpoint)
+        values = checkpoints.read(checkpoint, verified=True)
         those = {name: value.shape for name, value in values.items()}
         shapes = shapes or those
         differing = sorted(name for name in shapes.keys() | those.keys() if shapes.get(name) != those.get(name))

@@ -214,16 +214,19 @@ def _belongs_elsewhere(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> bool:
     return False
 
 
-def whole(found: Iterable[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
-    """Those that can be read and hold the weights of their numbers, and a line on each other one."""
+def whole(found: Sequence[Checkpoint], most: int | None = None) -> tuple[list[Checkpoint], list[str]]:
+    """Those that can be read and hold the weights of their numbers, or the last `most` of them, and a line on each other
+    one that was looked at."""
     kept, damaged = [], []
-    for checkpoint in found:
+    for checkpoint in reversed(found):
+        if len(kept) == most:
+            break
         try:
             _read(checkpoint)
             kept.append(checkpoint)
         except CheckpointError as error:
             damaged.append(_left_out(checkpoint.name, error))
-    return kept, damaged
+    return kept[::-1], damaged[::-1]
 
 
 def _left_out(name: str, why: CheckpointError) -> str:
