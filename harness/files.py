@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from harness import input_files
 
+_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a file's name and a process, of what is being written
 MOST_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
 
 
@@ -36,7 +39,7 @@ def append(path: Path) -> BinaryIO:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes beside the file, then renames, so that a reader sees the old or the new content whole. A link of that name is
     replaced, not followed. OSError names `path`."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")  # as _BESIDE
     try:
         beside.unlink(missing_ok=True)  # of a process that was killed, or somebody else's
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
@@ -47,6 +50,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def unfinished(folder: Path) -> Iterator[Path]:
+    """What `write_atomically` left beside files of this folder when its process was killed."""
+    for path in folder.glob(".*"):
+        named = _BESIDE.fullmatch(path.name)
+        if named and (folder / named[1]).is_file() and not path.is_dir():
+            yield path
 
 
 def own_folder(path: Path) -> Path:

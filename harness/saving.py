@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from harness import manifests, quiet
+from harness import files, manifests, quiet
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,8 +64,12 @@ def delete(prefix: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Removes what a process that was killed has left unfinished. Nothing else may be writing in the folder."""
-    for left in folder.glob(f"{_BESIDE}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    averages = folder / "ckpt"
+    for place in (folder, *[averages] * (not averages.is_symlink())):
+        for left in place.glob(f"{_BESIDE}*"):
+            shutil.rmtree(left, ignore_errors=True)
+    for left in list(files.unfinished(folder)):
+        left.unlink(missing_ok=True)
 
 
 class Writer:

@@ -270,11 +270,16 @@ def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, 
 
 
 def test_what_a_killed_process_left_is_swept_away(folder):
-    left = folder / ".saving-abc"
-    left.mkdir()
-    (left / "ckpt-8.index").write_text("half")
+    (folder / "ckpt").mkdir()
+    for left in (folder / ".saving-abc", folder / "ckpt" / ".saving-def"):
+        left.mkdir()
+        (left / "ckpt-8.index").write_text("half")
+    for name in (".arguments.json.77", ".training.csv.8", ".mine.9", ".arguments.json.old"):
+        (folder / name).write_text("half")
     succeed("restore", "--restore-path", folder, "--iterations", 8)
-    assert not left.exists() and checkpoints.latest(folder)[0].iteration == 8
+    assert not list(folder.rglob(".saving-*")) and checkpoints.latest(folder)[0].iteration == 8
+    hidden = {path.name for path in folder.glob(".*")} - {".lock"}
+    assert hidden == {".mine.9", ".arguments.json.old"}
 
 
 def test_validation_leaves_out_what_it_cannot_read(folder, tmp_path):
