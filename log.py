@@ -56,15 +56,7 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
             folder = Path(logs_path)
-            saved = list(folder.glob("ckpt-*.index"))
-            if saved or (folder / "arguments.json").exists():
-                command = f"python restore.py --restore-path {shlex.quote(command_line.as_value(folder))}"
-                instead = (
-                    f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
-                    if saved
-                    else "delete it: it saved nothing"
-                )
-                raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
+            refuse_taken(folder)
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         return _fresh(Path(log_dir), name)
@@ -73,6 +65,19 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
             raise LogError(f"cannot make a run folder: {reason}") from None
         raise LogError(f"cannot make a run folder in {error.filename}: {error.strerror}; see --log-dir, --no-logs") from None
+
+
+def refuse_taken(folder: Path) -> None:
+    """LogError for the folder of an earlier run."""
+    saved = list(folder.glob("ckpt-*.index"))
+    if saved or (folder / "arguments.json").exists():
+        command = f"python restore.py --restore-path {shlex.quote(command_line.as_value(folder))}"
+        instead = (
+            f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
+            if saved
+            else "delete it: it saved nothing"
+        )
+        raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
 
 
 def _fresh(parent: Path, name: str) -> Path:
@@ -157,6 +162,13 @@ class RunLog:
         for name, table in self._tables.items():
             for line in table.mend(iteration, [(done, state.get(name, {})) for done, state in states], stays):
                 self.note(line)
+
+    def tell_of_averages(self) -> None:
+        """Whose rows go where a run goes on that does not validate them anew."""
+        averaged = [row["name"] for row in self.rows("validation.csv") if int(row["iteration"]) < 0]
+        if averaged:
+            names = ", ".join(averaged)
+            self.note(f"validation.csv loses the rows of averages, of which --no-validation makes none: {names}")
 
     def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
         """The rows that the state of a checkpoint keeps, by table."""

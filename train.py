@@ -42,7 +42,7 @@ from harness.saving import SaveError, Writer
 from harness.session import Session, Values
 from harness.signals import Signals, StopRequest
 from harness.team import Team, introduction
-from log import RunLog, wandb_run
+from log import RunLog, refuse_taken, wandb_run
 
 if TYPE_CHECKING:
     from ipu_utils import Group, TrainingProgram
@@ -68,9 +68,15 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse_beginning(run: Run) -> None:
-    """Weights to begin with that are not there; before a folder is made for the run."""
-    if run.options.training.init_path and run.cluster.instance == 0:
-        checkpoints.beginning(Path(run.options.training.init_path))
+    """Weights to begin with that are not there, and the folder of another run; before one is made for this run."""
+    logging, given = run.options.logging, run.options.training.init_path
+    if run.cluster.instance:
+        return
+    if given:
+        checkpoints.beginning(Path(given))
+        checkpoints.recorded(checkpoints.run_folder(Path(given)))  # which is asked how they were trained
+    if logging.logs and logging.logs_path and not run.options.device.compile_only:
+        refuse_taken(Path(logging.logs_path))
 
 
 def resume(argv: list[str], path: str, script: str) -> int:
@@ -372,6 +378,8 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
     calls = _calls(team, state, newest.iteration)
+    if not run.options.checkpoint.validation:
+        log.tell_of_averages()
     log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
     if team.first:
         state = _averages(run, newest, state, log)

@@ -277,8 +277,8 @@ def test_a_state_that_cannot_be_is_as_good_as_lost(name, tmp_path):
 
 def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     before = tree(finished.folder)
-    for script in ("train", "validation"):
-        message = refused(script, *GENERATED, "--logs-path", finished.folder)
+    for script, *more in (("train",), ("train", "--dry-run"), ("validation",)):
+        message = refused(script, *GENERATED, *more, "--logs-path", finished.folder)
         assert message.startswith(f"--logs-path {finished.folder} holds a run already; give another folder")
         assert f"python restore.py --restore-path {finished.folder} --epochs NUMBER" in message
     assert tree(finished.folder) == before

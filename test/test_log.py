@@ -159,6 +159,17 @@ def test_syncing_leaves_the_file_the_one_that_rows_go_to(tmp_path):
     assert [cells["iteration"] for cells in run_log.rows("training.csv")] == ["10", "20", "30", "40", "50"]
 
 
+def test_rows_of_averages_that_are_not_made_anew_are_told_of(tmp_path, capsys):
+    run_log = log.RunLog(tmp_path)
+    for name, iteration in (("ckpt-4", 4), ("weight_avg_N_1", -1)):
+        run_log.validation_row({**dict.fromkeys(log.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
+        run_log.tell_of_averages()
+    assert (
+        capsys.readouterr().out.count("loses the rows of averages, of which --no-validation makes none: weight_avg_N_1\n")
+        == 1
+    )
+
+
 def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
     _, states = written(tmp_path)
     (tmp_path / "training.csv").unlink()
