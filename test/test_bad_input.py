@@ -255,6 +255,13 @@ def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
     assert run(script, "--restore-path", without_manifests, "--seed", 3, "--dry-run").code == 0
 
 
+def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
+    (without_manifests / "arguments.json").write_text('{"image_size": "32"}')
+    before = tree(without_manifests.parent)
+    assert "image_size is '32' but must be" in refused("train", *GENERATED, "--init-path", without_manifests)
+    assert tree(without_manifests.parent) == before
+
+
 NO_STATE = {
     "host_steps": (-1, 1e999, 1.5, None, "1"), "seconds": (-1, 1e999, math.nan, "1", 10**400), "updates_per_step": (0, 2.5),
     "window": ({}, 3, [3], [[1]], [["1", 0]], [[1, 2]], [[1, math.nan]], [[10**400, 0]]), "open": ([[1, 2]], [[1, -1]]),
