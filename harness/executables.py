@@ -17,6 +17,7 @@ import os
 import platform
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 import zipfile
@@ -57,7 +58,8 @@ LEFT_OUT = frozenset((
 def import_tensorflow(run: Run) -> None:
     """Imports TensorFlow for a run whose programs are kept: it is told where XLA finds its passes, and to be silent of how
     it looks for them (it tries a text first, and names features of the processor that only tune the code)."""
-    if folder(run, os.environ) is None or _told(os.environ):
+    talks = "tensorflow" in sys.modules and os.environ.get(quiet.LEVEL, "") < "3"  # it was imported for something else
+    if folder(run, os.environ) is None or _told(os.environ) or talks:
         quiet.import_tensorflow()
         return
     os.environ["TF_XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("TF_XLA_FLAGS"), f"{_FOLDER}{_passes()}"]))

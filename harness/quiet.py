@@ -1,7 +1,7 @@
 """Starts TensorFlow without the lines that its libraries write to standard error before they can be told not to, and
 puts its errors into one line.
 
-Whoever sets TF_CPP_MIN_LOG_LEVEL gets exactly what TensorFlow writes.
+Whoever sets TF_CPP_MIN_LOGLEVEL gets exactly what TensorFlow writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
-_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+LEVEL = "TF_CPP_MIN_LOGLEVEL"
 _LESS = (
     "give a smaller --micro-batch-size, with --gradient-accumulation-count for the same global batch, "
     "--enable-recomputation, --fold 1 or a smaller --image-size"
@@ -49,11 +49,11 @@ def _without_keras() -> Iterator[None]:
 
 
 def _import_quietly(level: str) -> None:
-    if _LEVEL in os.environ:
+    if LEVEL in os.environ:
         import tensorflow
 
         return
-    os.environ[_LEVEL] = level
+    os.environ[LEVEL] = level
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.memfd_create("standard error"), "w+b") as caught:  # in memory: a folder for temporary files may be missing
