@@ -1,0 +1,86 @@
+"""From the command to the first row: without a kept program, with one, and against TensorFlow's bare import.
+
+python benchmarks/start.py [--rounds 3] [words of a row's name]
+
+Seconds differ between machines; the ratio to `python -c "import tensorflow"`, timed in the same round, differs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import _paired
+from harness import command_line
+
+B0 = ("--model efficientnet --model-size B0 --dataset imagenet --generated-data --precision 32.32 --micro-batch-size 4 "
+      "--gradient-accumulation-count 8 --iterations 2 --log-freq 1")  # fmt: skip
+RESNET = ("--model resnet --model-size 14 --dataset fashion-mnist --precision 32.32 --micro-batch-size 8 --group-norm "
+          "--gradient-accumulation-count 16 --fold 1 --iterations 2 --log-freq 1")  # fmt: skip
+ROWS = (
+    ("EfficientNet-B0, groups of 16, group norm", f"{B0} --group-dim 16 --expand-ratio 4 --group-norm"),
+    ("EfficientNet-B0, batch norm", f"{B0} --batch-norm"),
+    ("quickstart", "--config quickstart"),
+    ("plain: ResNet-14, group norm", RESNET),
+    ("the same, pipelined over four stages", f"{RESNET} --shards 4 --pipeline --pipeline-splits auto"),
+)  # fmt: skip
+
+
+def first_row(words: str, programs: Path) -> float:
+    """Seconds from the start of the process to its first row."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, ROOT / "train.py", *shlex.split(words), "--no-validation", "--seed", 1]
+        command += ["--logs-path", Path(folder, "run"), "--executable-cache-path", programs]
+        begun = time.perf_counter()
+        with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            seconds = next((time.perf_counter() - begun for line in process.stdout if line.startswith("step:")), None)
+            process.terminate()
+        if seconds is None:
+            raise SystemExit(f"no row came from {words}")
+        return seconds
+
+
+def bare_import() -> float:
+    """Seconds that TensorFlow's import takes in a process of its own."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import tensorflow"], check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+    parser.add_argument("--rounds", type=command_line.whole(1), default=3)
+    asked = parser.parse_args()
+    print(_paired.machine())
+    print(f"{'seconds to the first row':<44} {'first time':>22} {'with a kept program':>22} {'times the import':>18}")
+    for name, words in ROWS:
+        if not all(word in name for word in asked.words):
+            continue
+        bare, first, again = [], [], []
+        for _ in range(asked.rounds):
+            with tempfile.TemporaryDirectory() as programs:
+                bare.append(bare_import())
+                first.append(first_row(words, Path(programs)))
+                again.append(first_row(words, Path(programs)))
+        ratios = " ".join(f"{statistics.median(each) / statistics.median(bare):.1f}" for each in (first, again))
+        print(f"{name:<44} {_all(first):>22} {_all(again):>22} {ratios:>18}", flush=True)
+
+
+def _all(seconds: list[float]) -> str:
+    return " ".join(f"{each:.1f}" for each in seconds)
+
+
+if __name__ == "__main__":
+    main()
