@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _paired
+from benchmarks._paired import ROOT
 from harness import command_line
 
 B0 = ("--model efficientnet --model-size B0 --dataset imagenet --generated-data --precision 32.32 --micro-batch-size 4 "
