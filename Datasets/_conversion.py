@@ -1,4 +1,4 @@
-"""Writes TFRecord shards of a listing: the same bytes every time, and again only those that are missing.
+"""Writes TFRecord shards of a listing: the same bytes every time, and again only those that are missing or cut short.
 
 A shard has a temporary name until it is whole and on the disc. conversion.json says what the shards are made of, so that
 a second call can tell whether it may go on.
@@ -18,19 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from Datasets import _labels
+from Datasets import _described, _labels, _tfrecords
 from Datasets._headers import MOST_BYTES
 from Datasets._listing import Listing, shuffled
 from Datasets._pictures import Picture
 from Datasets._progress import Progress
 from Datasets._spec import DataError
-from harness import bounds, input_files, quiet
+from harness import input_files, quiet
 from harness.fields import brief
 
-PLAN = "conversion.json"
 PARTIAL = ".partial"
-MOST_SHARDS = 99_999  # five digits
-_FORMAT = 1
+_WALKERS = 8  # shards counted at once: the time goes into waiting for the disc
 _SHARD_BYTES = 128 << 20  # a shard by default: few files, and enough of them to work on several at once
 
 
@@ -67,17 +65,14 @@ def plan(listing: Listing, place: Callable[[Path], str], seed: int, shards: int 
         count = _shard_count(split, len(sized), sum(size for _, size in sized), wanted)
         wanted = max(1, round(shards * len(listing.validation or ()) / len(listing.train))) if shards else None
         counts |= {f"{split} pictures": len(sized), f"{split} shards": count}
-        made += [
-            Shard(f"{split}-{k:05d}-of-{count:05d}", sized[k * len(sized) // count : (k + 1) * len(sized) // count])
-            for k in range(count)
-        ]
-    described = {"format": _FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
+        made += [Shard(name, sized[cut.start : cut.stop]) for name, cut in _described.cuts(split, len(sized), count).items()]
+    described = {"format": _described.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
     return Plan(listing.classes, made, described | {"listing": listed.hexdigest()})
 
 
 @contextmanager
 def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
-    """Makes the folder this conversion's own; the shards that it still lacks."""
+    """Makes the folder this conversion's own; the shards that it still lacks, or has not whole."""
     target.mkdir(parents=True, exist_ok=True)
     folder = os.open(target, os.O_RDONLY)
     try:
@@ -86,13 +81,27 @@ def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
         except BlockingIOError:
             raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
         _refuse_other_content(target, plan)
-        for name, text in ((PLAN, json.dumps(plan.described, indent=2) + "\n"), (_labels.FILE, _labels.text(plan.classes))):
+        for name, text in (
+            (_described.FILE, json.dumps(plan.described, indent=2) + "\n"),
+            (_labels.FILE, _labels.text(plan.classes)),
+        ):
             if not (target / name).exists():
                 (target / (name + PARTIAL)).write_text(text, encoding="utf-8")
                 _finish(target / name)
-        yield [shard for shard in plan.shards if not (target / shard.name).exists()]
+        with ThreadPoolExecutor(_WALKERS) as pool:
+            whole = pool.map(lambda shard: _is_whole(target / shard.name, len(shard.pictures)), plan.shards)
+            missing = [shard for shard, there in zip(plan.shards, whole) if not there]
+        yield missing
     finally:
         os.close(folder)
+
+
+def _is_whole(file: Path, pictures: int) -> bool:
+    """Whether a shard is there and has a record for each of its pictures."""
+    try:
+        return file.exists() and _tfrecords.count(file) == pictures
+    except DataError:  # it is cut within a record
+        return False
 
 
 def write(target: Path, plan: Plan, missing: list[Shard], jobs: int) -> None:
@@ -152,8 +161,8 @@ def _finish(file: Path) -> None:
 
 
 def _refuse_other_content(target: Path, plan: Plan) -> None:
-    ours = {PLAN, _labels.FILE, *(shard.name for shard in plan.shards)}
-    recorded = _recorded(target / PLAN)
+    ours = {_described.FILE, _labels.FILE, *(shard.name for shard in plan.shards)}
+    recorded = _described.content(target / _described.FILE)
     if recorded is not None and recorded != plan.described:
         names = [name for name in {**recorded, **plan.described} if recorded.get(name) != plan.described.get(name)]
         there, wanted = (brief(described.get(names[0])) for described in (recorded, plan.described))
@@ -166,21 +175,9 @@ def _refuse_other_content(target: Path, plan: Plan) -> None:
         raise DataError(f"{target} holds other things already: {(others or [_labels.FILE])[0]}; give a new or empty folder")
 
 
-def _recorded(file: Path) -> dict[str, Any] | None:
-    try:
-        found = bounds.json_value(input_files.content(file, bounds.TEXT))
-        if not isinstance(found, dict):
-            raise ValueError("it holds no JSON object")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is damaged: {bounds.reason(error)}; remove the folder and convert again") from None
-    return found
-
-
 def _shard_count(split: str, pictures: int, size: int, wanted: int | None) -> int:
     if wanted is None:
-        return max(1, min(pictures, MOST_SHARDS, -(-size // _SHARD_BYTES)))
+        return max(1, min(pictures, _described.MOST_SHARDS, -(-size // _SHARD_BYTES)))
     if wanted > pictures:
         raise DataError(f"--shards {wanted} is more than the {pictures} pictures for {split}; give at most that many")
     return wanted

@@ -63,6 +63,11 @@ def part(files: list[Path], percentage: int) -> list[Path]:
     return files[:count]
 
 
+def count(file: Path) -> int:
+    """The records of a shard; DataError if their lengths do not lead through it."""
+    return len(_walk_whole(file)[0])
+
+
 class RecordIndex:
     """Where every record of a list of shards lies; records are numbered through all shards, in order.
 
@@ -87,6 +92,10 @@ class RecordIndex:
 
     def __len__(self) -> int:
         return len(self._offsets)
+
+    def counts(self) -> dict[str, int]:
+        """The records of each shard, by the file's name."""
+        return {file.name: int(number) for file, number in zip(self._files, np.diff(self._ends, prepend=0))}
 
     def name(self, record: int) -> str:
         """File and the record's number in it, for messages."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from Datasets import _labels, _locate, _pictures, _salvage, cifar
+from Datasets import _described, _labels, _locate, _pictures, _salvage, cifar
 from Datasets._binary import Layout
 from Datasets._class_names import IMAGENET_CLASSES
+from Datasets._described import Described
 from Datasets._headers import MOST_BYTES
 from Datasets._salvage import Damage
 from Datasets._spec import DataError, regular_size
@@ -23,8 +24,6 @@ from harness import input_files
 
 if TYPE_CHECKING:
     from Datasets._decoding import Decoder
-
-_SPLITS = ("train", "validation")
 
 
 class Finding(NamedTuple):
@@ -73,7 +72,7 @@ def work(folder: Path, classes: int | None, decoder: Callable[[], Decoder]) -> W
 
 
 def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> Work | None:
-    places = [(place, split) for split in _SPLITS for place in (folder, folder / split) if place.is_dir()]
+    places = [(place, split) for split in _described.SPLITS for place in (folder, folder / split) if place.is_dir()]
     files = [(file, place) for place, split in places for file in sorted(place.glob(f"{split}-?????-of-?????"))]
     if not files:
         return None
@@ -83,6 +82,7 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
             shards(place, split)
         except DataError as error:
             findings.append(Finding(place, None, str(error).removeprefix(f"{place} ")))
+    described = _described_in(files[0][1], [file.name for file, _ in files], findings)
     names = _labels.read(files[0][1])
     if names:
         _labels.agree(names, asked, str(files[0][1] / _labels.FILE))
@@ -90,12 +90,26 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
     judge = decoder()
 
     def check(file: Path) -> Checked:
-        return _checked_shard(file, classes, judge)
+        return _checked_shard(file, classes, judge, described)
 
     return Work("TFRecord shards", [(file, check) for file, _ in files], findings)
 
 
-def _checked_shard(file: Path, classes: int, decoder: Decoder) -> Checked:
+def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Described | None:
+    """What conversion.json says that there must be; what is wrong with it and what is lost goes to `findings`."""
+    try:
+        described = _described.read(folder)
+    except DataError as error:
+        findings.append(Finding(folder / _described.FILE, None, str(error).removeprefix(f"{folder / _described.FILE} ")))
+        return None
+    if described:
+        findings += [Finding(folder, None, lost) for lost in described.lost(there)]
+        labels = described.differing_labels()
+        findings += [Finding(folder / _labels.FILE, None, labels)] if labels else []
+    return described
+
+
+def _checked_shard(file: Path, classes: int, decoder: Decoder, described: Described | None) -> Checked:
     try:
         walked = _salvage.walk(file, payloads=True)
     except DataError as error:
@@ -110,7 +124,9 @@ def _checked_shard(file: Path, classes: int, decoder: Decoder) -> Checked:
             reason = decoder.example(stream.read(stretch.length), classes)
             if reason:
                 findings.append(Finding(file, number, reason))
-    return Checked(len(walked), findings)
+    damaged = any(isinstance(stretch, Damage) for stretch in walked)  # which may hide how many records there were
+    lost = described.difference(file.name, len(walked)) if described and walked and not damaged else None
+    return Checked(len(walked), [*findings, *[Finding(file, None, lost)] * bool(lost)])
 
 
 def _binaries(folder: Path) -> Work | None:

@@ -4,7 +4,8 @@ python -m Datasets.convert PICTURES TARGET            PICTURES/<class>/*, or PIC
 python -m Datasets.convert LIST.csv TARGET            rows of path, label and maybe train or validation
 python -m Datasets.convert PICTURES TARGET --validation 0.1 --shards 64
 
-Files are stored as they are: JPEG, PNG, GIF or BMP. An interrupted conversion goes on when the call is repeated.
+Files are stored as they are: JPEG, PNG, GIF or BMP. An interrupted conversion goes on when the call is repeated, and
+shards that have lost records since are written again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from Datasets import _conversion, _listing, _pictures
+from Datasets import _conversion, _described, _listing, _pictures
 from Datasets._listing import Listing
 from Datasets._pictures import BadFile
 from Datasets._spec import DataError
@@ -45,6 +46,9 @@ def main(argv: list[str]) -> int:
     with _conversion.claimed(target, plan) as missing:
         if len(missing) < len(plan.shards):
             print(f"{len(plan.shards) - len(missing)} of {len(plan.shards)} shards are there already")
+        lost = sum((target / shard.name).exists() for shard in missing)
+        if lost:
+            print(f"{lost} shard{'s' * (lost > 1)} had lost records and {'are' if lost > 1 else 'is'} written again")
         if missing:
             _conversion.write(target, plan, missing, min(asked.jobs, len(missing)))
     for split, pictures in listing.splits().items():
@@ -102,7 +106,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("target", metavar="TARGET", help="a new or empty folder, or one of an interrupted conversion")
     add(
         "--shards",
-        type=command_line.whole(1, _conversion.MOST_SHARDS),
+        type=command_line.whole(1, _described.MOST_SHARDS),
         metavar="N",
         help="training files (default: 128 MiB each)",
     )

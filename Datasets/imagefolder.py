@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from Datasets import _labels, _locate, _pictures
+from Datasets import _described, _labels, _locate, _pictures
 from Datasets._photo_source import PhotographSource
 from Datasets._spec import DataError, DataSpec, OpenRequest
 from Datasets._tfrecords import RecordIndex, part, shards
@@ -39,9 +39,11 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):
         raise DataError(f"data set imagefolder: the {len(train)} training shards in {top} hold no records")
+    held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
     return _source(
-        classes, index, RecordIndex(validation, tolerance, request.environ) if validation else None,
+        classes, index, held_out,
         f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,
+        _described.warnings(top, index, held_out, bool(request.skip_bad)),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from Datasets import _labels, _locate
+from Datasets import _described, _labels, _locate
 from Datasets._photo_source import PhotographSource
 from Datasets._spec import DataError, DataSpec, OpenRequest
 from Datasets._tfrecords import RecordIndex, part, shards
@@ -54,6 +54,7 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     found = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
         train_images=len(index), validation_images=len(held_out or ()),
+        notes=_described.warnings(train[0].parent, index, held_out, bool(request.skip_bad)),
     )  # fmt: skip
     missing = f"no {_VALIDATION} with records in {folder} or in validation/ below it; put the shards there"
     return PhotographSource(found, index, held_out, missing, tolerance)

@@ -657,6 +657,46 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     assert found[-1] == "validation-00000-of-00001: is empty" and last.endswith("2 files, 6 records, 5 damaged or missing")
 
 
+def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_path):
+    write_tree(tmp_path / "pets", per_class=4)
+    words = tmp_path / "pets", tmp_path / "out", "--validation", 0.25
+    converted(*words)
+    out, whole = tmp_path / "out", contents(tmp_path / "out")
+    assert verified(out, "--no-decode")[:2] == (0, [])
+    assert converted(*words).out.startswith("2 of 2 shards are there already\n")
+
+    payloads = found_payloads(out / "train-00000-of-00001")
+    (out / "train-00000-of-00001").write_bytes(b"".join(map(framed, payloads[:5])))
+    lost = "holds 5 records, and conversion.json beside it tells of 9; copy or convert it again"
+    code, found, last = verified(out, "--no-decode")
+    assert (code, found) == (1, [f"train-00000-of-00001: {lost}"]) and last.endswith(", 8 records, 1 damaged or missing")
+    for name in ("imagefolder", "imagenet"):
+        with pytest.raises(DataError, match=f"{lost}, or remove .*conversion.json if that is meant"):
+            opened(out, name)
+        assert opened(out, name, skip_bad=1).spec.notes == (f"warning: {out}/train-00000-of-00001 {lost}",)
+    again = converted(*words).out
+    assert again.startswith("1 of 2 shards are there already\n1 shard had lost records and is written again\n")
+    assert contents(out) == whole
+
+    for name in ("validation-00000-of-00001", "labels.txt"):
+        (out / name).unlink()
+    lost = "lacks every validation shard, of which conversion.json tells; copy or convert them again"
+    assert verified(out, "--no-decode")[1] == [f"{out}: {lost}", "labels.txt: is missing"]
+    with pytest.raises(DataError, match=lost):
+        opened(out, "imagenet")
+    converted(*words)
+    assert contents(out) == whole
+
+
+@pytest.mark.parametrize("content", ["[[", "null", '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}'])
+def test_a_damaged_conversion_is_told_of(tmp_path, content):
+    photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1)] * 2, 1)
+    (tmp_path / "conversion.json").write_text(content)
+    (code, (found,), _), spec = verified(tmp_path, "--no-decode"), opened(tmp_path, "imagenet").spec
+    assert code == 1 and found.startswith("conversion.json: is damaged: ") and spec.train_images == 2
+    assert spec.notes[0].startswith(f"warning: {tmp_path}/conversion.json is damaged: ")
+
+
 def test_damage_to_trees_and_binary_files_is_named(tmp_path):
     write_tree(tmp_path / "pets")
     assert verified(tmp_path / "pets")[0] == 0

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from Datasets import _conversion
+from Datasets import _conversion, _described
 from Datasets._spec import DataError
 from harness import archives, bounds, command_line
 from harness.archives import ArchiveError
@@ -459,14 +459,14 @@ CONVERSIONS = {
 @pytest.mark.parametrize("case", CONVERSIONS)
 def test_conversions_that_cannot_be_continued(tmp_path, case):
     content, said = CONVERSIONS[case]
-    (tmp_path / _conversion.PLAN).write_bytes(content)
+    (tmp_path / _described.FILE).write_bytes(content)
     with pytest.raises(DataError) as caught:
         claim(tmp_path)
     assert said in str(caught.value) and len(str(caught.value)) < 700 and "\n" not in str(caught.value)
 
 
 def test_a_pipe_for_a_conversion(tmp_path):
-    os.mkfifo(tmp_path / _conversion.PLAN)
+    os.mkfifo(tmp_path / _described.FILE)
     with pytest.raises(DataError, match="Is a pipe"):
         claim(tmp_path)
 
@@ -546,7 +546,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("suffix", ROUNDS)
 def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig, monkeypatch):
-    path = tmp_path / (_conversion.PLAN if suffix == ".json" else f"a{suffix}")
+    path = tmp_path / (_described.FILE if suffix == ".json" else f"a{suffix}")
     stand_in = types.ModuleType("torch")
     stand_in.Tensor, stand_in.load = Tensor, lambda content, **_: dict.fromkeys(zipfile.ZipFile(content).namelist(), 1)
     monkeypatch.setitem(sys.modules, "torch", stand_in)
