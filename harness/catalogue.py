@@ -129,7 +129,7 @@ def catalogue(model_options: type, schedule_options: type, script: str) -> Catal
 
 DEFAULT_META: dict[str, Any] = {
     "help": "", "aliases": (), "rewrites": {}, "choices": (), "check": None, "kind": "now", "read": None, "bare": None,
-    "off": None, "flags": (), "scripts": (),
+    "off": None, "flags": (), "scripts": (), "factors": (),
 }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ def opt(
     off: str | None = None,
     flags: tuple[str, ...] = (),
     scripts: tuple[str, ...] = (),
+    factors: tuple[str, ...] = (),
 ) -> Any:
     """One option; field name = flag = YAML key.
 
@@ -45,6 +46,7 @@ def opt(
     `bare`: the raw value when the flag stands alone; `off`: that of its --no- form.
     `flags`: spellings other than --field-name.
     `scripts`: the scripts that know the option; empty means all of them.
+    `factors`: older spellings whose product is the value, and of which no more than one may be above 1.
     """
     return dataclasses.field(
         default=default,
@@ -60,6 +62,7 @@ def opt(
             "off": off,
             "flags": flags,
             "scripts": scripts,
+            "factors": factors,
         },
     )
 

@@ -150,15 +150,20 @@ def _new_spelling(spelling: Spelling, raw: Any) -> str:
 
 
 def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
-    """The last value of one spelling; two spellings must agree."""
+    """The last value of one spelling; two spellings must agree, but for those that are factors of the value."""
     last = dict(given)
     distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
+    pairs = " and ".join(f"{flag} {brief(shown(value))}" for flag, value in distinct.items())
+    where = given[-1][1].where.split(": --")[0]
+    if len(last) > 1 and all(entry.spelling in option.meta["factors"] for entry in last.values()):
+        above = [flag for flag, value in distinct.items() if value > 1]
+        if len(above) > 1:
+            raise OptionError(
+                f"{where}: {pairs} are both above 1, and a pipeline accumulates by its depth; give one of them"
+            )
+        return last[above[0]] if above else given[-1][1]
     if len(set(distinct.values())) > 1:
-        pairs = " and ".join(f"{flag} {brief(shown(value))}" for flag, value in distinct.items())
-        raise OptionError(
-            f"{given[-1][1].where.split(': --')[0]}: {pairs} are two spellings of {option.name} with different values; "
-            "give one of them"
-        )
+        raise OptionError(f"{where}: {pairs} are two spellings of {option.name} with different values; give one of them")
     return given[-1][1]
 
 

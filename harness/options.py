@@ -107,8 +107,8 @@ class TrainingOptions:
         None, "samples of one micro-batch (default by model)", aliases=("batch_size",), check=at_least(1)
     )
     gradient_accumulation_count: int = opt(
-        1, "micro-batches per replica and weight update", aliases=("gradients_to_accumulate",),
-        rewrites={"pipeline_depth": _pipeline_depth}, check=at_least(1),
+        1, "micro-batches per replica and weight update", aliases=("gradients_to_accumulate",), check=at_least(1),
+        rewrites={"pipeline_depth": _pipeline_depth}, factors=("gradients_to_accumulate", "pipeline_depth"),
     )  # fmt: skip
     global_batch_size: int | None = opt(
         None, "samples per weight update; sets the accumulation count (validation: for the epoch shown)",

@@ -369,6 +369,19 @@ def test_two_spellings_that_agree_or_lie_in_different_layers(block):
     assert "c.yml:4: batch_size 4 and micro_batch_size 8 are two" in refused(block(batch_size=4, micro_batch_size=8))
 
 
+@pytest.mark.parametrize(("depth", "count", "pipeline"), [(4, 1, True), (1, 8, False), (1, 1, False)])
+def test_the_oldest_release_multiplies_its_two_counts(block, depth, count, pipeline):
+    for words in (
+        f"--pipeline-depth {depth} --gradients-to-accumulate {count}",
+        f"--gradients-to-accumulate {count} --pipeline-depth {depth}",
+        block(pipeline_depth=depth, gradients_to_accumulate=count),
+    ):
+        assert values(words, "gradient_accumulation_count", "pipeline") == [depth * count, pipeline]
+    for again in (4, 8):
+        said = refused(f"--pipeline-depth 4 --gradients-to-accumulate {again}")
+        assert said.startswith(f"command line: --pipeline-depth 4 and --gradients-to-accumulate {again} are both above 1, ")
+
+
 def test_the_last_of_one_spelling_wins():
     assert values("--batch-size 4 --batch-size 8", "micro_batch_size") == [8]
     assert values("--available-memory-proportion 0.1 0.2 --available-memory-proportion 0.3",
