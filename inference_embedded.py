@@ -16,11 +16,12 @@ import secrets
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import validation
-from harness import checkpoints, embedded, entry, quiet
+from harness import checkpoints, embedded, entry, fitting, quiet
 from harness.checkpoints import Checkpoint
 from harness.cluster import ALONE
 from harness.files import write_atomically
@@ -45,7 +46,8 @@ def main(argv: list[str]) -> int:
     recorded = entry.recorded_options(checkpoints.run_folder(Path(path)), argv, SCRIPT) if path else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     parsed = entry.parse(argv, SCRIPT, recorded)
-    run = entry.prepare_or_describe(parsed, training=False) if parsed else None
+    refuse = partial(fitting.require_model, found=found if path else [])
+    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
     if run is None:
         return 0
     calls = run.options.training.iterations
@@ -99,7 +101,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
     values = None
     if checkpoint is not validation.RANDOM_WEIGHTS:
         values = checkpoints.read(checkpoint)
-        checkpoints.fit(values, {variable.name: variable for variable in run.trace.variables}, checkpoint)
+        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)
     if options.tmp_execs:

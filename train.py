@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import validation
 from emulator.record import Mark
-from harness import checkpoints, cli, compilation, entry, executables, folders, locks, mlperf, profile, saving
+from harness import checkpoints, cli, compilation, entry, executables, fitting, folders, locks, mlperf, profile, saving
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation, FirstUpdates
@@ -68,12 +68,13 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse_beginning(run: Run) -> None:
-    """Weights to begin with that are not there, and the folder of another run; before one is made for this run."""
+    """Weights to begin with that are not there or do not fit, and the folder of another run; before one is made for this
+    run."""
     logging, given = run.options.logging, run.options.training.init_path
     if run.cluster.instance:
         return
     if given:
-        checkpoints.beginning(Path(given))
+        fitting.require_beginning(run, Path(given))
         checkpoints.recorded(checkpoints.run_folder(Path(given)))  # which is asked how they were trained
     if logging.logs and logging.logs_path and not run.options.device.compile_only:
         refuse_taken(Path(logging.logs_path))
@@ -104,7 +105,7 @@ def _resume(argv: list[str], path: str, script: str) -> int:
     newest, damaged, missing = _latest(Path(path))
     parsed = replace(parsed, notes=(*parsed.notes, *damaged))
     done = newest.iteration if newest else 0
-    refuse = partial(_refuse_going_on, recorded=recorded, done=done)
+    refuse = partial(_refuse_going_on, recorded=recorded, newest=newest)
     replicas = recorded.get("total_replicas")
     run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse)
     if run is None:
@@ -150,8 +151,8 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
-    """What a run that has done so many updates cannot go on with."""
+def _refuse_going_on(run: Run, recorded: Mapping[str, Any], newest: Checkpoint | None) -> None:
+    """What a run cannot go on with from its newest checkpoint, which another instance may have."""
     if not run.options.logging.logs:
         raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
     trained_with = recorded.get("total_batch_size")
@@ -166,7 +167,9 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], done: int) -> None:
             f"the run's network has {before:,} parameters, that of this call {now:,}: leave the options of the model as "
             "they were, or begin a new run, which --init-path can give weights to"
         )
-    _stop(run, done)
+    if newest:
+        fitting.require_saved(run, newest)
+    _stop(run, newest.iteration if newest else 0)
 
 
 def compile_only(run: Run) -> int:
@@ -366,7 +369,8 @@ def _restore(
     if newest.iteration == run.horizon.iterations:
         log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
     if team.first:
-        checkpoints.fit(values, program.weights.saved, newest)
+        fitting.fit(fitting.of_values(values), fitting.saved(run), newest)
+        fitting.refuse_faulty(run, values, newest)
     restored = team.shared(values if team.first else None)
     values.clear()
     program.load(restored)
@@ -396,12 +400,13 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
     chosen, values, damaged = checkpoints.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    classifier = next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
-    left = checkpoints.begin(values, program.weights.model, classifier, chosen)
-    program.begin_with({name: value for name, value in values.items() if not name.startswith(tuple(left or "?"))})
+    left = fitting.begin(fitting.of_values(values), run, chosen)
+    taken = fitting.without(values, left)
+    fitting.refuse_faulty(run, taken, chosen)
+    program.begin_with(taken)
     log.note(f"Begun with the weights of {chosen.prefix}")
     if left:
-        log.note(f"{classifier} begins anew: it has another number of classes there")
+        log.note(f"{fitting.classifier(run)} begins anew: it has another number of classes there")
     recorded = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix)))
     for name in ("symmetric_input", "normalise_input"):
         if recorded.get(name) not in (None, getattr(run.options.dataset, name)):

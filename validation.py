@@ -19,11 +19,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulator.record import Mark
-from harness import checkpoints, compilation, entry, executables, predictions, profile, quiet
+from harness import checkpoints, compilation, entry, executables, fitting, predictions, profile, quiet
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation
@@ -52,7 +53,8 @@ def main(argv: list[str]) -> int:
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
     parsed = entry.parse(argv, "validation", recorded)
-    run = entry.prepare_or_describe(parsed, training=False) if parsed else None
+    refuse = partial(fitting.require_model, found=found)
+    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
     if run is None:
         return 0
     if run.options.device.compile_only:
@@ -86,6 +88,8 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
             if found and values is None:
                 unreadable.append(checkpoint.name)
                 continue
+            for fault in fitting.faults(values or {}, fitting.model(run), checkpoint):
+                log.note(f"warning: {fault}")
             for _ in range(run.options.checkpoint.repeat):
                 log.validation_row(validate(run, program, checkpoint, values, batch, log, team))
             done.append(checkpoint.name)
@@ -137,6 +141,7 @@ def _predict(run: Run, found: list[Checkpoint]) -> int:
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
     checkpoint, values, damaged = checkpoints.newest_of(found, f"--restore-path {run.options.main.restore_path}")
+    damaged += [f"warning: {fault}" for fault in fitting.faults(values, fitting.model(run), checkpoint)]
     for warning in damaged:
         log.note(warning)
     predictions.show(run, checkpoint, values, log)
@@ -197,7 +202,7 @@ def validate(
 ) -> dict[str, Any]:
     """One checkpoint over the whole validation set, which the team's instances share, as a row of validation.csv."""
     if values is not None:
-        checkpoints.fit(values, program.weights.model, checkpoint)
+        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
         program.load(values)
     program.rewind()
     micro_batches = own_micro_batches(run)

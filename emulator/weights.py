@@ -11,14 +11,13 @@ import tensorflow.compat.v1 as tf
 
 from emulator import draws
 from emulator.executable import Executable
+from emulator.kept import FP32_COPY, STEP
 from emulator.precision import OFF, SINGLE, Precision
 from emulator.stages import rounding
 from Models import _half, _proxy_norm
 from Models._layers import Variable
 from Models._tensor_layers import initial_value
 
-STEP = "global_step"
-FP32_COPY = "fp32"  # the slot
 _VARIABLE = "variable "  # before its name, among an executable's names
 
 
@@ -157,7 +156,8 @@ class State:
 def assign(session: tf.Session, variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
     """Sets variables by name, through their initialisers, so that the graph does not grow."""
     feeds = {variable.initializer.inputs[1]: values[name] for name, variable in variables.items()}
-    session.run([variable.initializer for variable in variables.values()], feeds)
+    with np.errstate(over="ignore"):  # of values that a type has no room for
+        session.run([variable.initializer for variable in variables.values()], feeds)
 
 
 def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:

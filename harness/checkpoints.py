@@ -134,7 +134,7 @@ def require_folder(folder: Path) -> None:
         raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
 
 
-def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
+def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint of a run folder that is whole, and a line on each newer one that is not. Without TensorFlow
     where a manifest and a state tell it, which is nearly always; otherwise the tensors have to be read."""
 
@@ -145,7 +145,8 @@ def latest(folder: Path) -> tuple[Checkpoint, list[str]]:
         _read(checkpoint)
         return checkpoint
 
-    return _newest(of_run(folder), f"--restore-path {folder}", look)
+    found = of_run(folder) if option == "--restore-path" else _numbered(folder, option)
+    return _newest(found, f"{option} {folder}", look)
 
 
 def newest(
@@ -303,18 +304,6 @@ def _refuse_foreign(option: str, path: Path) -> None:
         )
 
 
-def begin(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], classifier: str, checkpoint: Checkpoint) -> list[str]:
-    """The names of what cannot be taken over because the number of classes differs: the classifier, and its slots. Any
-    other variable of `wanted` (the model's, name -> with a shape) that does not fit is refused."""
-    left = [
-        name
-        for name, variable in wanted.items()
-        if name.startswith(classifier) and name in values and list(values[name].shape) != variable.shape.as_list()
-    ]
-    fit(values, {name: variable for name, variable in wanted.items() if name not in left}, checkpoint)
-    return left
-
-
 def _at(prefix: Path) -> Checkpoint:
     number = manifests.number(prefix.name)
     return Checkpoint(str(prefix), -1 if number is None else number)
@@ -418,26 +407,6 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
         raise CheckpointError(f"it cannot be read: {_reason(error)}") from None
-
-
-def fit(values: Mapping[str, np.ndarray], wanted: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Refuses a checkpoint of another network or optimiser, naming the first differences."""
-    problems = [f"{name} is missing" for name in wanted if name not in values]
-    problems += [
-        f"{name} has shape {list(values[name].shape)} instead of {list(map(int, variable.shape))}"
-        for name, variable in wanted.items()
-        if name in values and list(values[name].shape) != list(map(int, variable.shape))
-    ]
-    if problems:
-        # a slot is named below its variable
-        slots_only = all(problem.endswith("is missing") and problem.rsplit("/", 1)[0] in wanted for problem in problems)
-        what = "--optimiser and --variable-filter" if slots_only else "model options"
-        raise CheckpointError(
-            f"checkpoint {checkpoint.prefix} does not fit {'the optimiser' if slots_only else 'the network'} asked for: "
-            f"{problems[0]}"
-            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
-            + f"; give the {what} that it was trained with"
-        )
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:

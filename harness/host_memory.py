@@ -14,12 +14,11 @@ from emulator.cost.trace import Trace
 from emulator.host_limits import ADDRESSES, DATA, Limit
 from emulator.plan import ExecutionPlan
 from harness.options import OptionError, RunOptions
-from harness.rules import named_by
+from harness.rules import SLOTS, named_by
 
 if TYPE_CHECKING:
     from harness.run import Run
 
-SLOTS = {"SGD": 0, "momentum": 1, "RMSprop": 2, "LARS": 1, "LAMB": 2}  # of each optimiser, for each weight
 _KINDS = {ADDRESSES: "address space", DATA: "writable memory"}
 
 
@@ -30,7 +29,7 @@ def of_training(options: RunOptions, spec: DataSpec, trace: Trace, plan: Executi
     return host_memory.training(
         trace,
         plan,
-        slots=SLOTS[options.training.optimiser],
+        slots=len(SLOTS[options.training.optimiser]),
         picture=picture,
         records=_records(options, spec, spec.train_images + (spec.validation_images if validated else 0)),
         validated=validated,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow.compat.v1 as tf
 
 from harness.options import TrainingOptions
-from harness.rules import named_by, rmsprop_decay
+from harness.rules import SLOTS, named_by, rmsprop_decay
 
 State = dict[str, tf.Tensor]
 Named = Callable[[str], bool]
@@ -66,7 +66,7 @@ class Momentum(Optimiser):
     """a = momentum * a + g; w -= rate * a."""
 
     momentum: float
-    slots = {"Momentum": 0.0}
+    slots = SLOTS["momentum"]
 
     def step(
         self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
@@ -83,7 +83,7 @@ class RMSprop(Optimiser):
     decay: float
     momentum: float
     epsilon: float
-    slots = {"RMSProp": 1.0, "RMSProp_1": 0.0}
+    slots = SLOTS["RMSprop"]
     linear = False
 
     def step(
@@ -104,7 +104,7 @@ class LARS(Optimiser):
     eeta: float
     epsilon: float
     skipped: Named
-    slots = {"Momentum": 0.0}
+    slots = SLOTS["LARS"]
     linear = False
 
     def step(
@@ -129,7 +129,7 @@ class LAMB(Optimiser):
     epsilon: float
     weight_decay: float
     skipped: Named
-    slots = {"LAMB_m": 0.0, "LAMB_v": 0.0}
+    slots = SLOTS["LAMB"]
     linear = False
 
     def step(

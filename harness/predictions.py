@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from Datasets._class_names import class_names
-from harness import checkpoints
+from harness import fitting
 from harness.checkpoints import Checkpoint
 from harness.fields import brief
 from harness.run import Run
@@ -29,7 +29,7 @@ def show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log
     pictures = _photo_files.load(paths, run.source.spec, request)
     program = prediction_program(run, request, pictures)
     try:
-        checkpoints.fit(values, program.weights.model, checkpoint)
+        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
         program.load(values)
         program.rewind()
         names = class_names(run.source.spec)

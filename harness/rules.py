@@ -9,6 +9,13 @@ from harness.options import CheckpointOptions, DatasetOptions, OptionError, Trai
 
 DECAY_UNLESS_GIVEN = 0.9  # of RMSprop's mean square
 LINEAR = ("SGD", "momentum")  # in the gradient
+SLOTS: Mapping[str, Mapping[str, float]] = {  # of each optimiser, for each weight, with what they begin at
+    "SGD": {},
+    "momentum": {"Momentum": 0.0},
+    "RMSprop": {"RMSProp": 1.0, "RMSProp_1": 0.0},
+    "LARS": {"Momentum": 0.0},
+    "LAMB": {"LAMB_m": 0.0, "LAMB_v": 0.0},
+}
 
 
 def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from runs import run, succeed, variables
 
-from harness import cli
+from emulator.weights import Weights
+from harness import bundles, cli, fitting, rules
 from harness.build import training_program
+from harness.checkpoints import Checkpoint, CheckpointError
 from harness.options import OptionError
-from harness.run import prepare
+from harness.run import Run, prepare
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 
@@ -21,6 +24,10 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("init") / "run"
     succeed("train", *BASE.split(), "--abs-learning-rate", 0.05, "--logs-path", folder)
     return folder
+
+
+def prepared(words: str) -> Run:
+    return prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
 
 
 def test_a_run_begins_with_the_weights_of_another_and_counts_from_nought(trained, tmp_path):
@@ -63,8 +70,7 @@ def test_what_is_trained_moves_as_if_all_were(trained, tmp_path):
 
 def test_frozen_parts_are_not_differentiated():
     def backward(words: str) -> int:
-        options = cli.parse(f"{BASE} {words}".split(), "train", environ={}).options
-        built = training_program(prepare(options, {}), 0)
+        built = training_program(prepared(words), 0)
         count = sum(op.type == "Conv2DBackpropInput" for op in built.graph.get_operations())
         built.close()
         return count
@@ -100,17 +106,92 @@ def test_another_size_of_pictures_is_warned_of_where_it_matters(trained, tmp_pat
 
 
 def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
-    wide = BASE.replace("--model-size 8", "--model-size 14")
-    result = run("train", *wide.split(), "--logs-path", tmp_path / "x", "--init-path", trained)
-    assert result.code == 2
-    assert "does not fit the network asked for: all/b1/1/1/conv/conv2d/kernel is missing" in result.err
-    result = run("train", *BASE.split(), "--logs-path", tmp_path / "y", "--init-path", tmp_path / "nowhere")
-    assert result.code == 2
-    assert "--init-path" in result.err and "no checkpoint there" in result.err
-    assert not (tmp_path / "y").exists()
+    """Known before there is a graph, and so to --dry-run."""
+    other = "does not fit the network asked for: all/b1/1/1/conv/conv2d/kernel is missing"
+    rule = "does not fit the optimiser asked for: all/b0/conv/conv2d/kernel/LAMB_m is missing"
+    begin, going_on = ("train", *BASE.split()), ("restore", "--iterations", 9, "--restore-path")
+    for words, said in (
+        ((*begin, "--model-size", 14, "--logs-path", tmp_path / "x", "--init-path", trained), other),
+        ((*begin, "--model-size", 14, "--dry-run", "--init-path", trained / "ckpt-0"), other),
+        ((*begin, "--dry-run", "--init-path", "efficientnet-lite0"), "efficientnet_lite0.npz does not fit the network"),
+        ((*begin, "--logs-path", tmp_path / "x", "--init-path", tmp_path / "nowhere"), "no checkpoint there"),
+        ((*going_on, trained, "--optimiser", "LAMB", "--dry-run"), rule),
+        (("validation", "--restore-path", trained, "--model-size", 14, "--dry-run"), other),
+    ):
+        result = run(*words)
+        assert result.code == 2 and said in result.err, (words, result.err)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
+    index = trained / "ckpt-4.index"
+    expected = {name: value.shape for name, value in variables(trained, 4).items()}
+    assert bundles.shapes(index) == expected == {name: each.shape for name, each in fitting.saved(prepared("")).items()}
+
+
+@pytest.mark.parametrize("rule", rules.SLOTS)
+def test_what_a_training_keeps_is_known_without_tensorflow(rule):
+    for words in ("--precision 16.16 --offload-fp32-weight-copy", "--precision 16.32 --force-weight-to-fp16 fc1"):
+        asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
+        with tf.Graph().as_default():
+            slots, precision = rules.SLOTS[rule], asked.plan.precision
+            weights = Weights(asked.trace.variables, 0, slots, asked.trained, precision=precision)
+            kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
+        assert {name: list(each.shape) for name, each in fitting.saved(asked).items()} == kept
+
+
+def test_a_damaged_list_of_tensors_tells_nothing(trained, tmp_path):
+    whole, rng = (trained / "ckpt-4.index").read_bytes(), np.random.default_rng(1)
+    for _ in range(300):
+        at = int(rng.integers(len(whole)))
+        changed = whole[:at] + bytes([whole[at] ^ int(rng.integers(1, 256))]) + whole[at + 1 :]
+        for content in (changed, whole[:at], whole[at:]):
+            (tmp_path / "x.index").write_bytes(content)
+            assert bundles.shapes(tmp_path / "x.index") in (None, bundles.shapes(trained / "ckpt-4.index"))
+
+
+BIAS, KERNEL, VARIANCE = "all/fc1/dense/bias", "all/fc1/dense/kernel", "all/b0/batch_norm/moving_variance"
+FAULTS = {  # a variable, what its first value is, the options, and what is said
+    "nan": (BIAS, np.nan, "", "values that are not finite"),
+    "half": (BIAS, 1e6, "--precision 16.32", "values beyond FP16's 65504 (see --precision)"),
+    "single": (BIAS, 1e300, "--precision 16.16", "values beyond FP16's 65504 (see --precision)"),
+    "double": (KERNEL, 1e300, "", "values beyond FP32's 3.403e+38"),
+    "variance": (VARIANCE, -1.0, "--batch-norm", "negative values"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case):
+    name, value, words, said = FAULTS[case]
+    arrays = {each.name: np.zeros(each.shape) for each in prepared(words).trace.variables}
+    arrays[name].flat[0] = value
+    np.savez(tmp_path / "w.npz", **arrays)
+    result = run("train", *BASE.split(), *words.split(), "--dry-run", "--init-path", tmp_path / "w.npz")
+    assert result.code == 2 and f"weights {tmp_path}/w.npz: {name} holds {said}; " in result.err
+    assert (
+        run("train", *BASE.split(), *words.split(), "--dry-run", "--init-path", tmp_path / "w.npz", "--keep-going").code == 0
+    )
+    if case == "nan":
+        shown = succeed("validation", *BASE.split(), "--generated-data", "--no-logs", "--restore-path", tmp_path / "w.npz")
+        assert f"warning: weights {tmp_path}/w.npz: {name} holds {said}\n" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "bias", "fits"),
+    [((64, 10), (10,), True), ((64, 7), (7,), True), ((10, 64), (10,), False), ((64, 7), (10,), False),
+     ((64, 10), (10, 1), False), ((32, 7), (7,), False), ((64, 7), (8,), False)],
+)  # fmt: skip
+def test_a_classifier_begins_anew_only_for_other_classes(kernel, bias, fits):
+    asked, weights = prepared(""), Checkpoint("w.npz", -1)
+    found = {name: each.shape for name, each in fitting.model(asked).items()} | {KERNEL: kernel, BIAS: bias}
+    if fits:
+        assert fitting.begin(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
+    else:
+        with pytest.raises(CheckpointError, match="does not fit the network asked for: all/fc1/dense/"):
+            fitting.begin(found, asked, weights)
 
 
 def test_a_filter_that_matches_nothing():
     with pytest.raises(OptionError) as error:
-        prepare(cli.parse(f"{BASE} --variable-filter fc1 dnese".split(), "train", environ={}).options, {})
+        prepared("--variable-filter fc1 dnese")
     assert str(error.value).startswith("--variable-filter dnese: no trained variable's name contains it")

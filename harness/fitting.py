@@ -1,0 +1,148 @@
+"""Whether the tensors of a checkpoint fit a run: by names and shapes, before any graph, and by their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulator import kept
+from emulator.kept import Kept
+from harness import archives, bundles, checkpoints, rules
+from harness.catalogue import LARGEST
+from harness.checkpoints import Checkpoint, CheckpointError
+
+if TYPE_CHECKING:
+    from harness.run import Run
+
+Shapes = Mapping[str, tuple[int, ...]]
+_FP16 = 65504.0
+_BEYOND_FP16 = 65520.0  # rounds to infinity
+
+
+def model(run: Run) -> dict[str, Kept]:
+    """What validation needs of a checkpoint."""
+    return kept.model(run.trace.variables, run.plan.precision)
+
+
+def saved(run: Run) -> dict[str, Kept]:
+    """What a training keeps, and needs to go on."""
+    names = rules.SLOTS[run.options.training.optimiser]
+    slots = kept.slots(run.trace.variables, run.plan.precision, names, run.trained)
+    return {**model(run), **slots, kept.STEP: Kept((), half=False)}
+
+
+def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
+    """Shapes of tensors that have been read."""
+    return {name: value.shape for name, value in values.items()}
+
+
+def of_file(checkpoint: Checkpoint) -> Shapes | None:
+    """Shapes of what a checkpoint holds; None if that cannot be told without TensorFlow."""
+    if archives.located(Path(checkpoint.prefix)):
+        return of_values(checkpoints.read(checkpoint))
+    return bundles.shapes(Path(f"{checkpoint.prefix}.index"))
+
+
+def require_model(run: Run, found: Iterable[Checkpoint]) -> None:
+    """Refuses checkpoints of another network that are to be validated, as far as their files tell."""
+    for checkpoint in found:
+        shapes = of_file(checkpoint)
+        if shapes is not None:
+            fit(shapes, model(run), checkpoint)
+
+
+def require_saved(run: Run, newest: Checkpoint) -> None:
+    """Refuses a checkpoint that a run cannot go on from, as far as its files tell."""
+    shapes = of_file(newest)
+    if shapes is not None:
+        fit(shapes, saved(run), newest)
+
+
+def require_beginning(run: Run, path: Path) -> None:
+    """Refuses weights of --init-path that a run cannot begin with, as far as their files tell."""
+    found = checkpoints.beginning(path)
+    chosen = checkpoints.latest(found, "--init-path")[0] if isinstance(found, Path) else found
+    shapes = of_file(chosen)
+    if shapes is not None:
+        left = begin(shapes, run, chosen)
+        if archives.located(path):
+            refuse_faulty(run, without(checkpoints.read(chosen), left), chosen)
+
+
+def begin(found: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
+    """The names of what cannot be taken over because the number of classes differs: those of the classifier. Anything else
+    that does not fit is refused."""
+    slots = {name: each for name, each in saved(run).items() if name in found and name != kept.STEP}
+    wanted = {**model(run), **slots}
+    left = _of_other_classes(found, wanted, classifier(run))
+    fit(found, {name: each for name, each in wanted.items() if not name.startswith(tuple(left or "?"))}, checkpoint)
+    return left
+
+
+def without(values: Mapping[str, np.ndarray], left: list[str]) -> dict[str, np.ndarray]:
+    """What is taken over: neither the names that are left out, nor their slots."""
+    return {name: value for name, value in values.items() if not name.startswith(tuple(left or "?"))}
+
+
+def classifier(run: Run) -> str:
+    """The name of the last layer with a kernel."""
+    return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
+
+
+def _of_other_classes(found: Shapes, wanted: Mapping[str, Kept], layer: str) -> list[str]:
+    """The variables of a layer, if all of them have one and the same other number of classes, their last axis, there."""
+    names = [name for name in wanted if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
+    pairs = [(found[name], wanted[name].shape) for name in names if name in found]
+    last = {(there[-1:], here[-1:]) for there, here in pairs}
+    alike = all(len(there) == len(here) and there[:-1] == here[:-1] for there, here in pairs)
+    return names if alike and len(last) == 1 and all(there != here for there, here in last) else []
+
+
+def fit(found: Shapes, wanted: Mapping[str, Kept], checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint of another network or optimiser, naming the first differences."""
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    problems += [
+        f"{name} has shape {list(found[name])} instead of {list(each.shape)}"
+        for name, each in wanted.items()
+        if name in found and found[name] != each.shape
+    ]
+    if problems:
+        # a slot is named below its variable
+        slots_only = all(problem.endswith("is missing") and problem.rsplit("/", 1)[0] in wanted for problem in problems)
+        what = "--optimiser and --variable-filter" if slots_only else "model options"
+        raise CheckpointError(
+            f"checkpoint {checkpoint.prefix} does not fit {'the optimiser' if slots_only else 'the network'} asked for: "
+            f"{problems[0]}"
+            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+            + f"; give the {what} that it was trained with"
+        )
+
+
+def refuse_faulty(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> None:
+    """Refuses to train with values that no training can use, unless it is to go on all the same."""
+    faulty = faults(values, saved(run), checkpoint)
+    if faulty and not run.options.training.keep_going:
+        raise CheckpointError(f"{faulty[0]}; give other weights")
+
+
+def faults(values: Mapping[str, np.ndarray], wanted: Mapping[str, Kept], checkpoint: Checkpoint) -> list[str]:
+    """At most one line: the first tensor with values that cannot be computed with, and how many more there are."""
+    wrong = {
+        name: said for name, each in wanted.items() if name in values and (said := _fault(name, values[name], each.half))
+    }
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return [f"weights {checkpoint.prefix}: {name} holds {said}{more}" for name, said in list(wrong.items())[:1]]
+
+
+def _fault(name: str, value: np.ndarray, half: bool) -> str:
+    if not np.isfinite(value).all():
+        return "values that are not finite"
+    largest = np.abs(value.astype(np.float64)).max(initial=0)
+    if half and largest >= _BEYOND_FP16:
+        return f"values beyond FP16's {_FP16:g} (see --precision)"
+    if largest > LARGEST:
+        return f"values beyond FP32's {LARGEST:.4g}"
+    return "negative values" if name.endswith("moving_variance") and (value < 0).any() else ""
