@@ -217,7 +217,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             events.ended("aborted")
             # the same call would end at the same update again
             gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
-            _leave(run, folder, log, writer, str(error), *gentler)
+            _leave(run, folder, log, writer, str(error), *getattr(error, "gentler", gentler))
             if isinstance(error, StopRequest):
                 error.told = True
             raise

@@ -28,7 +28,12 @@ OPTIMISERS_OF = {
     **dict.fromkeys(("lars_epsilon", "lars_eeta", "lars_skip_list", "lars_weight_decay"), ("LARS",)),
     **dict.fromkeys(("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"), ("LAMB",)),
 }
-BELOW_ONE = ("momentum", "lamb_beta1", "lamb_beta2")  # a decay of 1 keeps every gradient for ever, or divides by 0
+BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or takes none in
+    **dict.fromkeys(("momentum", "lamb_beta1", "lamb_beta2"), "forgets no gradient ever"),
+    "rmsprop_decay": "takes no gradient into the mean square ever",
+}
+LOSS_SCALES = 2.0**-10, 2.0**20  # beyond which most gradients in FP16 are nought, or too large
+SAMPLES = 1000  # of a run's learning rates
 
 
 def validation_data(source: DataSource) -> None:
@@ -69,8 +74,14 @@ def update(
 ) -> list[str]:  # fmt: skip
     """What the log says of learning rate and weight update; OptionError for numbers with which nothing can be learnt."""
     _refuse_hopeless(options, classes)
-    training = options.training
-    found = [*_rate_doubts(options, horizon.global_batch, peak)]
+    training, highest = options.training, reached(options, horizon, peak, rate)
+    if not highest:
+        found = [
+            f"warning: the learning rate is 0 in all of the run's {horizon.iterations} updates: the warm-up begins there, "
+            "and nothing is learnt; give more --iterations or --epochs, or --warmup-epochs 0"
+        ]
+    else:
+        found = _rate_doubts(options, horizon.global_batch, peak, highest)
     last = rate(horizon.iterations - 1)
     if not last <= LARGEST:
         raise OptionError(
@@ -82,23 +93,30 @@ def update(
             f"warning: the {options.main.lr_schedule} schedule lets the learning rate rise from {peak:.4g} to {last:.4g} at "
             f"the end; {_falling(options)} if it is to fall"
         )
-    shrunk = peak * (training.weight_decay or 0)
+    shrunk = highest * (training.weight_decay or 0)
     if training.optimiser in LINEAR and shrunk >= 1:
         found.append(
-            f"warning: --weight-decay {training.weight_decay:g} x learning rate {peak:.4g} = {shrunk:.4g}: an update takes "
-            "away as much as the weights are, or more; give less of either"
+            f"warning: --weight-decay {training.weight_decay:g} x learning rate {highest:.4g} = {shrunk:.4g}: an update "
+            "takes away as much as the weights are, or more; give less of either"
         )
     if 1.0 in training.weight_avg_exp:
         found.append(
             "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
         )
     warmup = getattr(options.schedule, "warmup_epochs", 0)
-    if given(options, "warmup_epochs") and warmup >= horizon.epochs:
+    if highest and given(options, "warmup_epochs") and warmup >= horizon.epochs:
         found.append(
             f"warning: --warmup-epochs {warmup:g} is the whole run of {horizon.epochs:.4g} epochs: the learning rate never "
             f"gets to its {peak:.4g}"
         )
     return found
+
+
+def reached(options: RunOptions, horizon: Horizon, peak: float, rate: Callable[[int], float]) -> float:
+    """The highest learning rate of a run: its peak, unless it ends within the warm-up."""
+    if getattr(options.schedule, "warmup_epochs", 0) < horizon.epochs:
+        return peak
+    return max(rate((horizon.iterations - 1) * k // SAMPLES) for k in range(SAMPLES + 1))
 
 
 def _falling(options: RunOptions) -> str:
@@ -108,6 +126,15 @@ def _falling(options: RunOptions) -> str:
     if options.schedule.abs_end_learning_rate is not None:
         return f"--abs-end-learning-rate {options.schedule.abs_end_learning_rate:g} must be below the first"
     return f"--poly-lr-end-ratio {options.schedule.poly_lr_end_ratio:g} must be below 1"
+
+
+def loss_scale(options: RunOptions, plan: ExecutionPlan) -> list[str]:
+    """What the log says of a loss scale with which hardly a gradient is a number of FP16."""
+    scale, (least, most) = options.training.loss_scaling, LOSS_SCALES
+    if not plan.precision.half or least <= scale <= most:
+        return []
+    lost = "overflow" if scale > most else "become 0"
+    return [f"warning: --loss-scaling {scale:g} lets most gradients {lost} in FP16; give from {least:.2g} to {most:.2g}"]
 
 
 def statistics(options: RunOptions, plan: ExecutionPlan, batch_norm: bool) -> list[str]:
@@ -129,10 +156,10 @@ def statistics(options: RunOptions, plan: ExecutionPlan, batch_norm: bool) -> li
 
 def _refuse_hopeless(options: RunOptions, classes: int) -> None:
     training = options.training
-    for name in BELOW_ONE:
-        used = training.optimiser in OPTIMISERS_OF[name]
-        if used and getattr(training, name) >= 1:
-            raise OptionError(f"{_flag(name)} {getattr(training, name):g} forgets no gradient ever; give less than 1")
+    for name, why in BELOW_ONE.items():
+        value = getattr(training, name)
+        if training.optimiser in OPTIMISERS_OF[name] and value is not None and value >= 1:
+            raise OptionError(f"{_flag(name)} {value:g} {why}; give less than 1")
     smoothing, most = training.label_smoothing or 0.0, (classes - 1) / classes
     if smoothing >= most:
         raise OptionError(
@@ -141,7 +168,7 @@ def _refuse_hopeless(options: RunOptions, classes: int) -> None:
         )
 
 
-def _rate_doubts(options: RunOptions, global_batch: int, peak: float) -> list[str]:
+def _rate_doubts(options: RunOptions, global_batch: int, peak: float, reached: float) -> list[str]:
     training = options.training
     exponent = training.base_learning_rate_exponent
     if training.abs_learning_rate is None and exponent is not None and exponent > 0:
@@ -150,13 +177,13 @@ def _rate_doubts(options: RunOptions, global_batch: int, peak: float) -> list[st
             f"{peak:.4g}; published exponents are {EXPONENTS}, and --abs-learning-rate takes a rate as it is"
         ]
     highest = HIGHEST_RATE[training.optimiser]
-    if peak > highest:
+    if reached > highest:
         return [
-            f"warning: the learning rate goes up to {peak:.4g}, and published ones for --optimiser {training.optimiser} not "
-            f"beyond {highest:g}; see --abs-learning-rate and --base-learning-rate-exponent"
+            f"warning: the learning rate goes up to {reached:.4g}, and published ones for --optimiser {training.optimiser} "
+            f"not beyond {highest:g}; see --abs-learning-rate and --base-learning-rate-exponent"
         ]
-    if peak < LOWEST_RATE:
-        return [f"warning: the learning rate is {peak:.4g} at most, and below {LOWEST_RATE:g} hardly a weight moves"]
+    if reached < LOWEST_RATE:
+        return [f"warning: the learning rate is {reached:.4g} at most, and below {LOWEST_RATE:g} hardly a weight moves"]
     return []
 
 

@@ -20,6 +20,7 @@ class LostGradients:
         self._sum = np.zeros([len(layers), 2])
         self._updates = 0
         self._said = {"underflow": MUCH / 2, "overflow": 0.0}
+        self._overflown = False
 
     def add(self, first: int, lost: np.ndarray) -> None:
         """[updates, layers, 2]: of updates from `first` on. The run's very first one does not count: where a scale begins at
@@ -27,6 +28,12 @@ class LostGradients:
         counted = lost[1:] if first == 0 else lost
         self._sum += counted.sum(0, dtype=np.float64)
         self._updates += len(counted)
+        self._overflown |= bool(lost[..., 1].any())
+
+    @property
+    def advice(self) -> str | None:
+        """What may help where the loss is no longer finite, if gradients have overflown."""
+        return _remedy("smaller", self._scale) if self._overflown else None
 
     def notes(self) -> list[str]:
         """Lines for the log; the next ones are of the updates to come."""
@@ -50,5 +57,9 @@ class LostGradients:
         where = self._layers[layer]
         return (
             f"gradients {what}: {100 * shares[layer]:.3g} % of those that arrive at {where} are {as_what}{also}"
-            f"; a {scale} --loss-scaling than {self._scale:g} may help"
+            f"; {_remedy(scale, self._scale)}"
         )
+
+
+def _remedy(change: str, scale: float) -> str:
+    return f"a {change} --loss-scaling than {scale:g} may help"

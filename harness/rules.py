@@ -25,10 +25,12 @@ def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:
     if options.rmsprop_base_decay_exp is None:
         return DECAY_UNLESS_GIVEN
     share = global_batch * 2.0**options.rmsprop_base_decay_exp
-    if not 0 < share <= 1:
+    if not 0 < share <= 1 or 1 - share == 1:
+        another = "smaller" if share > 1 else "larger"
         raise OptionError(
             f"--rmsprop-base-decay-exp {options.rmsprop_base_decay_exp:g}: 1 - global batch x 2^exp = 1 - {global_batch} x "
-            f"{2.0**options.rmsprop_base_decay_exp:.4g} = {1 - share:.4g} must lie between 0 and 1; give a smaller exponent"
+            f"{2.0**options.rmsprop_base_decay_exp:.4g} = {1 - share:.4g} must lie between 0 and 1; give a "
+            f"{another} exponent"
         )
     return 1 - share
 

@@ -145,9 +145,11 @@ class Run:
         if self.peak_rate is None:
             return []
         horizon, training = self.horizon, self.options.training
+        highest = doubts.reached(self.options, horizon, self.peak_rate, self.rate)
+        short = f" on the way to {self.peak_rate:.4g}" if highest < self.peak_rate else ""
         return [
             f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
-            f"{training.optimiser}, learning rate up to {self.peak_rate:.4g} ({self.options.main.lr_schedule})"
+            f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})"
         ]
 
 
@@ -477,6 +479,7 @@ def _doubts(
     return [
         *doubts.training_data(options, source),
         *doubts.update(options, source.spec.num_classes, horizon, peak, rate),
+        *doubts.loss_scale(options, plan),
         *doubts.statistics(options, plan, batch_norm),
         *doubts.neighbours(cluster, environ),
         *doubts.without_effect(options, plan, horizon, batch_norm),

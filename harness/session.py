@@ -31,6 +31,14 @@ Values = dict[str, np.ndarray]
 _ADVICE, _OR = "a lower learning rate may help", "--keep-going goes on all the same"
 
 
+class Overflow(FloatingPointError):
+    """A loss or weights that are not finite where gradients overflow. `gentler`: options that may help."""
+
+    def __init__(self, told: str, gentler: list[str]) -> None:
+        super().__init__(told)
+        self.gentler = gentler
+
+
 @dataclass
 class Session:
     """A run in progress, in this instance of its team. `score`: validates a checkpoint with these values; a row of
@@ -157,12 +165,12 @@ class Session:
         if not bad.size or self.diverged:
             return
         self.diverged = True
-        told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {_ADVICE}"
+        told = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {self.lost.advice or _ADVICE}"
         if not self.run.options.training.keep_going:
             self.team.agreed_to_stop = True  # every instance has this loss
             for note in self.lost.notes():  # which may tell why
                 self.log.note(note)
-            raise FloatingPointError(f"{told}; {_OR}")
+            raise self._ended(told)
         self.log.note(f"warning: {told}")
 
     def _row(self, done: int) -> None:
@@ -246,7 +254,14 @@ class Session:
         bad = [name for name in self.program.weights.model if not np.isfinite(values[name]).all()]
         if bad and not self.run.options.training.keep_going:
             self.team.agreed_to_stop = True  # and these weights
-            raise FloatingPointError(f"{bad[0]} is not finite after update {iteration}: {_ADVICE}; {_OR}")
+            raise self._ended(f"{bad[0]} is not finite after update {iteration}: {self.lost.advice or _ADVICE}")
+
+    def _ended(self, told: str) -> FloatingPointError:
+        """The error of a run that has diverged."""
+        if not self.lost.advice:
+            return FloatingPointError(f"{told}; {_OR}")
+        smaller = min(self.run.options.training.loss_scaling / 16, type(self.run.options.training).loss_scaling)
+        return Overflow(f"{told}; {_OR}", ["--loss-scaling", f"{smaller:.3g}"])
 
     def _settle(self, wait: bool = True) -> None:
         """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""

@@ -33,6 +33,10 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--abs-learning-rate 3 --optimiser RMSprop", {}, "warning: the learning rate goes up to 3, and published ones for"),
         ("--abs-learning-rate 1e-12", {}, "warning: the learning rate is 1e-12 at most"),
         ("--learning-rate-decay 10", {}, "warning: the stepped schedule lets the learning rate rise from 0.5 to 50"),
+        ("--iterations 1", {}, "warning: the learning rate is 0 in all of the run's 1 updates: the warm-up begins there"),
+        ("--epochs 1e-320 --abs-learning-rate 512", {}, "warning: the learning rate is 0 in all of the run's 1 updates: the"),
+        ("--precision 16.16 --loss-scaling 1e20", {}, "warning: --loss-scaling 1e+20 lets most gradients overflow in FP16"),
+        ("--precision 16.32 --loss-scaling 1e-30", {}, "warning: --loss-scaling 1e-30 lets most gradients become 0 in FP16"),
         ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
         ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20 is the whole run of 10 epochs"),
         ("--weight-avg-exp 0.9 1", {}, "warning: --weight-avg-exp 1 is the first checkpoint"),
@@ -76,6 +80,9 @@ def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins)
         ("--abs-learning-rate 48", {}),  # EfficientNet's 2^-7 x 6144
         ("--optimiser RMSprop --base-learning-rate-exponent -11 --global-batch-size 512 --batch-size 64", {}),
         ("--abs-learning-rate 1e-5", {}),
+        ("--abs-learning-rate 512 --epochs 1", {}),  # which the warm-up does not get to
+        ("--precision 32.32 --loss-scaling 1e20", {}),
+        ("--precision 16.16 --loss-scaling 65536", {}),
         ("--base-learning-rate-exponent 0 --batch-size 2", {}),
         ("--precision 32.32 --force-weight-to-fp16 conv --stochastic-rounding ON", {}),
         ("--precision 32.32 --no-stochastic-rounding", {}),
@@ -102,6 +109,14 @@ def test_what_may_well_be_meant_is_not_doubted(words, environ):
         ("--optimiser momentum --momentum 1", "--momentum 1 forgets no gradient ever; give less than 1"),
         ("--optimiser LAMB --abs-learning-rate 0.01 --lamb-beta1 1", "--lamb-beta1 1 forgets no gradient"),
         (
+            "--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-decay 1",
+            "--rmsprop-decay 1 takes no gradient into the mean",
+        ),
+        (
+            "--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-base-decay-exp -70",
+            "--rmsprop-base-decay-exp -70: 1 - glob",
+        ),
+        (
             "--label-smoothing 0.9",
             "--label-smoothing 0.9 leaves the true class of 10 no more than each other one; give less",
         ),
@@ -119,6 +134,19 @@ def test_what_cannot_be_meant_is_refused(words, begins):
     with pytest.raises(OptionError) as refused:
         notes(words)
     assert str(refused.value).startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--epochs 10", "up to 0.5 ("),
+        ("--epochs 1", "up to 0.04994 on the way to 0.5 ("),
+        ("--iterations 1", "up to 0 on the"),
+    ],
+)
+def test_the_highest_learning_rate_is_one_that_the_run_gets_to(words, said):
+    options = cli.parse(shlex.split(f"{BASE} {words}"), "train", environ={}).options
+    assert f"learning rate {said}" in prepare(options, {}).summary()
 
 
 def test_pictures_of_one_class_and_pictures_without_validation(tmp_path):
