@@ -129,9 +129,9 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
 
 def _open_log(run: Run) -> RunLog:
     logging = run.options.logging
-    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
-    log = RunLog(folder if logging.logs else None)
-    if logging.logs:
+    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, keep=True) if logging.logs else None
+    log = RunLog(folder)
+    if folder:
         log.note(f" Saving to {folder}")
     command = " ".join(sys.argv)
     log.file_only(command)

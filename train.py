@@ -223,6 +223,8 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             raise
         finally:
             log.close()
+            if team.first and not run.options.logging.logs:
+                locks.remove_if_empty(folder)
     return 0
 
 

@@ -272,9 +272,9 @@ def _open_log(run: Run, team: Team) -> RunLog:
     logging = run.options.logging
     if not team.first:
         return RunLog(None, console=logging.log_all_instances)
-    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
-    log = RunLog(folder if logging.logs else None)
-    if logging.logs:
+    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, keep=True) if logging.logs else None
+    log = RunLog(folder)
+    if folder:
         log.note(f" Saving to {folder}")
     log.file_only(" ".join(sys.argv))
     log.arguments(arguments(run, " ".join(sys.argv), {"logs_path": str(folder)}), restored=False)

@@ -25,6 +25,10 @@ def json_value(text: str | bytes) -> Any:
         value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError(too_deep) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # Python's own advice is for programmers
+        raise ValueError("its JSON has a number of thousands of digits") from None
     level, depth = _containers([value]), 0
     while level and depth < DEPTH:
         level = [inner for each in level for inner in _containers(each.values() if isinstance(each, dict) else each)]

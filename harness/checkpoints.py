@@ -130,6 +130,7 @@ def of_run(folder: Path) -> list[Checkpoint]:
 
 def require_folder(folder: Path) -> None:
     """CheckpointError for anything else that --restore-path names where a run is asked for."""
+    _refuse_address("--restore-path", folder)
     if not folder.is_dir():
         raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
 
@@ -237,6 +238,7 @@ def _left_out(name: str, why: CheckpointError) -> str:
 def select(path: Path) -> list[Checkpoint]:
     """What `--restore-path` means to validation: all checkpoints of a folder (numbered first, then averages in
     its ckpt/ folder), or those whose prefix is given; or weights in a .npz file."""
+    _refuse_address("--restore-path", path)
     file = archives.located(path)
     if file:
         return [Checkpoint(str(file), -1)]
@@ -279,6 +281,7 @@ def initial(path: Path) -> tuple[Checkpoint, dict[str, np.ndarray], list[str]]:
 def beginning(path: Path) -> Checkpoint | Path:
     """Where `--init-path` leads: to a checkpoint, or to a folder that has some. CheckpointError if to neither; weights in a
     .npz file are looked at."""
+    _refuse_address("--init-path", path)
     file = archives.located(path)
     if file:
         for read_part in (archives.options, archives.arrays):
@@ -294,6 +297,13 @@ def beginning(path: Path) -> Checkpoint | Path:
         f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
         f"or {' or '.join(archives.BUNDLED)}"
     )
+
+
+def _refuse_address(option: str, path: Path) -> None:
+    """Nothing is fetched. A path has one slash where an address has two."""
+    scheme, _, rest = str(path).partition(":/")
+    if rest and scheme.isalnum() and not path.exists():
+        raise CheckpointError(f"{option} {scheme}://{rest}: only files here are read; download it first, and give its path")
 
 
 def _refuse_foreign(option: str, path: Path) -> None:

@@ -34,6 +34,14 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Removes a folder that this process holds and that has nothing in it but the lock's file."""
+    with suppress(OSError):
+        if os.listdir(folder) == [_NAME]:
+            (folder / _NAME).unlink()
+            folder.rmdir()
+
+
 def _lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

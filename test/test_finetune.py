@@ -115,6 +115,14 @@ def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
         ((*begin, "--model-size", 14, "--dry-run", "--init-path", trained / "ckpt-0"), other),
         ((*begin, "--dry-run", "--init-path", "efficientnet-lite0"), "efficientnet_lite0.npz does not fit the network"),
         ((*begin, "--logs-path", tmp_path / "x", "--init-path", tmp_path / "nowhere"), "no checkpoint there"),
+        (
+            ("validation", "--restore-path", "gs://a/b.npz"),
+            "--restore-path gs://a/b.npz: only files here are read; download",
+        ),
+        (
+            (*going_on, "https://a.b/c"),
+            "--restore-path https://a.b/c: only files here are read; download it first, and give",
+        ),
         ((*going_on, trained, "--optimiser", "LAMB", "--dry-run"), rule),
         (("validation", "--restore-path", trained, "--model-size", 14, "--dry-run"), other),
     ):
@@ -161,7 +169,7 @@ FAULTS = {  # a variable, what its first value is, the options, and what is said
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case):
+def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypatch):
     name, value, words, said = FAULTS[case]
     arrays = {each.name: np.zeros(each.shape) for each in prepared(words).trace.variables}
     arrays[name].flat[0] = value
@@ -172,6 +180,7 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case):
         run("train", *BASE.split(), *words.split(), "--dry-run", "--init-path", tmp_path / "w.npz", "--keep-going").code == 0
     )
     if case == "nan":
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # it needs no folder to write nothing
         shown = succeed("validation", *BASE.split(), "--generated-data", "--no-logs", "--restore-path", tmp_path / "w.npz")
         assert f"warning: weights {tmp_path}/w.npz: {name} holds {said}\n" in shown.out
 

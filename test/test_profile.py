@@ -192,11 +192,14 @@ def test_a_bad_place_for_a_profile_is_refused_before_the_run(tmp_path, monkeypat
 
 def test_a_profile_into_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("there").mkdir()
+    for folder in ("there", "temporary"):
+        Path(folder).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", "temporary")
     for folder in ("there", "made/", "."):
         succeed("train", *RESNET.split(), "--iterations", 2, "--no-validation", "--no-logs", "--profile", folder,
-                "--gc-profile", "DEVICE_PROFILE")  # fmt: skip
+                "--gc-profile", "DEVICE_PROFILE", "--ckpts-per-epoch", 0)  # fmt: skip
         assert (Path(folder) / "profile.svg").exists()
+    assert not list(Path("temporary").glob("RN8*"))  # without checkpoints nothing lies there
 
 
 def test_switched_off_is_off(tmp_path, monkeypatch):

@@ -451,7 +451,10 @@ CONVERSIONS = {
     "a list": (b"[]", "no JSON object"),
     "no text": (b"\xff\xfe{}", "is damaged"),
     "long": (b" " * (2 << 20), "more than the 1048576 bytes"),
-    "a number of many digits": (b'{"format": ' + b"1" * 5000 + b"}", "is damaged"),
+    "a number of many digits": (
+        b'{"format": ' + b"1" * 5000 + b"}",
+        "is damaged: its JSON has a number of thousands of digits; ",
+    ),
     "another": (json.dumps({"x\ny": "z" * 5000}).encode(), "x\\ny is zzz"),
 }
 
