@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,38 +72,49 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 
 
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
-    """What to turn, what costs least first, with what is predicted then."""
+    """What to turn so that there is room, what costs least first, with what is predicted then."""
     least = replace(run.memory, activations=0, pictures=0)
     if host_memory.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
-    turned = [*_smaller_call(run, limit)] if training else []
+    turned = _smaller_call(run, limit) if training else []
     turned += _smaller_validation(run, limit, training)
+    if not turned:
+        return "no batch is small enough; give more memory, a smaller network, or a smaller --image-size"
     return "give " + ", or ".join([*turned, "a smaller --image-size"])
 
 
-def _smaller_call(run: Run, limit: Limit) -> Iterator[str]:
-    """Options of training that take less for the same global batch."""
+def _smaller_call(run: Run, limit: Limit) -> list[str]:
+    """Options of training that take little enough for the same global batch; two of them where one alone does not."""
     plan = run.plan
     smaller = [replace(plan, micro_batch=size, accumulation=plan.accumulation * plan.micro_batch // size, fold=1)
                for size in _parts(plan.micro_batch)]  # fmt: skip
-    if smaller:
-        other = next((each for each in smaller if _fits(run, run.memory_of(each), limit)), smaller[-1])
-        words = f"--micro-batch-size {other.micro_batch}"
-        if run.options.training.global_batch_size is None:
-            words += f" --gradient-accumulation-count {other.accumulation}"
-        yield from _saving(run, limit, f"{words} --fold 1", other)
+    found = _first_fitting(run, limit, smaller)
     if not plan.recompute:
-        yield from _saving(run, limit, "--enable-recomputation", replace(plan, recompute=True))
+        found += _first_fitting(run, limit, [replace(plan, recompute=True)])
     if plan.fold > 1:
-        yield from _saving(run, limit, "--fold 1", replace(plan, fold=1))
+        found += _first_fitting(run, limit, [replace(plan, fold=1)])
+    return found or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
 
 
-def _saving(run: Run, limit: Limit, words: str, other: ExecutionPlan) -> Iterator[str]:
-    """The words and what they lead to, if that is less."""
-    need = run.memory_of(other)
-    if need.peak < run.memory.peak:
-        yield f"{words} ({gigabytes(need.of_kind(limit.kind))} GB)"
+def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[str]:
+    """The options that make the first of other plans for which there is room, and what it takes."""
+    for other in others:
+        need = run.memory_of(other)
+        if need.peak < run.memory.peak and _fits(run, need, limit):
+            return [f"{_words(run, other)} ({gigabytes(need.of_kind(limit.kind))} GB)"]
+    return []
+
+
+def _words(run: Run, other: ExecutionPlan) -> str:
+    """The options of which another plan comes."""
+    words = []
+    if other.micro_batch != run.plan.micro_batch:
+        words.append(f"--micro-batch-size {other.micro_batch}")
+        if run.options.training.global_batch_size is None:
+            words.append(f"--gradient-accumulation-count {other.accumulation}")
+    words += ["--fold 1"] * (other.fold != run.plan.fold or bool(words))
+    return " ".join(words + ["--enable-recomputation"] * (other.recompute and not run.plan.recompute))
 
 
 def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
@@ -116,8 +127,8 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
     }
     if training and needs[batch].activations < run.memory.activations:
         return []
-    fitting = next((size for size, need in needs.items() if _fits(run, need, limit)), 1)
-    return [f"{'--valid-batch-size' if options.valid_batch_size else '--micro-batch-size'} {fitting}"]
+    fitting = [size for size, need in needs.items() if _fits(run, need, limit)]
+    return [f"{'--valid-batch-size' if options.valid_batch_size else '--micro-batch-size'} {size}" for size in fitting[:1]]
 
 
 def _fits(run: Run, need: HostMemory, limit: Limit) -> bool:

@@ -119,9 +119,7 @@ def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, caps
     need = prepared(" ".join(words)).memory.of_kind(limit.kind)
     assert error.count("\n") == 1, error
     assert f"{need / 1e9:.1f} GB" in error and f"{limit.told} {limit.bytes / 1e9:.1f} GB" in error, error
-    knobs = [
-        error.index(word) for word in ("--micro-batch-size", "--enable-recomputation", "--image-size", "--no-memory-check")
-    ]
+    knobs = [error.index(word) for word in ("--micro-batch-size", "--image-size", "--no-memory-check")]
     assert knobs == sorted(knobs)
     assert not list(tmp_path.iterdir())
     run = asked(" ".join(words))
@@ -139,6 +137,28 @@ def test_the_knob_that_is_named_makes_the_same_batch_fit(monkeypatch, more):
     run = asked(f"{words} {named}")
     assert run.plan.global_batch == prepared(words).plan.global_batch
     assert not any("needs about" in note for note in run.notes)
+
+
+def test_what_is_named_is_enough(monkeypatch):
+    """Recomputation was offered for a tenth of what it takes, and micro-batches of 1 for ten times the memory."""
+    words = f"{R18} --precision 32.32 --micro-batch-size 4 --image-size 1024 --no-memory-check"
+
+    def peak(more: str) -> float:
+        return prepared(f"{words} {more}").memory.peak / 1e9
+
+    def told(gigabytes: float) -> str:
+        with_limits(monkeypatch, machine(gigabytes))
+        return next(note for note in asked(words).notes if "needs about" in note)
+
+    alone, both = (peak(f"--enable-recomputation --fold 1 --micro-batch-size {size}") for size in (4, 1))
+    assert f", or --enable-recomputation ({alone:.1f} GB), or a smaller --image-size" in told(alone * 1.01)
+    assert "--enable-recomputation" not in told(alone * 0.99)
+    assert peak("--micro-batch-size 1 --fold 1") > both * 1.01
+    rest = f"--gradient-accumulation-count 4 --fold 1 --enable-recomputation ({both:.1f} GB), or a smaller --image-size"
+    assert f": give --micro-batch-size 1 {rest}" in told(both * 1.01)
+    assert told(both * 0.99).endswith(
+        ": no batch is small enough; give more memory, a smaller network, or a smaller --image-size"
+    )
 
 
 def test_a_batch_that_cannot_be_halved_is_divided_otherwise(monkeypatch):
