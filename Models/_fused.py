@@ -16,8 +16,9 @@ from functools import cache
 
 import tensorflow.compat.v1 as tf
 
-from Models._gradients import with_gradient
-from Models._half import Pass, Rounding, compiled
+from emulator.tracing import Pass, compiled
+from Models._gradients import by_rule, with_gradient
+from Models._half import Rounding
 from Models._layers import NormPolicy
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
@@ -98,22 +99,14 @@ def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> 
     """x * sigmoid(x); backward it needs x alone."""
     value, slope = _swish_passes(rounding)
 
-    @with_gradient
-    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        return value(x, *noise), lambda dy: slope(x, dy, *noise)
-
-    return apply(x)
+    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
 def halved_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
     """A result on FP16's grid and the activation of it, both of them and their gradients halves; x [batch, ...]."""
     value, slope = _halved_passes(activation, rounding)
 
-    @with_gradient
-    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        return value(x, *noise), lambda dy: slope(x, dy, *noise)
-
-    return apply(x)
+    return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Gradients that are written out.
+"""Gradients that are written out, and the backward pass.
 
 TensorFlow's own `custom_gradient` registers a new gradient for every call, for the life of the process, and with it keeps
 the whole graph alive. Here one registered gradient looks the rule up in the graph, which goes with the graph.
@@ -7,12 +7,18 @@ the whole graph alive. Here one registered gradient looks the rule up in the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import gradients_util
 
 _NAME = "WrittenOut"  # of the registered gradient, and of the collection of a graph's rules
 Rule = Callable[..., Any]
+
+
+class _Kept(NamedTuple):
+    rule: Rule
+    before: int  # inputs of the operation that have no gradient, before those that have
 
 
 def with_gradient(function: Callable[..., tuple[tf.Tensor, Rule]]) -> Callable[..., tf.Tensor]:
@@ -29,20 +35,41 @@ def with_gradient(function: Callable[..., tuple[tf.Tensor, Rule]]) -> Callable[.
         result, rule = function(*arguments)
         with graph.gradient_override_map({"IdentityN": _NAME}):
             marked, *_ = tf.raw_ops.IdentityN(input=[result, *arguments])
-        _rules(graph)[marked.op.name] = rule
+        _rules(graph)[marked.op.name] = _Kept(rule, 1)
         return marked
 
     return apply
 
 
+def by_rule(kind: str, make: Callable[..., tf.Tensor], x: tf.Tensor, *others: tf.Tensor, rule: Rule) -> tf.Tensor:
+    """make(x, *others), one operation of that kind, whose gradient for x is rule(gradient of the result)."""
+    graph = tf.get_default_graph()
+    with graph.gradient_override_map({kind: _NAME}):
+        y = make(x, *others)
+    if y.op.type != kind:
+        raise TypeError(f"{y.op.name} is an operation {y.op.type}, and not {kind}")
+    y.op._gradient_function = None  # that of a function's call, which would go before
+    _rules(graph)[y.op.name] = _Kept(rule, 0)
+    return y
+
+
+def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Tensor | None]:
+    """As tf.gradients, but no gradients of 0 are made for what `with_gradient` hands through and nobody differentiates."""
+    graph = tf.get_default_graph()
+    with graph._mutation_lock():
+        return gradients_util._GradientsHelper(ys, list(xs), given, src_graph=graph, optimize_identity_n=True)
+
+
 @tf.RegisterGradient(_NAME)
 def _gradient(operation: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
-    """Of the result and of the arguments, which the operation hands through so that TensorFlow finds them."""
-    found = _rules(operation.graph)[operation.name](dy)
-    return [None, *(found if isinstance(found, Sequence) else [found])]
+    """Of the operation's inputs."""
+    kept = _rules(operation.graph)[operation.name]
+    found = kept.rule(dy)
+    found = [None] * kept.before + list(found if isinstance(found, Sequence) else [found])
+    return found + [None] * (len(operation.inputs) - len(found))
 
 
-def _rules(graph: tf.Graph) -> dict[str, Rule]:
+def _rules(graph: tf.Graph) -> dict[str, _Kept]:
     """By the name of the operation."""
     kept = graph.get_collection_ref(_NAME)
     if not kept:

@@ -9,45 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, wraps
-from typing import Any
+from functools import cache
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.eager import context
 
 from emulator import draws
-from Models._gradients import with_gradient
+from emulator.tracing import Pass, compiled
+from Models._gradients import by_rule
 
 LARGEST = 65504.0
 SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there
 BEYOND_EXPONENT = 127 + 16  # of numbers that are too large for FP16
 FRACTION, SIGN, EXPONENT = 23, -0x80000000, 0x7F800000  # of FP32's bits
 DROPPED = 13  # bits of the fraction that FP16 lacks
-_OUTSIDE = tf.Graph()  # stays empty
-Pass = Callable[..., Any]
 Asked = Callable[[], bool]
 
 
 def always() -> bool:
     """Whether a gradient is rounded where nothing is known of it."""
     return True
-
-
-def compiled(function: Pass) -> Pass:
-    """The function, compiled by XLA for each combination of shapes that it is called with.
-
-    It is traced outside of every program's graph, once for all of them: a traced function keeps the graph alive that it
-    was traced in. The call goes through the concrete function: the other way leaves the context of a loop that it is in.
-    """
-    traced = tf.function(function, jit_compile=True, autograph=False)
-
-    @wraps(function)
-    def call(*tensors: tf.Tensor) -> Any:
-        with _OUTSIDE.as_default(), context.eager_mode():
-            concrete = traced.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
-        return concrete(*tensors)
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -108,37 +88,23 @@ def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), ar
     """x on FP16's grid; so is the gradient that is handed on, unless `arriving`, asked in the backward pass, says that what
     arrives is half as it comes."""
     forward, backward = _passes(rounding)
-
-    @with_gradient
-    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        return forward(x, *noise), lambda dy: backward(dy, *noise) if arriving() else dy
-
-    return apply(x)
+    return by_rule("PartitionedCall", forward, x, *noise, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
 
 
 def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
     """x as it is; the gradient that is handed on is half."""
     _, backward = _passes(rounding)
-
-    @with_gradient
-    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        return tf.identity(x), lambda dy: backward(dy, *noise) if arriving() else dy
-
-    return apply(x)
+    return by_rule("Identity", tf.identity, x, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
 
 
 def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
     _, backward = _passes(rounding)
 
-    @with_gradient
-    def apply(x: tf.Tensor) -> tuple[tf.Tensor, Pass]:
-        def gradient(dy: tf.Tensor) -> tf.Tensor:
-            return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))
+    def gradient(dy: tf.Tensor) -> tf.Tensor:
+        return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))
 
-        return tf.reduce_mean(x, axis=[1, 2], keepdims=True), gradient
-
-    return apply(x)
+    return by_rule("Mean", lambda x: tf.reduce_mean(x, axis=[1, 2], keepdims=True), x, rule=gradient)
 
 
 @cache

@@ -13,11 +13,14 @@ carries what arrives at the statistics on to the rows that they are made of, onc
 
 from __future__ import annotations
 
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from emulator.tracing import Pass, traced
+from Models._gradients import gradients
 from Models._layers import ProxyRule
 
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
@@ -33,9 +36,10 @@ def activated(rule: ProxyRule, x: tf.Tensor) -> tf.Tensor:
 
 def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and inverse deviation [1, 1, channels] as they follow from the other rows of a proxy variable."""
+    beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
     quantiles = tf.constant(QUANTILES.reshape(-1, 1, 1, 1), value.dtype)
-    inner = (1 + value[EXTRA_GAMMA]) * quantiles + value[EXTRA_BETA]
-    values = activated(rule, value[GAMMA] * inner + value[BETA])
+    inner = (1 + extra_gamma) * quantiles + extra_beta
+    values = activated(rule, gamma * inner + beta)
     mean = tf.reduce_mean(values, 0)
     variance = tf.reduce_mean(tf.square(values - mean), 0)
     return mean, tf.math.rsqrt(variance + rule.epsilon)
@@ -43,8 +47,7 @@ def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 def refreshed(rule: ProxyRule, value: tf.Tensor) -> tf.Tensor:
     """The variable with the statistics that its other rows give."""
-    mean, inverse = statistics(rule, value)
-    return tf.stack([value[BETA], value[GAMMA], mean, inverse, value[EXTRA_BETA], value[EXTRA_GAMMA]])
+    return _functions(rule)[0](value)
 
 
 def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
@@ -55,8 +58,23 @@ def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """The gradient with respect to the four trained rows, of which the statistics are functions; nought for these."""
-    (through,) = tf.gradients(statistics(rule, value), [value], [gradient[MEAN], gradient[INVERSE_DEVIATION]])
-    return (gradient + through) * _mask([row for row in ROWS if row not in (MEAN, INVERSE_DEVIATION)], value.dtype)
+    return _functions(rule)[1](value, gradient)
+
+
+@cache
+def _functions(rule: ProxyRule) -> tuple[Pass, Pass]:
+    """`refreshed` and `chained`, each a hundred operations, which every proxy would have of its own."""
+
+    def refresh(value: tf.Tensor) -> tf.Tensor:
+        beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
+        return tf.stack([beta, gamma, *statistics(rule, value), extra_beta, extra_gamma])
+
+    def chain(value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        arriving = tf.unstack(gradient)
+        (through,) = gradients(statistics(rule, value), [value], [arriving[MEAN], arriving[INVERSE_DEVIATION]])
+        return (gradient + through) * _mask([row for row in ROWS if row not in (MEAN, INVERSE_DEVIATION)], value.dtype)
+
+    return traced(refresh), traced(chain)
 
 
 def decayed_rows(value: tf.Tensor) -> tf.Tensor:

@@ -245,10 +245,11 @@ class TensorLayers(Layers):
         self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         proxy = self._weights[self.path("act", "proxy")]
-        rows = tuple(proxy[row, 0, 0] for row in _proxy_norm.ROWS[:4])
+        own = tf.unstack(proxy)
+        rows = tuple(tf.reshape(own[row], [-1]) for row in _proxy_norm.ROWS[:4])
         x = self._read(x, halves=True)
         y = _fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise())
-        factor = proxy[_proxy_norm.INVERSE_DEVIATION][None]
+        factor = own[_proxy_norm.INVERSE_DEVIATION][None]
         self._parameters.add(factor.name)
         return y, factor  # not _halved: FP32 sums are made of what arrives, so that it must be half before
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow.compat.v1 as tf
 
-from Models._gradients import with_gradient
+from Models._gradients import by_rule
 
 SMALLEST, FIRST_BEYOND = 2.0**-25, 65520.0  # to the nearest half: the largest that becomes 0, the least that overflows
 
@@ -27,18 +25,14 @@ class GradientWatch:
         if name not in self.names:
             return x
 
-        @with_gradient
-        def apply(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            def gradient(dy: tf.Tensor) -> tf.Tensor:
-                size = tf.abs(dy[:1])
-                noughts = size <= SMALLEST if name in self._dense else tf.zeros_like(size, tf.bool)
-                beyond = tf.logical_not(size < FIRST_BEYOND)
-                self._found[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (noughts, beyond)])
-                return dy
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            size = tf.abs(dy[:1])
+            noughts = size <= SMALLEST if name in self._dense else tf.zeros_like(size, tf.bool)
+            beyond = tf.logical_not(size < FIRST_BEYOND)
+            self._found[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (noughts, beyond)])
+            return dy
 
-            return tf.identity(x), gradient
-
-        return apply(x)
+        return by_rule("Identity", tf.identity, x, rule=gradient)
 
     def lost(self) -> tf.Tensor:
         """float32 [layers, 2]: the shares that underflowed and that overflowed; after the backward pass."""

@@ -15,6 +15,8 @@ import hashlib
 
 import tensorflow.compat.v1 as tf
 
+from emulator.tracing import traced
+
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -58,8 +60,13 @@ def bits(key: Key, *counters: tf.Tensor) -> tf.Tensor:
     """64 random bits (uint64) for each element of the broadcast integer counters."""
     state = tf.convert_to_tensor(key, tf.uint64)
     for counter in counters:
-        state = _mix(state + tf.constant(_GOLDEN, tf.uint64) * (tf.cast(counter, tf.uint64) + 1))
+        state = _counted(state, tf.cast(counter, tf.uint64))
     return state
+
+
+@traced
+def _counted(state: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    return _mix(state + tf.constant(_GOLDEN, tf.uint64) * (counter + 1))
 
 
 def uniform(key: Key, *counters: tf.Tensor) -> tf.Tensor:

@@ -19,6 +19,7 @@ from emulator.precision import ALL, EXCEPTIONS, Precision
 from emulator.schedules import BACKWARD, FORWARD
 from Models import _half, _segments
 from Models._checks import CheckedLayers
+from Models._gradients import gradients
 from Models._half import Rounding
 from Models._segments import Segment
 from Models._tensor_layers import TensorLayers
@@ -126,7 +127,7 @@ class _Pass:
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The gradients of the stage's input and of its trained variables. A chunk whose gradient arrives at once still
         has its activations; the others, with recomputation, run again. Before the first trained variable it ends."""
-        gradients: dict[str, tf.Tensor] = {}
+        of_variables: dict[str, tf.Tensor] = {}
         network = self.network
         last = (len(network.stages) - 1, len(network.stages[-1]) - 1)
         for c, chunk in reversed(list(enumerate(network.stages[stage]))):
@@ -137,10 +138,10 @@ class _Pass:
             if network.plan.recompute and (stage, c) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(chunk, x)  # its statistics have been counted
-            found = tf.gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
-            gradients |= dict(zip(chunk.variables, found))
+            found = gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
+            of_variables |= dict(zip(chunk.variables, found))
             dy = found[-1] if further else dy
-        return dy, gradients
+        return dy, of_variables
 
 
 def call(
@@ -149,7 +150,7 @@ def call(
     """Loss, accuracy, gradients and statistics of one call by name, and what gradients were lost."""
     plan = network.plan
     work = _Pass(network, values, plan.drawn_as(features["position"]), watch)
-    x, gradients = features["image"], {}
+    x, of_variables = features["image"], {}
     for stage in range(len(network.stages)):
         with tf.device(plan.homes[stage]):
             x, statistics = work.forward(stage, cells.begin(stage, FORWARD, x))
@@ -158,15 +159,15 @@ def call(
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
-        (dy,) = tf.gradients(network.scaled(loss), [logits])
+        (dy,) = gradients(network.scaled(loss), [logits])
         dy = work.halved(dy)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.homes[stage]):
             dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in found.values() if g is not None])
-        gradients |= found
+        of_variables |= found
     lost = {LOST: watch.lost()} if watch.names else {}
-    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **gradients, **work.statistics, **lost}
+    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

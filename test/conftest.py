@@ -1,4 +1,4 @@
-"""Shared by all tests: the --slow switch, a quiet TensorFlow, small runs in this process."""
+"""Shared by all tests: which of them run, a quiet TensorFlow, small runs in this process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import functools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +24,69 @@ if "TF_POPLAR_FLAGS" not in os.environ:  # the first process of this call of pyt
     os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={_kept}/passes"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # XLA says at length how it looks for passes
     atexit.register(shutil.rmtree, _kept, ignore_errors=True)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # the tests under nohup: they outlive it, what they start hears it
-    signal.signal(signal.SIGHUP, lambda *_: None)
+# in the background, or under nohup, the tests ignore these: they outlive them, and what they start hears them
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 os.environ.pop("DATA_DIR", None)  # the tests say themselves where data lies
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests that take minutes too")
+    parser.addoption("--slow", action="store_true", help="run all tests, also those that take minutes or are sampled")
+    parser.addoption("--slow-for", type=float, metavar="SECONDS", help="run only those, from the sample's on, for so long")
+    parser.addoption(
+        "--sample", type=int, default=_changes(), help="which part of the large grids runs (the commits so far)"
+    )
+
+
+def _changes() -> int:
+    """A number that the next commit adds 1 to; the day, where there is no history."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
+    with suppress(OSError, ValueError, subprocess.CalledProcessError):
+        return int(subprocess.run(command, capture_output=True, check=True).stdout)
+    return int(time.time()) // 86400
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    sample = config.getoption("--sample")
+    return f"sample {sample} of the large grids: --sample {sample} runs the same, --slow runs all of them"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--slow"):
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+    if config.getoption("--slow"):
+        return
+    sample, limit = config.getoption("--sample"), config.getoption("--slow-for")
+    left_out = {item for item in items if "slow" in item.keywords} | _not_sampled(items, sample)
+    if limit is not None:
+        chosen = [item for item in items if item in left_out]
+        first = sample * _STEP % max(1, len(chosen))
+        items[:] = chosen[first:] + chosen[:first]
+        config.slow_until = time.time() + limit
+        return
+    for item in left_out:
+        item.add_marker(pytest.mark.skip(reason="slow, or not in this sample: give --slow"))
+
+
+_STEP = 25  # slow tests that one call of --slow-for does at least, by which the next commit's begin later
+
+
+def _not_sampled(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
+    """Of the grids marked `sampled(every)`: all rows but every so many-th, from one on that changes with the sample."""
+    grids: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and "slow" not in item.keywords:
+            grids.setdefault(item.nodeid.split("[")[0], []).append(item)
+    return {
+        item
+        for rows in grids.values()
+        for k, item in enumerate(rows)
+        if (k - sample) % item.get_closest_marker("sampled").args[0]
+    }
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > getattr(item.config, "slow_until", float("inf")):
+        pytest.skip("the time of --slow-for is over")
 
 
 @pytest.fixture(scope="session")

@@ -334,7 +334,8 @@ def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     processes = by_tf_config("train.py", [given] * 2)
     assert any(line.startswith("step:") for line in processes[0].stdout)
     processes[1].send_signal(signal.SIGTERM)
-    assert [each.code for each in ended(processes, 60)] == [143, 143]
+    found = ended(processes, 60)
+    assert [each.code for each in found] == [143, 143], "\n".join(each.out[-800:] + each.err[-1500:] for each in found)
     assert len(list(folder.glob("ckpt-*.index"))) == 2  # the initial one, and that of the end
 
 

@@ -26,6 +26,7 @@ LEAVES = {
     "harness.zips",
     "emulator.draws",
     "emulator.host_limits",
+    "emulator.tracing",
 }  # import nothing of the project, may be imported by all
 FILES = [ROOT / f"{name}.py" for name in SCRIPTS] + [
     path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
@@ -42,6 +43,7 @@ TENSORFLOW = {
     "emulator.inference",
     "emulator.frozen",
     "emulator.draws",
+    "emulator.tracing",
     "harness.build",
     "harness.losses",
     "harness.optimisers",

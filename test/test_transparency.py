@@ -181,7 +181,7 @@ def drop_an_accumulation_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def change_the_stream(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     original = ipu_utils.stream_of
-    monkeypatch.setattr(ipu_utils, "stream_of", lambda dataset, prepare: original(change(dataset), prepare))
+    monkeypatch.setattr(ipu_utils, "stream_of", lambda dataset, prepare: original(lambda: change(dataset()), prepare))
 
 
 def swap_two_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
