@@ -1,5 +1,7 @@
 # make train   set up .venv and run the main job on the embedded photographs
-# make test    set up .venv and run the tests
+# make test    set up .venv and run the tests, twelve minutes on two slow cores
+# make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
+# make test-slow      all tests
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
 # make lint    ruff
 #
@@ -12,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 RUN = $(VENV)/bin/python
 WORKERS = -n auto --maxprocesses 4 --dist worksteal --durations 25
 
-.PHONY: train findings test test-slow lint setup clean
+.PHONY: train findings test test-rotating test-slow lint setup clean
 
 train: $(VENV)/.runtime
 	$(RUN) train.py --config quickstart
@@ -22,6 +24,9 @@ findings: $(VENV)/.runtime
 
 test: $(VENV)/.test
 	$(RUN) -m pytest -q $(WORKERS)
+
+test-rotating: $(VENV)/.test
+	$(RUN) -m pytest -q --slow-for 1200 $(WORKERS)
 
 test-slow: $(VENV)/.test
 	$(RUN) -m pytest -q --slow $(WORKERS)

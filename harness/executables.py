@@ -62,7 +62,12 @@ def import_tensorflow(run: Run) -> None:
     if folder(run, os.environ) is None or _told(os.environ) or talks:
         quiet.import_tensorflow()
         return
-    os.environ["TF_XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("TF_XLA_FLAGS"), f"{_FOLDER}{_passes()}"]))
+    try:
+        flags = [os.environ.get("TF_XLA_FLAGS"), f"{_FOLDER}{_passes()}"]
+    except OSError:  # no folder for temporary files: XLA compiles the passes each time
+        quiet.import_tensorflow()
+        return
+    os.environ["TF_XLA_FLAGS"] = " ".join(filter(None, flags))
     quiet.import_tensorflow("3")
 
 
@@ -156,7 +161,8 @@ class Kept:
             _trim(self._place, self._limit, self.path)
         except OSError as error:
             self._files = {}
-            self.warnings.append(f"warning: the program is not kept: {error.strerror}: {error.filename}")
+            told = f"warning: the program is not kept: {error.strerror}: {error.filename}"
+            self.warnings.append(f"{told}; --executable-cache-path names another folder, --no-executable-cache does without")
 
 
 @cache

@@ -137,7 +137,7 @@ def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
 @pytest.mark.parametrize("precision", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("32.32", "16.32")), "16.16"])
 def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
     words = (
-        f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.5 --depth-coefficient 0.5 --groups 1 --proxy-norm "
+        f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
         f"--optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
     )
     succeed("train", *words.split(), "--precision", precision, "--logs-path", tmp_path / "run")

@@ -227,6 +227,7 @@ def test_generated_and_synthetic_data_are_learnt_at_once(tmp_path):
             assert float(rows(result.folder / "training.csv")[0]["lr"]) == pytest.approx(0.05)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "checkpoints", "validated"), [
     (("--ckpts-per-epoch", 0), [], ["final"]),
     (("--ckpts-per-epoch", 2), [0, 5, 10, 15, 20], ["ckpt-5", "ckpt-10", "ckpt-15", "ckpt-20"]),
@@ -295,7 +296,10 @@ def photographs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("model", [("--model-size", 50), ("--model", "efficientnet", "--image-size", 96)])
+@pytest.mark.parametrize(
+    "model",
+    [("--model-size", 18, "--image-size", 96), ("--model", "efficientnet", "--image-size", 64, "--depth-coefficient", 0.2)],
+)
 def test_imagenet_from_photographs(photographs, tmp_path, model):
     words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photographs, *model, "--batch-size", 8, "--iterations", 3,
              "--batches-per-step", 1, "--abs-learning-rate", 0.01, "--log-dir", tmp_path, "--seed", 1)  # fmt: skip

@@ -250,6 +250,7 @@ def in_float64(monkeypatch):
     monkeypatch.setattr(ipu_utils, "Training", partial(ipu_utils.Training, dtype=tf.float64))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "one", "others"),
     [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from runs import rows
+from runs import rows, succeed
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT = {  # what each walk leaves: files, and rows of validation.csv
@@ -36,8 +37,18 @@ def test_the_walk_of_the_recipes_is_the_one_that_is_printed():
     assert [command for command in printed if command not in [line.replace(" --stop-after 20", "") for line in walked]] == []
 
 
-@pytest.mark.timeout(1800)  # a dozen commands, each of which builds its programs
 @pytest.mark.parametrize("walk", LEFT)
+def test_trainings_of_a_walk_can_begin(walk, tmp_path):
+    """All of them, also those of the walk that takes minutes; weights that a walk has yet to make are left out."""
+    trainings = [line for line in commands((ROOT / f"test/walks/{walk}.sh").read_text()) if "train.py" in line]
+    for line in trainings:
+        words = shlex.split(re.sub(r"--init-path \S+", "", line.split("train.py")[1].replace("logs/", f"{tmp_path}/")))
+        assert "Updates: " in succeed("train", *words, "--dry-run").out
+    assert trainings
+
+
+@pytest.mark.timeout(1800)  # a dozen commands, each of which builds its programs
+@pytest.mark.parametrize("walk", ["quickstart", "mini", pytest.param("meme", marks=pytest.mark.slow)])
 def test_walk(walk, tmp_path):
     environ = {**os.environ, "PYTHON": sys.executable, "RUNS": str(tmp_path), "SHORT": "1"}
     done = subprocess.run(
