@@ -59,15 +59,12 @@ def import_tensorflow(run: Run) -> None:
     """Imports TensorFlow for a run whose programs are kept: it is told where XLA finds its passes, and to be silent of how
     it looks for them (it tries a text first, and names features of the processor that only tune the code)."""
     talks = "tensorflow" in sys.modules and os.environ.get(quiet.LEVEL, "") < "3"  # it was imported for something else
-    if folder(run, os.environ) is None or _told(os.environ) or talks:
+    if folder(run, os.environ) is None or talks:
         quiet.import_tensorflow()
         return
-    try:
-        flags = [os.environ.get("TF_XLA_FLAGS"), f"{_FOLDER}{_passes()}"]
-    except OSError:  # no folder for temporary files: XLA compiles the passes each time
-        quiet.import_tensorflow()
-        return
-    os.environ["TF_XLA_FLAGS"] = " ".join(filter(None, flags))
+    if not _told(os.environ):
+        with suppress(OSError):  # no folder for temporary files: XLA compiles the passes each time
+            os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_FOLDER}{_passes()}".strip()
     quiet.import_tensorflow("3")
 
 

@@ -1,7 +1,7 @@
 """Starts TensorFlow without the lines that its libraries write to standard error before they can be told not to, and
 puts its errors into one line.
 
-Whoever sets TF_CPP_MIN_LOGLEVEL gets exactly what TensorFlow writes.
+Whoever sets TF_CPP_MIN_LOG_LEVEL gets exactly what TensorFlow writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
-LEVEL = "TF_CPP_MIN_LOGLEVEL"
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _LESS = (
     "give a smaller --micro-batch-size, with --gradient-accumulation-count for the same global batch, "
     "--enable-recomputation, --fold 1 or a smaller --image-size"

@@ -40,7 +40,8 @@ def started(
     script: str, words: Sequence[object], environ: Mapping[str, str] | None = None, head: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
     """One command in the background."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "DATA_DIR", "TF_CPP_MIN_LOG_LEVEL")}
+    own = ("TF_CONFIG", "DATA_DIR", "TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS")  # of the tests' process
+    clean = {k: v for k, v in os.environ.items() if k not in own}
     command = [*head, sys.executable, "-u", *script.split(), *map(str, words)]
     return subprocess.Popen(command, cwd=ROOT, env={**clean, **(environ or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, start_new_session=True)  # fmt: skip
