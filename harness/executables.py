@@ -44,6 +44,7 @@ _OWN, _STALE = ".passes-", 86400  # folders of passes; seconds after which one t
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
 _NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS", _POPLAR_FLAGS, "TF_CONFIG")
+_OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
 # options of those that reach no graph
 LEFT_OUT = frozenset((
@@ -195,7 +196,7 @@ def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "plan": repr(run.plan),
         "network": hashlib.sha256(repr(run.trace).encode()).hexdigest(),
         "not decayed": list(run.not_decayed),
-        "data": {name: getattr(spec, name) for name in ("num_classes", "train_images", "validation_images", "standardised")},
+        "data": [type(run.source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
         "request": {name: value for name, value in vars(request).items() if name != "seed"},
         "code": code_version(),
         "processor": _processor(),
