@@ -84,14 +84,14 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     return _cache.folder(environ) / "executables"
 
 
-def store(run: Run, kind: str, **more: Any) -> Kept | None:
+def store(run: Run, kind: str, **more: Any) -> Entry | None:
     """Where the program of this kind ("training", "validation") is kept; None if it is not. `more`: what it depends on
     beside the run."""
     place = folder(run, os.environ)
-    return Kept(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
+    return Entry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
 
 
-class Kept:
+class Entry:
     """The entry of one program."""
 
     def __init__(self, place: Path, described: Mapping[str, Any], limit: int) -> None:
@@ -116,7 +116,7 @@ class Kept:
             passes = {name[len(_PASSES) :]: found[name] for name in found if name.startswith(_PASSES)}
             with suppress(OSError):  # they are compiled again then
                 for name, content in passes.items():
-                    files.write_atomically(_passes() / name, content)
+                    (_passes() / name).write_bytes(content)
             with suppress(OSError):
                 os.utime(self.path)  # the last use, for those that are removed first
         except FileNotFoundError:
@@ -128,7 +128,7 @@ class Kept:
         return executable
 
     def keep(self, executable: Executable) -> None:
-        """Remembers the program until it has run."""
+        """Writes the entry; what XLA compiles follows when the program has run."""
         self._files = executable.files()
         self._write()
 

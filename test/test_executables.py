@@ -13,7 +13,7 @@ from runs import assert_same_bits, succeed, variables
 
 from emulator.executable import Executable
 from harness import cli, executables
-from harness.executables import Kept
+from harness.executables import Entry
 from harness.run import Run, prepare
 
 ROOT = Path(__file__).parent.parent
@@ -63,8 +63,8 @@ def test_passes_are_kept_with_the_program(tmp_path):
     assert_same_bits(variables(tmp_path / "one", 2), variables(tmp_path / "two", 2))
 
 
-def kept(place: Path, limit: int = 1 << 20, **described: object) -> Kept:
-    return Kept(place, described or {"kind": "training"}, limit)
+def kept(place: Path, limit: int = 1 << 20, **described: object) -> Entry:
+    return Entry(place, described or {"kind": "training"}, limit)
 
 
 def test_what_was_kept_is_found(tmp_path):
@@ -76,19 +76,19 @@ def test_what_was_kept_is_found(tmp_path):
     assert kept(tmp_path / "a", kind="another").load() is None
 
 
-def changed(entry: Kept) -> None:
+def changed(entry: Entry) -> None:
     content = bytearray(entry.path.read_bytes())
     content[len(content) // 2] ^= 1
     entry.path.write_bytes(content)
 
 
-def of_another(entry: Kept) -> None:
+def of_another(entry: Entry) -> None:
     other = kept(entry.path.parent, kind="another")
     other.keep(MADE)
     other.path.rename(entry.path)
 
 
-def a_folder(entry: Kept) -> None:
+def a_folder(entry: Entry) -> None:
     entry.path.unlink()
     entry.path.mkdir()
 
