@@ -46,6 +46,9 @@ class Store(Protocol):
     def load(self) -> Executable | None:
         """What was kept, if anything that is whole was."""
 
+    def refuse(self, error: Exception) -> None:
+        """What was loaded is of no use."""
+
     def keep(self, executable: Executable) -> None:
         """From now on."""
 

@@ -287,25 +287,29 @@ class TrainingProgram:
         self._device = ThreadPoolExecutor(1)
         self._store = store
         self.marks: list[Mark] = []
-        self.graph = new_graph()
-        with self.graph.as_default(), placed(group):
-            infeed = Infeed(stream)
 
-            def written(seed: Seed) -> Written:
-                return _written(build(seed, infeed.features(seed)))
+        def set_up(found: Executable | None) -> None:
+            self.graph = new_graph()
+            with self.graph.as_default(), placed(group):
+                infeed = Infeed(stream)
 
-            if store is None:
-                self._names, about, self.weights = written(seed)
-            else:
-                executable = of_store(store, written, session_config(plan.homes), self._mark)
-                load(executable, seed)
-                self._names, about, self.weights = executable.names, executable.about, State.loaded(executable)
-            initialise = [*self._names["initialise"], *infeed.rewind]
-        self.watched = tuple(about["watched"])
-        self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
-        self.session = new_session(self.graph, plan.homes, group, optimised=store is not None)
-        self.session.run(initialise)
-        self._mark(record.SESSION)
+                def written(seed: Seed) -> Written:
+                    return _written(build(seed, infeed.features(seed)))
+
+                if store is None:
+                    self._names, about, self.weights = written(seed)
+                else:
+                    found = found or built_for(store, written, session_config(plan.homes), self._mark)
+                    load(found, seed)
+                    self._names, about, self.weights = found.names, found.about, State.loaded(found)
+                initialise = [*self._names["initialise"], *infeed.rewind]
+            self.watched = tuple(about["watched"])
+            self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
+            self.session = new_session(self.graph, plan.homes, group, optimised=store is not None)
+            self.session.run(initialise)
+            self._mark(record.SESSION)
+
+        with_what_is_kept(store, set_up)
 
     def _mark(self, phase: str, note: str = "") -> None:
         self.marks.append(Mark(phase, time.perf_counter(), note))
@@ -412,13 +416,21 @@ class Written(NamedTuple):
     state: State
 
 
-def of_store(
+def with_what_is_kept(store: Store | None, set_up: Callable[[Executable | None], None]) -> None:
+    """Sets a program up from what the store has; without that, or if it turns out to be of no use, from the beginning."""
+    found = store.load() if store else None
+    if found is not None:
+        try:
+            return set_up(found)
+        except Exception as error:  # whatever is wrong with it, a program can be built without it
+            store.refuse(error)
+    return set_up(None)
+
+
+def built_for(
     store: Store, written: Callable[[Keys], Written], config: tf.ConfigProto, mark: Callable[[str, str], None]
 ) -> Executable:
-    """A program's executable, from the store, or written in a graph of its own and kept there."""
-    found = store.load()
-    if found is not None:
-        return found
+    """A program's executable, written in a graph of its own, and kept in the store."""
     keys = Keys()
     with new_graph().as_default() as graph:
         program = written(keys)

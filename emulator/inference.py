@@ -13,19 +13,20 @@ import tensorflow.compat.v1 as tf
 
 from emulator import record
 from emulator.draws import Seed
-from emulator.executable import Store, load
+from emulator.executable import Executable, Store, load
 from emulator.executor import (
     Infeed,
     NextFeatures,
     Stream,
     Written,
+    built_for,
     named_faults,
     new_graph,
     new_session,
-    of_store,
     operation_events,
     refuse_missing_devices,
     session_config,
+    with_what_is_kept,
 )
 from emulator.precision import SINGLE, Precision
 from emulator.record import Mark
@@ -70,25 +71,29 @@ class InferenceProgram:
         self._store = store
         self.names = score.names
         self.marks: list[Mark] = []
-        self.graph = new_graph()
-        with self.graph.as_default(), tf.device(home):
-            infeed = Infeed(stream)
 
-            def written(seed: Seed) -> Written:
-                with tf.device(home):
-                    return _written(segments, variables, infeed.features(seed), score, precision)
+        def set_up(found: Executable | None) -> None:
+            self.graph = new_graph()
+            with self.graph.as_default(), tf.device(home):
+                infeed = Infeed(stream)
 
-            if store is None:
-                self._names, _, self.weights = written(seed)
-            else:
-                executable = of_store(store, written, session_config((home,)), self._mark)
-                load(executable, seed)
-                self._names, self.weights = executable.names, State.loaded(executable)
-            self._rewind = infeed.rewind
-        self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
-        self.session = new_session(self.graph, (home,), optimised=store is not None)
-        self.session.run(self._names["initialise"])
-        self._mark(record.SESSION)
+                def written(seed: Seed) -> Written:
+                    with tf.device(home):
+                        return _written(segments, variables, infeed.features(seed), score, precision)
+
+                if store is None:
+                    self._names, _, self.weights = written(seed)
+                else:
+                    found = found or built_for(store, written, session_config((home,)), self._mark)
+                    load(found, seed)
+                    self._names, self.weights = found.names, State.loaded(found)
+                self._rewind = infeed.rewind
+            self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
+            self.session = new_session(self.graph, (home,), optimised=store is not None)
+            self.session.run(self._names["initialise"])
+            self._mark(record.SESSION)
+
+        with_what_is_kept(store, set_up)
 
     def _mark(self, phase: str, note: str = "") -> None:
         self.marks.append(Mark(phase, time.perf_counter(), note))

@@ -23,6 +23,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,17 +39,21 @@ if TYPE_CHECKING:
 SUFFIX, _PASSES = ".program", "passes/"
 MOST_BYTES = 1 << 30  # of an entry, and of what is in it
 _DIGEST = 64  # characters of it, before the archive
-_FOLDER = "--tf_xla_persistent_cache_directory="  # of TF_XLA_FLAGS
+_XLA_FLAGS = "TF_XLA_FLAGS"
+_PASSES_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of passes on the disk
+_FOLDER = f"{_PASSES_FLAG}directory="
 _OWN, _STALE = ".passes-", 86400  # folders of passes; seconds after which one that is left was of a killed process
 # what the original is told it by
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
-_NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS", _POPLAR_FLAGS, "TF_CONFIG")
+_NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", _XLA_FLAGS, _POPLAR_FLAGS, "TF_CONFIG")
+_OF_STREAM = ("seed", "shuffle_block", "parallel_calls", "cache")  # and not of a micro-batch
 _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
 # options of those that reach no graph
 LEFT_OUT = frozenset((
-    "data_dir", "dataset_cache", "pipeline_num_parallel", "dataset_percentage_to_use", "shuffle_block", "skip_bad_records",
+    "data_dir", "num_classes",
+    "dataset_cache", "pipeline_num_parallel", "dataset_percentage_to_use", "shuffle_block", "skip_bad_records",
     "dataset_benchmark", "epochs", "iterations", "keep_going", "stop_after", "base_learning_rate_exponent",
     "abs_learning_rate", "init_path", "weight_avg_N", "weight_avg_exp", "worker_timeout", "syncs_per_epoch",
     "epochs_per_sync", "batches_per_step", "seed", "compile_only", "memory_check", "profile", "gc_profile",
@@ -65,13 +70,16 @@ def import_tensorflow(run: Run) -> None:
         return
     if not _told(os.environ):
         with suppress(OSError):  # no folder for temporary files: XLA compiles the passes each time
-            os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_FOLDER}{_passes()}".strip()
+            os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_passes()}".strip()
     quiet.import_tensorflow("3")
 
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
-    """Where the run's programs are kept; None where they are not: several instances and GPUs build theirs each time."""
+    """Where the run's programs are kept; None where they are not: several instances and GPUs build theirs each time, and so
+    does a run for which XLA is told more than where its passes are, as it may then compile other parts of a kept graph."""
     device = run.options.device
+    if not all(word.startswith(_PASSES_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
+        return None
     if not device.executable_cache or run.cluster.size > 1 or any(home.startswith("/gpu") for home in run.plan.homes):
         return None
     if device.executable_cache_path:
@@ -79,7 +87,7 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     for word, following in _pairs(environ.get(_POPLAR_FLAGS, "")):
         if word.startswith(f"{_POPLAR_FLAG}="):
             return Path(word[len(_POPLAR_FLAG) + 1 :])
-        if word == _POPLAR_FLAG and following:
+        if word == _POPLAR_FLAG and following and not following.startswith("--"):
             return Path(following)
     return _cache.folder(environ) / "executables"
 
@@ -122,10 +130,15 @@ class Entry:
         except FileNotFoundError:
             return None
         except Exception as error:  # a file of others may be anything; the program can be built without it
-            self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
+            self.refuse(error)
             return None
         self.found, self._passes = True, frozenset(passes)
         return executable
+
+    def refuse(self, error: Exception) -> None:
+        """What was kept cannot be used after all."""
+        self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
+        self.found = False
 
     def keep(self, executable: Executable) -> None:
         """Writes the entry; what XLA compiles follows when the program has run."""
@@ -135,7 +148,10 @@ class Entry:
     def ran(self) -> None:
         """Writes the entry, unless nothing has come to it."""
         if self._files and not self._there() <= self._passes:
+            told = len(self.warnings)
             self._write()
+            for warning in self.warnings[told:]:
+                print(warning, file=sys.stderr, flush=True)
         self._files = {}
 
     def told(self) -> list[str]:
@@ -177,7 +193,7 @@ def _passes() -> Path:
 
 def _told(environ: Mapping[str, str]) -> bool:
     """Whether TensorFlow knows a folder of passes already: this process', or one of the user's own choice."""
-    return _FOLDER in environ.get("TF_XLA_FLAGS", "")
+    return _FOLDER in environ.get(_XLA_FLAGS, "")
 
 
 def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,18 +202,21 @@ def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         f"{section}.{name}": value
         for section in _SECTIONS
         for name, value in vars(getattr(run.options, section)).items()
-        if name not in LEFT_OUT
+        if name not in LEFT_OUT and (kind == "training" or section != "training" or name == "stable_norm")
     }
-    spec, request = run.source.spec, run.training_request(0) if kind == "training" else run.validation_request()
+    spec, plan = run.source.spec, repr(replace(run.plan, updates_per_step=0))
+    request = run.training_request(0)
+    if kind != "training":
+        plan, request = repr((run.plan.precision, run.plan.homes[0])), run.validation_request()
     return {
         "kind": kind,
         "model": run.options.main.model,
         "options": options,
-        "plan": repr(run.plan),
+        "plan": plan,
         "network": hashlib.sha256(repr(run.trace).encode()).hexdigest(),
         "not decayed": list(run.not_decayed),
         "data": [type(run.source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
-        "request": {name: value for name, value in vars(request).items() if name != "seed"},
+        "request": {name: value for name, value in vars(request).items() if name not in _OF_STREAM},
         "code": code_version(),
         "processor": _processor(),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(_VARIABLES) and k not in _NO_MATTER},
@@ -243,9 +262,12 @@ def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
 
 def _trim(place: Path, limit: int, newest: Path) -> None:
     """Removes the entries that were not used for the longest time, until all take less than the limit."""
-    entries = sorted(((path.stat().st_mtime, path.stat().st_size, path) for path in place.glob(f"*{SUFFIX}")), reverse=True)
+    entries = []
+    for path in place.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # another process has removed it, or it is a link that leads nowhere
+            entries.append((path.stat().st_mtime, path.stat().st_size, path))
     total = 0
-    for _, size, path in entries:
+    for _, size, path in sorted(entries, reverse=True):
         total += size
         if total > limit and path != newest:
             with suppress(OSError):
@@ -255,6 +277,6 @@ def _trim(place: Path, limit: int, newest: Path) -> None:
 def _pairs(flags: str) -> list[tuple[str, str]]:
     try:
         words = shlex.split(flags)
-    except ValueError:
-        return []
+    except ValueError:  # a quote that is not closed
+        words = flags.split()
     return list(zip(words, [*words[1:], ""]))

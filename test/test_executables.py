@@ -139,7 +139,10 @@ def test_the_longest_unused_are_removed(tmp_path):
         entry.keep(big)
         os.utime(entry.path, (1000 + age, 1000 + age))
     assert kept(tmp_path, kind="a").load() is not None  # used now
-    kept(tmp_path, limit=3000, kind="d").keep(big)
+    (tmp_path / "nowhere.program").symlink_to("/nowhere")
+    newest = kept(tmp_path, limit=3000, kind="d")
+    newest.keep(big)
+    assert newest.warnings == []
     assert [kind for kind in "abcd" if kept(tmp_path, kind=kind).load()] == ["a", "d"]
 
 
@@ -160,7 +163,7 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
             definition = tf.GraphDef.FromString(executable.graph)
             raise Caught(definition.SerializeToString(deterministic=True), sorted(executable.keys))
 
-    others = ("--no-dataset-cache", "--pipeline-num-parallel", 3, "--keep-going", "--abs-learning-rate", 0.3, "--seed", 77,
+    others = ("--no-dataset-cache", "--num-classes", 10, "--pipeline-num-parallel", 3, "--keep-going", "--abs-learning-rate", 0.3, "--seed", 77,
               "--stop-after", 1, "--weight-avg-N", 1, "--weight-avg-exp", 0.9, "--worker-timeout", 30, "--batches-per-step", 7,
               "--no-memory-check", "--profile-compilation", "--executable-cache-size", 7, "--iterations", 9)  # fmt: skip
     found = []
@@ -186,9 +189,46 @@ def test_every_name_that_is_left_out_is_an_option():
         ((), "--executable_cache_path=/e/x --other", "/e/x"),
         ((), "--other --executable_cache_path /e/y", "/e/y"),
         (("--executable-cache-path", "z"), "--executable_cache_path=/e/x", "z"),
+        ((), "--executable_cache_path --use_ipu_model", "cache/cnn-harness/executables"),
+        ((), '--executable_cache_path=/e/z --other="x', "/e/z"),
         (("--no-executable-cache",), "--executable_cache_path=/e/x", None),
     ],
 )
 def test_where_programs_are_kept(words, flags, expected):
     found = executables.folder(prepared(*words), {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags})
     assert found == (Path(expected) if expected else None)
+
+
+def test_nothing_is_kept_where_xla_is_told_what_to_compile():
+    assert executables.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=x"})
+    assert executables.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
+
+
+def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
+    """Nothing that differs between a run, its continuation and its validation is in the key of what they share."""
+    recorded = [*SMALL, "--num-classes", 10, "--iterations", 9, "--batches-per-step", 3, "--shuffle-block", 2]
+    for kind, script in (("training", "train"), ("validation", "train"), ("validation", "validation")):
+        words = recorded if script == "train" else [word for word in recorded if word not in ("--no-validation",)]
+        other = prepare(cli.parse([*map(str, words)], script, environ={}).options, {}, training=script == "train")
+        assert executables.store(prepared(), kind).path == executables.store(other, kind).path, (kind, script)
+
+
+@pytest.mark.parametrize(
+    "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "about": {}, "keys": {}}'}]
+)
+def test_what_is_whole_and_of_no_use_is_built_anew(tmp_path, change, shared_entry):
+    run, content, path = shared_entry
+    found = {**executables._unpacked(content, executables.store(run, "training", recording=False)._text), **change}
+    forged = tmp_path / path.name
+    forged.write_bytes(executables._packed(found, executables.store(run, "training", recording=False)._text))
+    out = succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", tmp_path, "--no-logs").out
+    assert f"warning: {forged} cannot be used (" in out and "The program was built in" in out
+
+
+@pytest.fixture(scope="module")
+def shared_entry(tmp_path_factory) -> tuple[Run, bytes, Path]:
+    """A run, and the entry of its program."""
+    place = tmp_path_factory.mktemp("programs")
+    succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", place, "--compile-only")
+    (path,) = place.glob("*.program")
+    return prepared("--seed", 1), path.read_bytes(), path

@@ -195,7 +195,7 @@ def test_nothing_waits_for_a_pipe(tmp_path):
         make(shard)
         said = run("train", *words)
         assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
-        assert _verification._checked_shard(shard, 2, None).findings == [(shard, None, f"cannot be read: {reason}")]
+        assert _verification._checked_shard(shard, 2, None, None).findings == [(shard, None, f"cannot be read: {reason}")]
         with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
             _photo_files.load([str(shard)], spec_without_data("imagenet"), request())
         shard.rmdir() if shard.is_dir() else shard.unlink()

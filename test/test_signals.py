@@ -105,7 +105,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     def stopped():
         raise StopRequest(signal.SIGHUP)
 
-    monkeypatch.setattr(train.quiet, "import_tensorflow", stopped)
+    monkeypatch.setattr(train.executables, "import_tensorflow", lambda run: stopped())
     result = run("restore", "--restore-path", unbroken, "--iterations", 70)
     assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
     assert re.fullmatch(rf"Go on: .*restore\.py --restore-path {unbroken} --iterations 70\n", result.out)
