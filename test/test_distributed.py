@@ -109,6 +109,7 @@ def test_two_instances_of_two_replicas_are_four_replicas(network, launcher, alon
         assert one == pytest.approx(other, rel=1e-6)
 
 
+@pytest.mark.sampled(2, "distributed")
 def test_another_number_of_instances_goes_on(alone, tmp_path):
     """Two instances stop after 7 updates; one process of four replicas does 6 more, two instances the rest. Their names differ,
     so that each has a folder of its own, and both are moved."""
@@ -149,6 +150,7 @@ def test_gradients_in_fp32_differ_in_the_last_places_only(network, tmp_path):
 HALF = f"{BASE} --model-size 8 --batch-norm --iterations 6 --warmup-epochs 0 --ckpt-all-instances".split()
 
 
+@pytest.mark.sampled(2, "distributed")
 def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_path):
     """16.16 with stochastic rounding, pipelined; validated together, afterwards by each way of starting, and alone."""
     more = "--shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
@@ -171,6 +173,7 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
     assert scores[1] == scores[2] and scores[0].items() <= scores[1].items() and len(scores[0]) == 2
 
 
+@pytest.mark.sampled(2, "distributed")
 def test_broadcasts_change_nothing(tmp_path):
     """Instance 0's weights are everyone's already; 10,000 pictures in batches of 8 are epochs of 1,250 updates."""
     addresses = free_addresses(2)
@@ -327,6 +330,7 @@ def test_a_signal_to_one_stops_all_and_saves(tmp_path):
     goes_on(tmp_path / "run")
 
 
+@pytest.mark.sampled(2, "distributed")
 def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     """Every call waits for the other's batch norm, so neither may leave the loop over calls alone."""
     folder = tmp_path / "run"
@@ -339,6 +343,7 @@ def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     assert len(list(folder.glob("ckpt-*.index"))) == 2  # the initial one, and that of the end
 
 
+@pytest.mark.sampled(2, "distributed")
 def test_fewer_validation_batches_than_instances(tmp_path):
     given = [*SMALL.split(), "--valid-batch-size", 10_000, "--latency", "--logs-path", tmp_path / "run"]
     succeeded(by_tf_config("train.py", [given] * 2))
@@ -390,6 +395,7 @@ def namespaces(names: Sequence[str]) -> bool:
     return all(subprocess.run(["ip", *command.split()], capture_output=True).returncode == 0 for command in commands)
 
 
+@pytest.mark.sampled(2, "distributed")
 def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
     names = [f"h{os.getpid() % 100_000}{k}" for k in "ab"]
     try:

@@ -144,7 +144,9 @@ def test_training_begins_with_the_bundled_weights(tmp_path, kept):
     words += " --image-size 64 --ckpts-per-epoch 1 --seed 1"
     given = [*words.split(), "--logs-path", tmp_path / "run", "--init-path", "efficientnet-lite0"]
     result = succeed("train", *given, "--symmetric-input")
-    assert result.out.count("warning") == result.out.count("warning: the learning rate is 0") == 1  # of the normalisation: none
+    assert (
+        result.out.count("warning") == result.out.count("warning: the learning rate is 0") == 1
+    )  # of the normalisation: none
     start = variables(tmp_path / "run", 0)
     for name, value in kept.items():
         assert start[name].dtype == np.float32

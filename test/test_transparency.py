@@ -133,19 +133,21 @@ def plain(family: str, norm: str, fold: str, folder: str) -> dict[str, np.ndarra
 def grid() -> Iterator[Any]:
     for family, norms in (("resnet", (GROUP, BATCH, SPAN)), ("efficientnet", (GROUP, SPAN))):
         for norm, (k, row) in itertools.product(norms, enumerate(covering(AXES[family]))):
-            # every pair meets where there is time; in every run the first rows, which have the most pairs between them
-            always = 1 if family == "efficientnet" else {GROUP: 7, SPAN: 7, BATCH: 2}[norm]
-            marks = [pytest.mark.slow] if k >= always else []
-            yield pytest.param(family, norm, row, id=f"{family}{norm}-{k}", marks=marks)
+            yield pytest.param(family, norm, row, id=f"{family}{norm}-{k}")
 
 
-@pytest.mark.parametrize(("family", "norm", "row"), list(grid()))
+LAYOUTS = list(grid())
+
+
+@pytest.mark.sampled(len(LAYOUTS) // 12)
+@pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
 def test_no_layout_changes_a_bit(family, norm, row, pictures):
     expected = plain(family, norm, row["fold"], pictures)
     found = trained(laid_out(family, norm, row), pictures, tuple(map(int, row["steps"].split())))
     assert_same_bits(expected, found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "norm"), [("resnet", GROUP), ("resnet", SPAN), ("efficientnet", GROUP)])
 def test_the_weights_really_moved(family, norm, pictures):
     expected = plain(family, norm, "1", pictures)
@@ -216,6 +218,7 @@ def draw_dropout_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "norm"),
     [
