@@ -1,4 +1,5 @@
-"""Names and shapes in the .index file of a TensorFlow checkpoint, read without TensorFlow. A leaf.
+"""Names and shapes in the .index file of a TensorFlow checkpoint, read without TensorFlow, and whether the files with the
+tensors are as long as it says. A leaf.
 
 The file is a table of blocks as LevelDB writes it: pairs of a name and a message, the names in order and without what they
 share with the one before. Its last 48 bytes say where the block lies that lists the others.
@@ -6,7 +7,9 @@ share with the one before. Its last 48 bytes say where the block lies that lists
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from Datasets import _checksums
@@ -16,35 +19,77 @@ _MOST_BYTES = 64 << 20
 _FOOTER, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = 5  # bytes after a block: how it is packed, and its checksum
 _SHAPE, _DIMENSION, _SIZE = 2, 2, 1  # fields of the messages
+_FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
+_FILES = 1  # of the message without a name: how many there are
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
 
 
+class Damaged(ValueError):
+    """A checkpoint that TensorFlow cannot read either. One line, the file named without its folder."""
+
+
+class _Unknown(Exception):
+    """A form that only TensorFlow reads."""
+
+
 def shapes(index: Path) -> dict[str, tuple[int, ...]] | None:
-    """The shape of every tensor; None if that cannot be told, as of a damaged or packed file."""
+    """The shape of every tensor; None if that cannot be told, as of a packed file. Damaged if the index, or what lies
+    beside it, cannot be read."""
     try:
-        content = input_files.content(index, _MOST_BYTES)
-        if content[-len(_MAGIC) :] != _MAGIC:
-            return None
-        _, at = _handle(content, len(content) - _FOOTER)  # of a block that says nothing here
-        listed, _ = _handle(content, at)
-        found, end = {}, 0
-        for _, place in _pairs(_block(content, *listed)):
-            (start, size), _ = _handle(place, 0)
-            if start < end:  # blocks that overlap would be read many times
-                return None
-            end = start + size
-            found |= {name.decode(): _shape(entry) for name, entry in _pairs(_block(content, start, size)) if name}
-        return found
-    except (OSError, ValueError, IndexError):
+        found = _messages(input_files.content(index, _MOST_BYTES))
+        described = {name: (_shape(message), _place(message)) for name, message in found.items() if name}
+        files = _number(found.get("", b""), _FILES)
+    except (_Unknown, UnicodeDecodeError):
         return None
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            return None
+        raise Damaged(f"{index.name}: {error.strerror}") from None
+    except (ValueError, IndexError):
+        raise Damaged(f"{index.name} is cut short or overwritten") from None
+    ends: dict[int, int] = {}
+    for _, (file, end) in described.values():
+        ends[file] = max(end, ends.get(file, 0))
+    _require_files({index.with_suffix(f".data-{file:05d}-of-{files:05d}"): end for file, end in ends.items()})
+    return {name: shape for name, (shape, _) in described.items()}
+
+
+def _require_files(ends: Mapping[Path, int]) -> None:
+    """Damaged for a file that is not there, or has fewer bytes than are read of it."""
+    for file, end in ends.items():
+        try:
+            with input_files.opened(file) as opened:
+                size = os.fstat(opened.fileno()).st_size
+        except OSError as error:
+            raise Damaged(f"{file.name}: {error.strerror}") from None
+        if size < end:
+            raise Damaged(f"{file.name} is cut short: it has {size} bytes and needs {end}")
+
+
+def _messages(content: bytes) -> dict[str, bytes]:
+    """Every message of the table by its name."""
+    if content[-len(_MAGIC) :] != _MAGIC:
+        raise ValueError("no such table")
+    _, at = _handle(content, len(content) - _FOOTER)  # of a block that says nothing here
+    listed, _ = _handle(content, at)
+    found, end = {}, 0
+    for _, place in _pairs(_block(content, *listed)):
+        (start, size), _ = _handle(place, 0)
+        if start < end:  # blocks that overlap would be read many times
+            raise _Unknown
+        end = start + size
+        found |= {name.decode(): message for name, message in _pairs(_block(content, start, size))}
+    return found
 
 
 def _block(content: bytes, start: int, size: int) -> bytes:
     """A block that is not packed and has the checksum beside it."""
     whole = content[start : start + size + 1]
     stored = content[start + size + 1 : start + size + _TRAILER]
-    if len(whole) != size + 1 or whole[-1] or _checksums.masked(whole) != int.from_bytes(stored, "little"):
-        raise ValueError("no plain block")
+    if len(whole) != size + 1 or _checksums.masked(whole) != int.from_bytes(stored, "little"):
+        raise ValueError("no whole block")
+    if whole[-1]:
+        raise _Unknown
     return whole[:-1]
 
 
@@ -74,6 +119,16 @@ def _shape(entry: bytes) -> tuple[int, ...]:
     return tuple(next((size for number, size in _fields(each) if number == _SIZE), 0) for each in dimensions)
 
 
+def _place(entry: bytes) -> tuple[int, int]:
+    """The file that a tensor lies in, and the byte where it ends there."""
+    return _number(entry, _FILE), _number(entry, _OFFSET) + _number(entry, _BYTES_THERE)
+
+
+def _number(message: bytes, field: int) -> int:
+    """0 stands for none."""
+    return next((value for number, value in _fields(message) if number == field and isinstance(value, int)), 0)
+
+
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protocol buffer's message."""
     at = 0
@@ -86,7 +141,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             size, at = _varint(message, at) if kind == _BYTES else ({_FIXED64: 8, _FIXED32: 4}[kind], at)
             value, at = message[at : at + size], at + size
         else:
-            raise ValueError("no such kind of field")
+            raise _Unknown
         yield tag >> 3, value
 
 

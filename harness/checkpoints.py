@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness import archives, bounds, files, input_files, manifests, quiet, records, saving
+from harness import archives, bounds, bundles, files, input_files, manifests, quiet, records, saving
 from harness.archives import ArchiveError
 from harness.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID
 
@@ -26,6 +26,7 @@ _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
 _STEP = "global_step"  # the variable that counts them
 _NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 _Looked = TypeVar("_Looked")
+Shapes = Mapping[str, tuple[int, ...]]
 Call = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
 
 
@@ -185,7 +186,11 @@ def _newest(found: Sequence[Checkpoint], asked: str, look: Callable[[Checkpoint]
             return look(checkpoint), [_left_out(name, why) for name, why in damaged]
         except CheckpointError as error:
             damaged.append((checkpoint.name, error))
-    raise CheckpointError(f"{asked}: all {len(found)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
+    raise _all_damaged(asked, damaged)
+
+
+def _all_damaged(asked: str, damaged: Sequence[tuple[str, CheckpointError]]) -> CheckpointError:
+    return CheckpointError(f"{asked}: all {len(damaged)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
 
 
 def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -395,7 +400,49 @@ def read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray
     try:
         return _read(checkpoint, verified)
     except CheckpointError as error:
-        raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
+        raise _damaged(checkpoint, error) from None
+
+
+def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes | None:
+    """Of the tensors that `read` gives, by name, or its error, as far as the files tell without TensorFlow; None if they do
+    not tell."""
+    if archives.located(Path(checkpoint.prefix)):
+        return {name: value.shape for name, value in read(checkpoint).items()}
+    try:
+        return _shapes(checkpoint, verified)
+    except CheckpointError as error:
+        raise _damaged(checkpoint, error) from None
+
+
+def shapes_of(found: Sequence[Checkpoint], asked: str) -> tuple[list[tuple[Checkpoint, Shapes | None]], list[str]]:
+    """The same of some checkpoints, which `asked` stands for: of those that are not damaged, and a line on each other one.
+    Files of several are not held against their manifests, which would take as long as to read them all."""
+    if len(found) == 1:
+        return [(found[0], shapes(found[0]))], []
+    kept: list[tuple[Checkpoint, Shapes | None]] = []
+    damaged: list[tuple[str, CheckpointError]] = []
+    for checkpoint in found:
+        try:
+            kept.append((checkpoint, _shapes(checkpoint, verified=True)))
+        except CheckpointError as error:
+            damaged.append((checkpoint.name, error))
+    if damaged and not kept:
+        raise _all_damaged(asked, damaged)
+    return kept, [_left_out(name, why) for name, why in damaged]
+
+
+def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes | None:
+    """The same; errors without the checkpoint's name."""
+    if not verified:
+        _verified(checkpoint)
+    try:
+        return bundles.shapes(Path(f"{checkpoint.prefix}.index"))
+    except bundles.Damaged as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _damaged(checkpoint: Checkpoint, why: CheckpointError) -> CheckpointError:
+    return CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {why}")
 
 
 def _read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray]:

@@ -60,16 +60,15 @@ def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = Non
 
 def prepare_or_describe(
     parsed: Parsed, training: bool = True, *, total_replicas: int | None = None, done: int = 0,
-    refuse: Callable[[Run], None] | None = None,
+    refuse: Callable[[Run], list[str] | None] | None = None,
 ) -> Run | None:  # fmt: skip
     """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input.
 
     `total_replicas`: of a run that goes on, which its instances divide anew; `done`: the weight updates that it has;
-    `refuse`: what else would stop it, which a description must not hide.
+    `refuse`: what else would stop it, which a description must not hide; it may give lines for the description alone.
     """
     run = prepare(parsed.options, os.environ, parsed.notes, training=training, total_replicas=total_replicas)
-    if refuse:
-        refuse(run)
+    warned = (refuse(run) if refuse else None) or []
     asked = parsed.options.main
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
@@ -79,7 +78,7 @@ def prepare_or_describe(
     if not describing:
         return run
     if asked.dry_run:
-        for note in run.notes:
+        for note in (*run.notes, *warned):
             print(note)
         print(describe(run, done) if training else run.summary())
     if asked.summary:

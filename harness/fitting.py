@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +10,13 @@ import numpy as np
 
 from emulator import kept
 from emulator.kept import Kept
-from harness import archives, bundles, checkpoints, rules
+from harness import archives, checkpoints, rules
 from harness.catalogue import LARGEST
-from harness.checkpoints import Checkpoint, CheckpointError
+from harness.checkpoints import Checkpoint, CheckpointError, Shapes
 
 if TYPE_CHECKING:
     from harness.run import Run
 
-Shapes = Mapping[str, tuple[int, ...]]
 _FP16 = 65504.0
 _BEYOND_FP16 = 65520.0  # rounds to infinity
 
@@ -39,24 +38,19 @@ def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
     return {name: value.shape for name, value in values.items()}
 
 
-def of_file(checkpoint: Checkpoint) -> Shapes | None:
-    """Shapes of what a checkpoint holds; None if that cannot be told without TensorFlow."""
-    if archives.located(Path(checkpoint.prefix)):
-        return of_values(checkpoints.read(checkpoint))
-    return bundles.shapes(Path(f"{checkpoint.prefix}.index"))
-
-
-def require_model(run: Run, found: Iterable[Checkpoint]) -> None:
-    """Refuses checkpoints of another network that are to be validated, as far as their files tell."""
-    for checkpoint in found:
-        shapes = of_file(checkpoint)
+def require_model(run: Run, found: Sequence[Checkpoint]) -> list[str]:
+    """Refuses checkpoints of another network that are to be validated, as far as their files tell; a line on each that is
+    damaged and left out."""
+    told, damaged = checkpoints.shapes_of(found, f"--restore-path {run.options.main.restore_path}")
+    for checkpoint, shapes in told:
         if shapes is not None:
             fit(shapes, model(run), checkpoint)
+    return damaged
 
 
 def require_saved(run: Run, newest: Checkpoint) -> None:
-    """Refuses a checkpoint that a run cannot go on from, as far as its files tell."""
-    shapes = of_file(newest)
+    """Refuses a checkpoint, which is whole, that a run cannot go on from, as far as its files tell."""
+    shapes = checkpoints.shapes(newest, verified=True)
     if shapes is not None:
         fit(shapes, saved(run), newest)
 
@@ -64,8 +58,9 @@ def require_saved(run: Run, newest: Checkpoint) -> None:
 def require_beginning(run: Run, path: Path) -> None:
     """Refuses weights of --init-path that a run cannot begin with, as far as their files tell."""
     found = checkpoints.beginning(path)
+    among = isinstance(found, Path)
     chosen = checkpoints.latest(found, "--init-path")[0] if isinstance(found, Path) else found
-    shapes = of_file(chosen)
+    shapes = checkpoints.shapes(chosen, verified=among)
     if shapes is not None:
         left = begin(shapes, run, chosen)
         if archives.located(path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -148,14 +150,55 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
         assert {name: list(each.shape) for name, each in fitting.saved(asked).items()} == kept
 
 
-def test_a_damaged_list_of_tensors_tells_nothing(trained, tmp_path):
+def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
     whole, rng = (trained / "ckpt-4.index").read_bytes(), np.random.default_rng(1)
+    (tmp_path / "x.data-00000-of-00001").symlink_to(trained / "ckpt-4.data-00000-of-00001")
     for _ in range(300):
         at = int(rng.integers(len(whole)))
         changed = whole[:at] + bytes([whole[at] ^ int(rng.integers(1, 256))]) + whole[at + 1 :]
         for content in (changed, whole[:at], whole[at:]):
             (tmp_path / "x.index").write_bytes(content)
-            assert bundles.shapes(tmp_path / "x.index") in (None, bundles.shapes(trained / "ckpt-4.index"))
+            try:
+                told = bundles.shapes(tmp_path / "x.index")
+            except bundles.Damaged:
+                continue
+            assert len(content) == len(whole) and told in (None, bundles.shapes(trained / "ckpt-4.index"))
+
+
+def flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {  # a file of the checkpoint, what is done to it, the files that are not there, and what is said
+    "lost": ("data-00000-of-00001", Path.unlink, "manifest.json", "ckpt-4.data-00000-of-00001: No such file or directory"),
+    "cut": ("data-00000-of-00001", lambda file: os.truncate(file, 1000), "manifest.json",
+            "ckpt-4.data-00000-of-00001 is cut short: it has 1000 bytes and needs "),
+    "index": ("index", lambda file: os.truncate(file, 700), "manifest.json", "ckpt-4.index is cut short or overwritten"),
+    "flipped": ("data-00000-of-00001", flipped, "none", "ckpt-4.data-00000-of-00001 has other bytes than were written"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_dry_run_refuses_a_damaged_checkpoint(trained, tmp_path, case):
+    """By its prefix, of which nothing else is read before the training is built; among others it is left out."""
+    name, damage, without, said = DAMAGE[case]
+    for file in [*trained.glob("ckpt-?.*"), trained / "arguments.json"]:
+        if not file.name.endswith(without):
+            shutil.copy(file, tmp_path)
+    damage(tmp_path / f"ckpt-4.{name}")
+    weights = tmp_path / "ckpt-4"
+    for words in (("train", *BASE.split(), "--init-path", weights), ("validation", "--restore-path", weights)):
+        result = run(*words, "--dry-run")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert f"checkpoint {weights} is damaged: {said}" in result.err
+    if case != "flipped":
+        shown = succeed("validation", "--restore-path", tmp_path, "--dry-run").out
+        assert f"warning: checkpoint ckpt-4 is damaged and left out: {said}" in shown
+        os.truncate(tmp_path / "ckpt-0.index", 700)
+        result = run("validation", "--restore-path", tmp_path, "--dry-run")
+        assert result.code == 2 and f"--restore-path {tmp_path}: all 2 checkpoints are damaged; of ckpt-0, " in result.err
 
 
 BIAS, KERNEL, VARIANCE = "all/fc1/dense/bias", "all/fc1/dense/kernel", "all/b0/batch_norm/moving_variance"
