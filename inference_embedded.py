@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     recorded = entry.recorded_options(checkpoints.run_folder(Path(path)), argv, SCRIPT) if path else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     parsed = entry.parse(argv, SCRIPT, recorded)
-    refuse = partial(fitting.require_model, found=found if path else [])
+    refuse = partial(validation.refusals, found=found if path else [])
     run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
     if run is None:
         return 0

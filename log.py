@@ -5,6 +5,7 @@ No module state; a logger that fails warns once and the run goes on.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -14,8 +15,8 @@ import string
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ VALIDATION_LINE = (
     "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
+_KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
 
 class LogError(Exception):
@@ -51,7 +53,7 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
 
     With `keep` False it lies below the system's temporary folder. A folder that holds a run is refused.
     """
-    try:
+    with _refusals():
         if not keep:
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
@@ -60,11 +62,49 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         return _fresh(Path(log_dir), name)
+
+
+def refuse_folder(log_dir: str, logs_path: str | None) -> None:
+    """The LogError of `new_run_folder`, as far as it can be told without making one."""
+    with _refusals():
+        if logs_path is not None:
+            refuse_taken(Path(logs_path))
+        _require_room(Path(log_dir if logs_path is None else logs_path))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """An OSError as the LogError that names what cannot be made."""
+    try:
+        yield
     except OSError as error:
         if not error.filename:  # there is no temporary folder
             reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
             raise LogError(f"cannot make a run folder: {reason}") from None
         raise LogError(f"cannot make a run folder in {error.filename}: {error.strerror}; see --log-dir, --no-logs") from None
+
+
+def _require_room(folder: Path) -> None:
+    """OSError if no folder can be made there, or nothing in the one that is there."""
+    there, above = _there(folder), _there(folder) != folder
+    if not there.is_dir():
+        reason = errno.ENOTDIR if above else errno.EEXIST
+    elif not os.access(there, os.W_OK | os.X_OK):
+        reason = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+    elif there.stat().st_dev in {os.stat(kernel).st_dev for kernel in _KERNEL if os.path.ismount(kernel)}:
+        reason = errno.EPERM  # whatever its modes say
+    else:
+        return
+    raise OSError(reason, os.strerror(reason), str(folder))
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest above it that there is; OSError if that cannot be told."""
+    for path in (folder, *folder.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(path)
+            return path
+    return Path()
 
 
 def refuse_taken(folder: Path) -> None:

@@ -42,7 +42,7 @@ from harness.saving import SaveError, Writer
 from harness.session import Session, Values
 from harness.signals import Signals, StopRequest
 from harness.team import Team, introduction
-from log import RunLog, refuse_taken, wandb_run
+from log import RunLog, wandb_run
 
 if TYPE_CHECKING:
     from ipu_utils import Group, TrainingProgram
@@ -68,16 +68,14 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse_beginning(run: Run) -> None:
-    """Weights to begin with that are not there or do not fit, and the folder of another run; before one is made for this
-    run."""
-    logging, given = run.options.logging, run.options.training.init_path
+    """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's; before one is made."""
+    given = run.options.training.init_path
     if run.cluster.instance:
         return
     if given:
         fitting.require_beginning(run, Path(given))
         checkpoints.recorded(checkpoints.run_folder(Path(given)))  # which is asked how they were trained
-    if logging.logs and logging.logs_path and not run.options.device.compile_only:
-        refuse_taken(Path(logging.logs_path))
+    folders.refuse(run)
 
 
 def resume(argv: list[str], path: str, script: str) -> int:

@@ -23,8 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from Datasets import _photo_bytes
 from emulator.record import Mark
-from harness import checkpoints, compilation, entry, executables, fitting, predictions, profile, quiet
+from harness import checkpoints, compilation, entry, executables, fitting, folders, predictions, profile, quiet
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
     parsed = entry.parse(argv, "validation", recorded)
-    refuse = partial(fitting.require_model, found=found)
+    refuse = partial(refusals, found=found)
     run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
     if run is None:
         return 0
@@ -66,6 +67,17 @@ def main(argv: list[str]) -> int:
         team.meet(run)
         listed = json.loads(team.told(json.dumps([[each.prefix, each.iteration] for each in found])))
         return _all(run, team, [Checkpoint(*each) for each in listed], epoch_batch(run, recorded))
+
+
+def refusals(run: Run, found: list[Checkpoint]) -> list[str]:
+    """Refuses checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on each
+    checkpoint that is left out."""
+    if run.options.checkpoint.predict:
+        for path in run.options.checkpoint.predict:
+            _photo_bytes.photograph(path)
+    else:
+        folders.refuse(run)
+    return fitting.require_model(run, found)
 
 
 def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:

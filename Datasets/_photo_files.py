@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets import _augment, _headers, _photographs
+from Datasets import _augment, _photo_bytes, _photographs
 from Datasets._photographs import LONGEST
 from Datasets._spec import DataError, DataSpec, ReadRequest
-from harness import input_files
 
 
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
@@ -27,10 +26,7 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
             ready = _photographs.central(pixels, request.image_size)
         found = []
         for path in paths:
-            content = _bytes(path)
-            wrong = _headers.fault(content)
-            if wrong:
-                raise DataError(f"photograph {path} {wrong}")
+            content = _photo_bytes.photograph(path)
             try:
                 decoded = session.run(image, {encoded: content})
             except tf.errors.OpError:  # a bitmap fails in Pillow
@@ -38,13 +34,6 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
             _check_shape(path, *decoded.shape[:2])
             found.append(session.run(ready, {pixels: decoded}))
     return np.stack(found)
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        return input_files.content(path, _headers.MOST_BYTES)
-    except (OSError, ValueError) as error:
-        raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _check_shape(path: str, height: int, width: int) -> None:

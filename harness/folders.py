@@ -16,7 +16,7 @@ from harness import checkpoints
 from harness.cluster import TF_CONFIG
 from harness.run import Run
 from harness.team import Team
-from log import new_run_folder, record
+from log import new_run_folder, record, refuse_folder
 
 Card = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 
@@ -36,6 +36,14 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
     if writes(run) and not team.first:
         new_run_folder(run.name, "", str(folder), keep=True)
     return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
+
+
+def refuse(run: Run) -> None:
+    """LogError if the call's new folder cannot be made, as far as can be told without making one; the others' lie beside
+    that of instance 0."""
+    logging = run.options.logging
+    if logging.logs and not run.cluster.instance and not run.options.device.compile_only:
+        refuse_folder(logging.log_dir, logging.logs_path)
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:

@@ -90,6 +90,10 @@ def finished(tmp_path_factory) -> Result:
             "base_learning_rate_exponent is '2000' but must lie between -126 and 64",
         ),
         ("--dataset cifar-10 --generated-data --log-dir file/x", "cannot make a run folder in file/x"),
+        ("--dataset cifar-10 --generated-data --dry-run --log-dir file/x", "run folder in file/x: Not a directory"),
+        ("--dataset cifar-10 --generated-data --dry-run --logs-path file", "cannot make a run folder in file: File exists"),
+        ("--dataset cifar-10 --generated-data --dry-run --logs-path /proc/x", "cannot make a run folder in /proc/x: "),
+        (f"--dataset cifar-10 --generated-data --dry-run --logs-path {'x' * 300}", ": File name too long"),
     ],
 )
 def test_wrong_options(script, words, part, tmp_path):
