@@ -43,9 +43,10 @@ def main(argv: list[str]) -> int:
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
         raise OptionError(f"--restore-path {path} holds {len(found)} checkpoints, and one program has one; name it: {names}")
-    recorded = entry.recorded_options(checkpoints.run_folder(Path(path)), argv, SCRIPT) if path else {}
+    folder = checkpoints.run_folder(Path(path)) if path else None
+    recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
-    parsed = entry.parse(argv, SCRIPT, recorded)
+    parsed = entry.parse(argv, SCRIPT, recorded, folder)
     refuse = partial(validation.refusals, found=found if path else [])
     run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
     if run is None:

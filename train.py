@@ -92,7 +92,7 @@ def _resume(argv: list[str], path: str, script: str) -> int:
     if not clusters.follows(os.environ):
         checkpoints.of_run(Path(path))  # without them there is no run, whatever else is there
     recorded = entry.recorded_options(Path(path), argv, script)
-    parsed = entry.parse(argv, script, recorded)
+    parsed = entry.parse(argv, script, recorded, Path(path))
     if parsed is None:
         return 0
     if parsed.options.device.seed is None:

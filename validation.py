@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     recorded = entry.recorded_options(folder, argv, "validation") if folder else {}
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
-    parsed = entry.parse(argv, "validation", recorded)
+    parsed = entry.parse(argv, "validation", recorded, folder)
     refuse = partial(refusals, found=found)
     run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
     if run is None:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,13 +36,15 @@ def parse(
     script: str = "train",
     recorded: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
+    record: Path | None = None,
 ) -> Parsed:
     """All layers of one call of `script` ("train", "validation" or "restore") as RunOptions.
 
-    `recorded`: option values of an earlier run, a layer between the configuration and the defaults.
+    `recorded`: option values of an earlier run, a layer between the configuration and the defaults; `record`: their file.
     """
     notes: list[str] = []
-    main, block = _main_values(argv, script, recorded)
+    origin = f"{RECORDED} ({record})" if record else RECORDED
+    main, block = _main_values(argv, script, recorded, origin)
     if "config_path" in main and "config" not in main:
         notes.append(f"--config-path {main['config_path'].raw} is not read: --config NAME chooses a block of it")
     model = plugins.load("Models", main["model"].raw, main["model"].where)
@@ -51,7 +54,7 @@ def parse(
     if block:
         found.append(layers.config_layer(known, block, notes))
     if recorded:
-        found.append(layers.recorded_layer(known, recorded))
+        found.append(layers.recorded_layer(known, recorded, origin))
     values, sources, lost, spelled = _merge(known, found)
     notes += _meant_with(schedule, known, spelled, values, sources, lost)
     values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
@@ -187,7 +190,9 @@ def explain(options: RunOptions) -> str:
 # Finding the model before the options are known
 
 
-def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | None) -> tuple[dict[str, Given], Block | None]:
+def _main_values(
+    argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
+) -> tuple[dict[str, Given], Block | None]:
     """The main options that decide which others there are (--model, --lr-schedule, --config and what belongs to it), and
     the configuration."""
     known = Catalogue(section_options("main", MainOptions))
@@ -208,7 +213,7 @@ def _main_values(argv: list[str], script: str, recorded: Mapping[str, Any] | Non
                 found[name] = Given(block[name].value, block[name].where)
     for name in wanted:
         if name not in found and recorded and recorded.get(name):
-            found[name] = Given(recorded[name], "arguments.json")
+            found[name] = Given(recorded[name], origin)
         found.setdefault(name, Given(known.options[name].default, "default"))
         found[name] = Given(str(found[name].raw).lower(), found[name].where)
     return found, chosen

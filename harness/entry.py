@@ -46,9 +46,14 @@ def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] |
     return command_line.run(f"{script}.py", main, argv, WRONG_INPUT, (FloatingPointError, SaveError, WorkerError))
 
 
-def parse(argv: list[str], script: str, recorded: Mapping[str, Any] | None = None) -> Parsed | None:
-    """The options, or None when the call only asked for help or an explanation (which is printed)."""
-    parsed = cli.parse(argv, script, recorded)
+def parse(
+    argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> Parsed | None:
+    """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
+    run, or the weights, with the `recorded` ones."""
+    parsed = cli.parse(
+        argv, script, recorded, record=(archives.located(folder) or checkpoints.record(folder)) if folder else None
+    )
     if parsed.options.main.help:
         print(cli.help_text(parsed, f"{script}.py", INTRODUCTIONS[script]), end="")
         return None

@@ -235,11 +235,9 @@ def _short(where: str) -> str:
     return where.replace(str(DEFAULT_CONFIG_PATH), "configs.yml")
 
 
-def recorded_layer(known: Catalogue, recorded: Mapping[str, Any]) -> Layer:
+def recorded_layer(known: Catalogue, recorded: Mapping[str, Any], where: str) -> Layer:
     """The values of an earlier run."""
-    values = {
-        name: Given(value, RECORDED) for name, value in recorded.items() if name in known.options and value is not None
-    }
+    values = {name: Given(value, where) for name, value in recorded.items() if name in known.options and value is not None}
     return Layer(RECORDED, values)
 
 

@@ -196,7 +196,7 @@ def test_the_recorded_run_decides_model_and_schedule():
     [
         ({"epochs": "many"}, "the recorded run: epochs is 'many'"),
         ({"epochs": {"a": 1}}, "the recorded run: epochs is"),
-        ({"model": "alexnet"}, "arguments.json: no model 'alexnet'"),
+        ({"model": "alexnet"}, "the recorded run: no model 'alexnet'"),
         ({"model": ["resnet"]}, "no model '['resnet']'"),
         ({"lr_schedule": 3}, "no learning-rate schedule '3'"),
         ({"optimiser": True}, "optimiser is 'True' but must be one of"),
