@@ -24,7 +24,7 @@ from benchmarks._paired import ROOT
 from harness import command_line
 
 B0 = ("--model efficientnet --model-size B0 --dataset imagenet --generated-data --precision 32.32 --micro-batch-size 4 "
-      "--gradient-accumulation-count 8 --iterations 2 --log-freq 1")  # fmt: skip
+      "--gradient-accumulation-count 2 --iterations 2 --log-freq 1")  # fmt: skip
 RESNET = ("--model resnet --model-size 14 --dataset fashion-mnist --precision 32.32 --micro-batch-size 8 --group-norm "
           "--gradient-accumulation-count 16 --fold 1 --iterations 2 --log-freq 1")  # fmt: skip
 ROWS = (
