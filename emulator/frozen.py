@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from emulator.executor import named_faults, new_graph, session_config
 from emulator.inference import logits_of
 from emulator.precision import Precision
-from emulator.weights import Weights, assign
+from emulator.weights import State, Weights
 from Models._layers import Variable
 from Models._segments import Segment
 
@@ -55,11 +55,11 @@ def _weights(
     """The weights as the layers use them."""
     with new_graph().as_default() as graph:
         weights = Weights(variables, seed, {}, precision=precision)
-        read, initialise = weights.read(), tf.global_variables_initializer()
+        read, state, initialise = weights.read(), State.of(weights), tf.global_variables_initializer()
         with tf.Session(graph=graph, config=session_config()) as session:
             session.run(initialise)
             if values is not None:
-                assign(session, weights.model, values)
+                state.put(session, values, state.model)
             return session.run(read)
 
 

@@ -21,7 +21,7 @@ class Kept(NamedTuple):
 
 def model(variables: Iterable[Variable], precision: Precision) -> dict[str, Kept]:
     """The network's own; with half precision layers compute with halves, however finely those are kept."""
-    return {v.name: Kept(v.shape, _halved(v, precision) or (precision.half and v.trainable)) for v in variables}
+    return {v.name: Kept(v.shape, halved(v, precision) or (precision.half and v.trainable)) for v in variables}
 
 
 def slots(
@@ -31,12 +31,12 @@ def slots(
     found, names = {}, list(names)
     for v in variables:
         if v.trainable and trained(v.name):
-            copied = _halved(v, precision) and precision.fp32_copy
-            half = _halved(v, precision) and not copied
+            copied = halved(v, precision) and precision.fp32_copy
+            half = halved(v, precision) and not copied
             found |= {f"{v.name}/{slot}": Kept(v.shape, half) for slot in names + [FP32_COPY] * copied}
     return found
 
 
-def _halved(variable: Variable, precision: Precision) -> bool:
+def halved(variable: Variable, precision: Precision) -> bool:
     """Whether a weight is kept in half."""
     return precision.keeps_half(variable.name) and variable.trainable and not variable.proxy

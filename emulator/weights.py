@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator import draws
 from emulator.executable import Executable
-from emulator.kept import FP32_COPY, STEP
+from emulator.kept import FP32_COPY, STEP, halved
 from emulator.precision import OFF, SINGLE, Precision
 from emulator.stages import rounding
 from Models import _half, _proxy_norm
@@ -42,8 +42,8 @@ class Weights:
         self._precision, self._seed, self._dtype = precision, seed, dtype
         self._variables = {variable.name: variable for variable in variables}
         for name, variable in self._variables.items():
-            halved = precision.keeps_half(name) and variable.trainable and not variable.proxy
-            own, copied = tf.half if halved else dtype, halved and precision.fp32_copy
+            half = halved(variable, precision)
+            own, copied = tf.half if half else dtype, half and precision.fp32_copy
             self.model[name] = _variable(name, lambda v=variable, k=own: initial_value(v, seed, k), variable.trainable)
             if variable.trainable and trained(name):
                 kind = dtype if copied else own
@@ -151,13 +151,6 @@ class State:
         """Sets the variables of these names, through their initialisers; a value that is missing is a KeyError."""
         feeds = {self.saved[name].value: values[name] for name in names}
         session.run([self.saved[name].set for name in names], feeds)
-
-
-def assign(session: tf.Session, variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray]) -> None:
-    """Sets variables by name, through their initialisers, so that the graph does not grow."""
-    feeds = {variable.initializer.inputs[1]: values[name] for name, variable in variables.items()}
-    with np.errstate(over="ignore"):  # of values that a type has no room for
-        session.run([variable.initializer for variable in variables.values()], feeds)
 
 
 def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:
