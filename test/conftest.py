@@ -105,3 +105,12 @@ def read_once(parsed_files, monkeypatch) -> None:
     from harness import configs
 
     monkeypatch.setattr(configs, "_compose", parsed_files)
+
+
+@pytest.fixture
+def short_efficientnet(monkeypatch) -> None:
+    """EfficientNet of the first three stages, which have every kind of layer, for tests to which depth does not matter: three
+    blocks with --depth-coefficient 0.5, five without."""
+    from Models import efficientnet
+
+    monkeypatch.setattr(efficientnet, "STAGES", efficientnet.STAGES[:3])

@@ -20,7 +20,9 @@ import train
 import validation
 import weight_avg
 from Datasets import _checksums
-from harness import entry
+from emulator.executor import TrainingProgram
+from harness import build, entry, executables
+from harness.run import Run
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
@@ -57,6 +59,11 @@ def succeed(script: str, *words: object) -> Result:
     result = run(script, *words)
     assert result.code == 0, result.err + result.out
     return result
+
+
+def program(prepared: Run) -> TrainingProgram:
+    """The run's training program, at its initial weights; built once in a session of tests, as those of commands are."""
+    return build.training_program(prepared, 0, store=executables.store(prepared, "training", recording=False))
 
 
 def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:

@@ -9,11 +9,10 @@ import shlex
 import manual
 import numpy as np
 import pytest
-from runs import rows, succeed, variables
+import small_sets
+from runs import program, rows, succeed, variables
 
-from Datasets import _fashion_files
 from harness import cli
-from harness.build import training_program
 from harness.run import prepare
 
 COMMANDS = [
@@ -97,13 +96,7 @@ QUICK = (("resnet", "batch", "", "32.32"), ("resnet", "batch", "", "16.16"))
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> str:
     """A CIFAR-10 of 32 of the embedded photographs."""
-    folder = tmp_path_factory.mktemp("cifar")
-    images, labels = _fashion_files.unpacked(_fashion_files.EMBEDDED)["train"]
-    framed = np.pad(images[:40], ((0, 0), (2, 2), (2, 2)))  # 28 to 32 pixels; grey three times
-    records = np.concatenate([labels[:40, None], np.tile(framed.reshape(40, 1024), 3)], 1).astype(np.uint8)
-    for i, part in enumerate(np.split(records, [8, 14, 20, 26, 32])):
-        (folder / ("test_batch.bin" if i == 5 else f"data_batch_{i + 1}.bin")).write_bytes(part.tobytes())
-    return str(folder)
+    return str(small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 32, 8))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +109,7 @@ def test_every_network_memorises_32_pictures(network, norm, layout, precision, p
         f"--batch-size 8 --gradient-accumulation-count 4 --optimiser momentum --weight-decay 0 --seed 5 --label-smoothing 0 "
         f"--train-with-valid-preprocessing {layout}"
     )
-    built = training_program(prepare(cli.parse(words.split(), "train", environ={}).options, {}), 0)
+    built = program(prepare(cli.parse(words.split(), "train", environ={}).options, {}))
     losses = [np.inf]
     while losses[-1] >= 0.1 and len(losses) < 1500:
         losses += built.step([0.02] * 20).loss.tolist()

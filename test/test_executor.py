@@ -8,34 +8,25 @@ import weakref
 
 import numpy as np
 import pytest
+import runs
 import tensorflow.compat.v1 as tf
 
 from emulator.executor import TrainingProgram
 from harness import cli
 from harness.build import training_program
-from harness.run import prepare
+from harness.run import Run, prepare
 from Models._tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
 
-FIXED = (
-    "--precision",
-    "32.32",
-    "--dataset",
-    "fashion-mnist",
-    "--model-size",
-    "8",
-    "--seed",
-    "3",
-    "--weight-decay",
-    "0",
-    "--loss-scaling",
-    "1",
-)
+FIXED = "--precision 32.32 --dataset fashion-mnist --model-size 8 --seed 3 --weight-decay 0 --loss-scaling 1"
+
+
+def prepared(*words: object) -> Run:
+    return prepare(cli.parse([*FIXED.split(), *map(str, words)], "train", environ={}).options, {})
 
 
 def program(*words: object) -> TrainingProgram:
     """The training program of these options, at its initial weights."""
-    options = cli.parse([*FIXED, *map(str, words)], "train", environ={}).options
-    return training_program(prepare(options, {}), 0)
+    return runs.program(prepared(*words))
 
 
 def after(words: tuple[object, ...], rates: list[float]) -> dict[str, np.ndarray]:
@@ -108,14 +99,14 @@ def reference_updates(rule: str, words: tuple[object, ...], decay: float, rates:
 @pytest.mark.parametrize("rule", ["SGD", "momentum"])
 @pytest.mark.parametrize("scale", [1, 100])
 def test_update_rules_against_float64(rule, scale):
-    words, rates = ("--batch-size", 16, "--group-norm"), [0.05, 0.02, 0.08, 0.01]
+    words, rates = ("--batch-size", 4, "--group-norm"), [0.05, 0.02, 0.08]
     found = after((*words, "--optimiser", rule, "--weight-decay", 0.01, "--loss-scaling", scale), rates)
     for name, expected in reference_updates(rule, words, 0.01, rates).items():
         assert np.abs(found[name] - expected).max() < 2e-4 * max(1.0, np.abs(expected).max()), name
 
 
 def test_loss_scale_is_undone_in_the_rate():
-    words = ("--batch-size", 16, "--group-norm", "--optimiser", "momentum")
+    words = ("--batch-size", 4, "--group-norm", "--optimiser", "momentum")
     plain, scaled = (after((*words, "--loss-scaling", scale), [0.1]) for scale in (1, 128))
     slot = "all/b0/conv/conv2d/kernel/Momentum"
     np.testing.assert_allclose(scaled[slot], 128 * plain[slot], rtol=1e-6)
@@ -183,8 +174,8 @@ def test_host_steps_of_any_length_give_the_same_bits():
 
 
 def test_replicas_and_accumulation_are_the_same_micro_batches():
-    words, rates = ("--batch-size", 4, "--optimiser", "momentum", "--batch-norm"), [0.05] * 10
-    layouts = [(1, 6), (2, 3), (3, 2), (6, 1)]
+    words, rates = ("--batch-size", 4, "--optimiser", "momentum", "--batch-norm"), [0.05] * 4
+    layouts = [(1, 6), (2, 3), (6, 1)]
     found = [after((*words, "--replicas", r, "--gradient-accumulation-count", a), rates) for r, a in layouts]
     for other in found[1:]:
         assert all(found[0][name].tobytes() == other[name].tobytes() for name in other)
@@ -192,16 +183,20 @@ def test_replicas_and_accumulation_are_the_same_micro_batches():
 
 def test_accumulated_gradient_is_that_of_the_whole_batch():
     whole = gradient(("--batch-size", 24, "--group-norm"))
-    for micro, count in ((12, 2), (4, 6), (1, 24)):
+    for micro, count in ((4, 6), (1, 24)):
         parts = gradient(("--batch-size", micro, "--group-norm", "--gradient-accumulation-count", count))
         for name, expected in whole.items():
             assert np.abs(parts[name] - expected).max() <= 1e-5 * np.linalg.norm(expected) + 1e-7, name
 
 
 def test_graph_does_not_grow_with_accumulation_or_replicas():
-    sizes = [len(program("--batch-size", 2, "--replicas", r, "--gradient-accumulation-count", a, "--fold", 1).graph.get_operations())
-             for r, a in ((1, 2), (1, 64), (16, 4))]  # fmt: skip
-    assert len(set(sizes)) == 1
+    words = ("--batch-size", 2, "--fold", 1)
+    sizes = set()
+    for replicas, count in ((1, 2), (1, 64), (16, 4)):
+        built = training_program(prepared(*words, "--replicas", replicas, "--gradient-accumulation-count", count), 0)
+        sizes.add(len(built.graph.get_operations()))
+        built.close()
+    assert len(sizes) == 1
 
 
 def test_metrics_are_those_of_each_update():
@@ -214,7 +209,8 @@ def test_metrics_are_those_of_each_update():
 
 
 def test_compiling_moves_nothing_and_closing_leaves_nothing():
-    built = program("--batch-size", 8, "--group-norm", "--precision", "16.16")  # compiled passes, gradients written out
+    words = ("--batch-size", 8, "--group-norm", "--precision", "16.16")  # compiled passes, gradients written out
+    built = training_program(prepared(*words), 0)
     before = built.values()
     built.compile()
     after_ = built.values()
@@ -225,6 +221,6 @@ def test_compiling_moves_nothing_and_closing_leaves_nothing():
     del built
     gc.collect()
     assert graph() is None  # nor is anything kept of it
-    fresh = program("--batch-size", 8, "--group-norm", "--precision", "16.16")
+    fresh = program(*words)
     assert fresh.step(np.zeros([1], np.float32)).loss == first  # no data was used up either
     fresh.close()

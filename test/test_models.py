@@ -380,6 +380,7 @@ def test_readers_agree(name, family, size):
     assert shape == Shape(1, 1, CLASSES[family])
 
 
+@pytest.mark.usefixtures("short_efficientnet")
 @pytest.mark.parametrize(
     "name, family, size, side, changes",
     [

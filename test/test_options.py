@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import succeed
+from runs import program, succeed
 
 from emulator.cost.trace import CountingLayers
 from harness import cli, plugins
@@ -537,13 +537,11 @@ SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --mic
 
 def outcome(words: str) -> dict[str, object]:
     """Two weight updates of a small network: weights, slots and losses as bytes, and the graph's kinds of operation."""
-    from harness.build import training_program
-
     run = prepared(f"{SMALL} {words if '-data' in words else '--generated-data ' + words}")
-    with closing(training_program(run, 0)) as program:
-        metrics = program.step(np.array([run.rate(i) for i in range(2)], np.float32))
-        values = program.values()
-        kinds = {operation.type for operation in program.graph.get_operations()}
+    with closing(program(run)) as built:
+        metrics = built.step(np.array([run.rate(i) for i in range(2)], np.float32))
+        values = built.values()
+        kinds = {operation.type for operation in built.graph.get_operations()}
     slots = {name for name in values if name.rsplit("/", 1)[-1].startswith(("Momentum", "RMSProp", "LAMB", "fp32"))}
     return {
         "weights": {name: value.tobytes() for name, value in values.items() if name not in slots},
@@ -567,6 +565,7 @@ def outcomes():
     return find
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", BUILT)
 def test_option_changes_what_the_program_does(key, outcomes):
     base, words, expected = BUILT[key]

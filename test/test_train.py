@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import photos
 import pytest
+import small_sets
 import tensorflow.compat.v1 as tf
 from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
-         "--base-learning-rate-exponent", "-10", "--warmup-epochs", "0.2", "--seed", "7")  # fmt: skip
-# 10,000 images in batches of 64: 156 updates an epoch
-UNBROKEN = (*SMALL, "--batch-size", "64", "--iterations", "240", "--log-freq", "40", "--batches-per-step", "20")
+SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
+         "--base-learning-rate-exponent", "-7", "--warmup-epochs", "0.2", "--seed", "7")  # fmt: skip
+# 1,250 images in batches of 8: 156 updates an epoch, and a quarter
+UNBROKEN = (*SMALL, "--batch-size", "8", "--iterations", "240", "--log-freq", "40", "--batches-per-step", "20")
 TRAINING_HEADER = "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time"
 VALIDATION_HEADER = "name,iteration,epoch,val_acc,raw_acc,val_time,val_size,img_per_sec,latency,top5_acc,loss"
 NUMBER = r"\s*-?[\d.]+(e[-+]\d+)?"
@@ -31,6 +32,15 @@ VALIDATION_LINE = re.compile(
     rf"^Validation top-1 accuracy \[ckpt-240\] \(iteration:{NUMBER}, epoch:{NUMBER}, img/sec:{NUMBER}, time:{NUMBER}, "
     rf"latency \(ms\):{NUMBER}\):{NUMBER}%$", re.M,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_cifar10(tmp_path_factory):
+    """What is found without --dataset and --data-dir."""
+    folder = small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 1250, 200)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("DATA_DIR", str(folder))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +80,7 @@ def test_another_seed_is_another_run(unbroken, tmp_path):
 
 
 def test_run_folder_and_its_files(unbroken):
-    assert re.fullmatch(r"RN8_bs64_BN_32\.32_[A-Z0-9]{3}", unbroken.folder.name)
+    assert re.fullmatch(r"RN8_bs8_BN_32\.32_[A-Z0-9]{3}", unbroken.folder.name)
     names = {path.name for path in unbroken.folder.iterdir()}
     assert {"log.txt", "arguments.json", "training.csv", "validation.csv", "checkpoint", "training.svg"} <= names
     for point in (0, 160, 240):
@@ -81,7 +91,7 @@ def test_run_folder_and_its_files(unbroken):
 def test_console_lines(unbroken):
     out = unbroken.out
     assert out.startswith(" Saving to ")
-    assert re.search(r"^Batch Size: 64$", out, re.M)
+    assert re.search(r"^Batch Size: 8$", out, re.M)
     assert re.search(r"^Trainable Variables:", out, re.M)
     assert re.search(r"^Total Parameters:75770$", out, re.M)
     assert re.search(r"^Saved initial checkpoint to \S+/ckpt-0$", out, re.M)
@@ -110,7 +120,7 @@ def test_csv_headers_and_points(unbroken):
     assert (unbroken.folder / "validation.csv").read_text().splitlines()[0] == VALIDATION_HEADER
     # the host step that crosses update 156 ends at 160
     assert [row["name"] for row in rows(unbroken.folder / "validation.csv")] == ["ckpt-160", "ckpt-240"]
-    assert all(row["val_size"] == "2000" for row in rows(unbroken.folder / "validation.csv"))
+    assert all(row["val_size"] == "200" for row in rows(unbroken.folder / "validation.csv"))
     averages = [float(row["loss_avg"]) for row in rows(unbroken.folder / "training.csv")]
     assert averages[0] == float(rows(unbroken.folder / "training.csv")[0]["loss_batch"])
     assert averages[-1] < 1.2 < averages[0]
@@ -118,7 +128,7 @@ def test_csv_headers_and_points(unbroken):
 
 def test_training_csv_window_is_a_mean_over_an_epoch_of_host_steps(tmp_path):
     # 156 updates an epoch, host steps of 40: a window of three host steps, every one logged
-    result = succeed("train", *SMALL, "--batch-size", 64, "--iterations", 240, "--log-freq", 40, "--log-dir", tmp_path,
+    result = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 240, "--log-freq", 40, "--log-dir", tmp_path,
                      "--no-validation", "--ckpts-per-epoch", 0)  # fmt: skip
     found = rows(result.folder / "training.csv")
     losses = [float(row["loss_batch"]) for row in found]
@@ -130,7 +140,7 @@ def test_arguments_json(unbroken):
     text = (unbroken.folder / "arguments.json").read_text()
     found = json.loads(text)
     assert text == json.dumps(found, sort_keys=True, indent=4, separators=(",", ": ")) + "\n"
-    expected = {"micro_batch_size": 64, "total_batch_size": 64, "global_batch_size": 64, "seed": 7, "seed_specified": True,
+    expected = {"micro_batch_size": 8, "total_batch_size": 8, "global_batch_size": 8, "seed": 7, "seed_specified": True,
                 "precision": "32.32", "lr_scale": 128.0, "grad_scale": 1.0, "model": "resnet", "model_size": 8,
                 "total_replicas": 1, "image_size": 32, "validation": True, "logs_path": str(unbroken.folder)}  # fmt: skip
     assert {name: found[name] for name in expected} == expected
@@ -149,16 +159,21 @@ def test_validation_script_agrees_with_training(unbroken, tmp_path):
     found = rows(result.folder / "validation.csv")
     assert [row["name"] for row in found] == ["ckpt-0", "ckpt-160", "ckpt-240"]
     for row in found[1:]:
-        # every image exactly once, whatever the batch: 2000 is no multiple of 37
+        # every image exactly once, whatever the batch: 200 is no multiple of 37
         assert row["val_acc"] == trained[row["name"]]["val_acc"]
         assert row["top5_acc"] == trained[row["name"]]["top5_acc"]
         assert float(row["loss"]) == pytest.approx(float(trained[row["name"]]["loss"]), rel=1e-5)
-        assert float(row["epoch"]) == pytest.approx(int(row["iteration"]) * 64 / 10000)
+        assert float(row["epoch"]) == pytest.approx(int(row["iteration"]) * 8 / 1250)
 
 
 @pytest.mark.parametrize(
     ("words", "lines"),
-    [(["--repeat", "3"], 3), (["--inference"], 1), (["--latency"], 1), (["--config", "quickstart", "--model-size", "8"], 1)],
+    [
+        (["--repeat", "3"], 3),
+        (["--inference"], 1),
+        (["--latency"], 1),
+        (["--config", "quickstart", "--model-size", "8", "--dataset", "cifar-10"], 1),
+    ],
 )
 def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
     result = succeed("validation", "--restore-path", unbroken.folder / "ckpt-240", *words, "--log-dir", tmp_path)
@@ -172,9 +187,9 @@ def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
 
 def test_global_batch_size_of_validation_decides_the_epoch_shown(unbroken, tmp_path):
     result = succeed(
-        "validation", "--restore-path", unbroken.folder / "ckpt-240", "--global-batch-size", 128, "--log-dir", tmp_path
+        "validation", "--restore-path", unbroken.folder / "ckpt-240", "--global-batch-size", 16, "--log-dir", tmp_path
     )
-    assert float(rows(result.folder / "validation.csv")[0]["epoch"]) == pytest.approx(240 * 128 / 10000)
+    assert float(rows(result.folder / "validation.csv")[0]["epoch"]) == pytest.approx(240 * 16 / 1250)
 
 
 def test_another_network_is_refused(unbroken, tmp_path):
@@ -216,15 +231,16 @@ def test_restoring_drops_rows_that_will_come_again(unbroken, tmp_path):
     assert_same_bits(variables(folder, 240), variables(unbroken.folder, 240))
 
 
-def test_generated_and_synthetic_data_are_learnt_at_once(tmp_path):
-    for kind in ("--generated-data", "--synthetic-data"):
-        for dataset, extra in (("cifar-10", ()), ("imagenet", ("--model-size", 10, "--image-size", 32))):
-            result = succeed("train", "--dataset", dataset, kind, *extra, "--precision", "32.32", "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
-                             "--abs-learning-rate", 0.05, "--warmup-epochs", 0, "--no-validation", "--seed", 1, "--log-dir", tmp_path)  # fmt: skip
-            last = rows(result.folder / "training.csv")[-1]
-            assert float(last["train_acc_batch"]) > 95, (kind, dataset)
-            assert 0 <= float(last["loss_batch"]) < 0.2
-            assert float(rows(result.folder / "training.csv")[0]["lr"]) == pytest.approx(0.05)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", ["--generated-data", "--synthetic-data"])
+@pytest.mark.parametrize("dataset", ["cifar-10", "imagenet --model-size 10 --image-size 32"])
+def test_generated_and_synthetic_data_are_learnt_at_once(kind, dataset, tmp_path):
+    result = succeed("train", "--model-size", 8, "--dataset", *dataset.split(), kind, "--precision", "32.32", "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
+                     "--abs-learning-rate", 0.05, "--warmup-epochs", 0, "--no-validation", "--seed", 1, "--log-dir", tmp_path)  # fmt: skip
+    last = rows(result.folder / "training.csv")[-1]
+    assert float(last["train_acc_batch"]) > 95
+    assert 0 <= float(last["loss_batch"]) < 0.2
+    assert float(rows(result.folder / "training.csv")[0]["lr"]) == pytest.approx(0.05)
 
 
 @pytest.mark.sampled(3)
@@ -237,9 +253,9 @@ def test_generated_and_synthetic_data_are_learnt_at_once(tmp_path):
     (("--no-validation",), [0, 10, 20], []),
 ])  # fmt: skip
 def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validated):
-    # 10 updates of 1000 samples an epoch
+    # 10 updates of 125 samples an epoch
     result = succeed(
-        "train", *SMALL, "--batch-size", 1000, "--epochs", 2, "--logs-per-epoch", 2, "--log-dir", tmp_path, *words
+        "train", *SMALL, "--batch-size", 125, "--epochs", 2, "--logs-per-epoch", 2, "--log-dir", tmp_path, *words
     )
     found = sorted(int(path.stem[5:]) for path in result.folder.glob("ckpt-*.index"))
     assert found == checkpoints
@@ -252,8 +268,8 @@ def test_iterations_are_exact_and_the_batch_may_exceed_the_data(tmp_path):
                      "--batches-per-step", 4, "--log-dir", tmp_path, "--no-validation")  # fmt: skip
     assert variables(result.folder, 10)["global_step"] == 10
     assert [int(row["iteration"]) for row in rows(result.folder / "training.csv")] == [4, 8, 10]
-    wide = succeed("train", *SMALL, "--batch-size", 12000, "--iterations", 1, "--dry-run")
-    assert "one update takes 12000 samples: more than the 10000 images of an epoch" in wide.out
+    wide = succeed("train", *SMALL, "--batch-size", 1300, "--iterations", 1, "--dry-run")
+    assert "one update takes 1300 samples: more than the 1250 images of an epoch" in wide.out
 
 
 def test_no_logs_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -261,7 +277,7 @@ def test_no_logs_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
-    result = succeed("train", *SMALL, "--batch-size", 100, "--iterations", 2, "--no-logs", "--no-validation")
+    result = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 2, "--no-logs", "--no-validation")
     assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
     assert " Saving to " not in result.out
     assert len(list((tmp_path / "temporary").glob("RN8_*/ckpt-2.index"))) == 1
@@ -269,21 +285,21 @@ def test_no_logs_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_logs_path_and_suffix(tmp_path):
     exact = succeed(
-        "train", *SMALL, "--batch-size", 100, "--iterations", 1, "--logs-path", tmp_path / "here", "--no-validation"
+        "train", *SMALL, "--batch-size", 8, "--iterations", 1, "--logs-path", tmp_path / "here", "--no-validation"
     )
     assert exact.folder == tmp_path / "here"
-    again = run("train", *SMALL, "--batch-size", 100, "--iterations", 1, "--logs-path", tmp_path / "here")
+    again = run("train", *SMALL, "--batch-size", 8, "--iterations", 1, "--logs-path", tmp_path / "here")
     assert again.code == 2
     assert "holds a run already" in again.err
-    named = succeed("train", *SMALL, "--batch-size", 100, "--iterations", 1, "--log-dir", tmp_path, "--name-suffix", "try-1",
+    named = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 1, "--log-dir", tmp_path, "--name-suffix", "try-1",
                     "--no-stochastic-rounding", "--no-validation")  # fmt: skip
-    assert re.fullmatch(r"RN8_bs100_BN_32\.32_noSR_try-1_[A-Z0-9]{3}", named.folder.name)
+    assert re.fullmatch(r"RN8_bs8_BN_32\.32_noSR_try-1_[A-Z0-9]{3}", named.folder.name)
 
 
 def test_a_failing_logger_warns_once_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     result = succeed(
-        "train", *SMALL, "--batch-size", 100, "--iterations", 2, "--log-dir", tmp_path, "--wandb", "--no-validation"
+        "train", *SMALL, "--batch-size", 8, "--iterations", 2, "--log-dir", tmp_path, "--wandb", "--no-validation"
     )
     assert result.out.count("--wandb is off for the rest of this run") == 1
     assert (result.folder / "ckpt-2.index").exists()
@@ -296,6 +312,7 @@ def photographs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "model",
     [("--model-size", 18, "--image-size", 96), ("--model", "efficientnet", "--image-size", 64, "--depth-coefficient", 0.2)],
@@ -316,7 +333,7 @@ def test_imagenet_from_photographs(photographs, tmp_path, model):
 
 def test_as_a_program(tmp_path):
     """The real process: plain lines, no carriage returns when nobody watches, exit code 0."""
-    words = [sys.executable, "train.py", *SMALL, "--batch-size", "100", "--iterations", "3", "--log-dir", str(tmp_path)]
+    words = [sys.executable, "train.py", *SMALL, "--batch-size", "8", "--iterations", "3", "--log-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "\r" not in done.stdout + done.stderr
