@@ -213,6 +213,7 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
         assert executables.store(prepared(), kind).path == executables.store(other, kind).path, (kind, script)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "about": {}, "keys": {}}'}]
 )

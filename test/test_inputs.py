@@ -18,7 +18,7 @@ from Datasets import _augment, _checksums, _pipeline, _tfrecords, imagenet
 from Datasets._spec import DataError, OpenRequest
 from Datasets._tfrecords import RecordIndex
 
-TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 18, "--image-size", 32, "--batch-size", 4, "--precision",
+TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
          "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip
 
 

@@ -309,7 +309,7 @@ def test_small_pictures_are_the_square_in_the_middle(tmp_path):
 
 
 def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, drawn):
-    words = "--model-size 8 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
+    words = "--model-size 8 --precision 32.32 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
     for dataset, names in (
         ("fashion-mnist", class_names(spec_without_data("fashion-mnist"))),
         ("cifar-100 --generated-data", ()),

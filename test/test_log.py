@@ -291,9 +291,7 @@ def test_standard_error_stays_empty_while_tensorflow_starts():
 def test_mlperf_s_checker_is_content(tmp_path):
     """Rules of the open division, for the network whose rules there are."""
     checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance", reason="pip install mlperf-logging")
-    words = (
-        "--dataset fashion-mnist --model-size 8 --iterations 6 --batch-size 8 --seed 3 --mlperf-logging --weight-avg-exp 0.5"
-    )
+    words = "--dataset fashion-mnist --model-size 8 --precision 32.32 --iterations 6 --batch-size 8 --seed 3 --mlperf-logging --weight-avg-exp 0.5"
     out = succeed("train", *words.split(), "--logs-path", tmp_path / "run").out
     (tmp_path / "lines").write_text(out)
     told = [line for line in out.splitlines() if line.startswith(":::MLLOG ")]

@@ -260,13 +260,13 @@ def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
 def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
     """Bytes, not time: tensors that are alive at once in a recorded update."""
     words = (
-        "--precision 32.32 --model resnet --model-size 20 --dataset fashion-mnist --synthetic-data --batch-size 16 --fold 1"
+        "--precision 32.32 --model resnet --model-size 14 --dataset fashion-mnist --synthetic-data --batch-size 8 --fold 1"
     )
     found = {
         extra: profiled(f"{words} {extra}", operations=True)[1].most_alive
         for extra in ("", "--enable-recomputation", "--gradient-accumulation-count 8", "--replicas 8")
     }
-    assert 5e6 < found[""] < 500e6
+    assert 2e6 < found[""] < 500e6
     assert found["--enable-recomputation"] < 0.6 * found[""]
     assert found["--gradient-accumulation-count 8"] < 1.05 * found[""]
     assert found["--replicas 8"] < 1.05 * found[""]

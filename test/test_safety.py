@@ -40,7 +40,7 @@ def unbroken(tmp_path_factory) -> Path:
     return folder
 
 
-LONG = ("--iterations", 90, "--log-freq", 45, "--batches-per-step", 45, "--ckpts-per-epoch", 5)  # saved at 0, 45, 90
+LONG = ("--iterations", 40, "--log-freq", 20, "--batches-per-step", 20, "--ckpts-per-epoch", 10)  # saved at 0, 20, 40
 
 
 # --- Losses that are not finite --------------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def test_safety_checkpoints_change_nothing(tmp_path):
     assert len(re.findall("Saved safety checkpoint to", result.out)) >= 3
     without = succeed("train", *WORDS, *LONG, "--safety-ckpt-minutes", 0, "--logs-path", tmp_path / "never")
     assert "Saved safety" not in without.out
-    assert numbers(tmp_path / "often") == numbers(tmp_path / "never") == [0, 45, 90]
-    for iteration in (45, 90):
+    assert numbers(tmp_path / "often") == numbers(tmp_path / "never") == [0, 20, 40]
+    for iteration in (20, 40):
         assert_same_bits(variables(tmp_path / "often", iteration), variables(tmp_path / "never", iteration))
     assert timeless(tmp_path / "often" / "training.csv") == timeless(tmp_path / "never" / "training.csv")
 
