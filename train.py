@@ -31,10 +31,24 @@ from typing import TYPE_CHECKING, Any
 
 import validation
 from emulator.record import Mark
-from harness import checkpoints, cli, compilation, entry, executables, fitting, folders, locks, mlperf, profile, saving
+from harness import (
+    checkpoints,
+    cli,
+    compilation,
+    entry,
+    executables,
+    fitting,
+    folders,
+    locks,
+    mlperf,
+    profile,
+    records,
+    saving,
+)
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation, FirstUpdates
+from harness.layers import RECORDED
 from harness.meter import Meter, state_of_rows
 from harness.options import OptionError
 from harness.run import Run, arguments
@@ -101,7 +115,7 @@ def _resume(argv: list[str], path: str, script: str) -> int:
             "back as the run wrote it, or give --seed"
         )
     newest, damaged, missing = _latest(Path(path))
-    parsed = replace(parsed, notes=(*parsed.notes, *damaged))
+    parsed = replace(parsed, notes=(*parsed.notes, *_unnamed(Path(path)), *damaged))
     done = newest.iteration if newest else 0
     refuse = partial(_refuse_going_on, recorded=recorded, newest=newest)
     replicas = recorded.get("total_replicas")
@@ -120,7 +134,7 @@ def _resume(argv: list[str], path: str, script: str) -> int:
         run = replace(run, notes=(*run.notes, *(line for line in damaged if line not in run.notes)))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
-        run = replace(run, run_id=team.told(_known_id(Path(path), recorded, newest) or _new_id()))
+        run = replace(run, run_id=team.told((checkpoints.run_id(Path(path)) if team.first else "") or _new_id()))
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
@@ -138,10 +152,12 @@ def _latest(folder: Path) -> tuple[Checkpoint | None, list[str], checkpoints.Che
         return None, [], error
 
 
-def _known_id(folder: Path, recorded: Mapping[str, Any], newest: Checkpoint | None) -> str | None:
-    """Of a run that goes on; its states tell it where the options do not, as an older version went on with it last."""
-    states = [recorded, *(state for _, state in checkpoints.states(folder, newest))] if newest else [recorded]
-    return next((str(state[checkpoints.RUN_ID]) for state in states if state.get(checkpoints.RUN_ID)), None)
+def _unnamed(folder: Path) -> list[str]:
+    """A line where the options do not tell which run they are of, and its states do."""
+    told = checkpoints.run_id(folder)
+    if not told or checkpoints.recorded(folder).get(checkpoints.RUN_ID):
+        return []
+    return [f"warning: {checkpoints.record(folder)} does not tell the run's {checkpoints.RUN_ID}: {told}, as in its states"]
 
 
 def _new_id() -> str:
@@ -166,8 +182,20 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], newest: Checkpoint |
             "they were, or begin a new run, which --init-path can give weights to"
         )
     if newest:
+        _refuse_another_seed(run, newest)
         fitting.require_saved(run, newest)
     _stop(run, newest.iteration if newest else 0)
+
+
+def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
+    """One that the record tells, and the states do not: nobody asked for it."""
+    saved = checkpoints.state(newest).get(records.SEED)
+    source = run.options.sources.get("seed", "")
+    if saved not in (None, run.seed) and source.startswith(RECORDED):
+        raise OptionError(
+            f"{source}: the seed is {run.seed}, but {saved} in the state of {newest.name}: put the record back as the run "
+            f"wrote it, or give --seed {saved}"
+        )
 
 
 def compile_only(run: Run) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
+_FIRST = "arguments.json"
 _STEP = "global_step"  # the variable that counts them
 _NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 _Looked = TypeVar("_Looked")
@@ -216,9 +217,21 @@ def _belongs_elsewhere(checkpoint: Checkpoint, kept: Mapping[str, Any]) -> bool:
     if not _NUMBERED.fullmatch(checkpoint.name):
         return False
     with suppress(CheckpointError):  # options that cannot be read tell nothing of it
-        own = recorded(Path(checkpoint.prefix).parent).get(RUN_ID)
-        return bool(own and kept.get(RUN_ID)) and own != kept[RUN_ID]
+        return bool(kept.get(RUN_ID)) and run_id(Path(checkpoint.prefix).parent) not in (None, kept[RUN_ID])
     return False
+
+
+def run_id(folder: Path) -> str | None:
+    """Of the run in a folder, as its options tell it; where those are an older version's, or somebody has changed them, as
+    the first state does that tells it. None without options: the checkpoints may be anybody's then."""
+    found = recorded(folder)
+    if not found or found.get(RUN_ID):
+        return found.get(RUN_ID)
+    for checkpoint in numbered(folder):
+        with suppress(CheckpointError):
+            if told := state(checkpoint).get(RUN_ID):
+                return str(told)
+    return None
 
 
 def whole(found: Sequence[Checkpoint], most: int | None = None) -> tuple[list[Checkpoint], list[str]]:
@@ -478,7 +491,11 @@ def recorded(folder: Path) -> dict[str, Any]:
     file = weights or record(folder)
     if not weights and not os.path.lexists(file):  # a link that leads nowhere is a file that cannot be read
         return {}
-    found = _of_archive(archives.options, weights) if weights else _json(file)
+    return _sound(file, _of_archive(archives.options, weights) if weights else _json(file))
+
+
+def _sound(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """What a file says; CheckpointError if no run has recorded that."""
     wrong = records.wrong_option(found)
     if wrong:
         raise CheckpointError(f"{file} is damaged: {wrong}; put it back as the run wrote it")
@@ -488,7 +505,22 @@ def recorded(folder: Path) -> dict[str, Any]:
 def record(folder: Path) -> Path:
     """The file that tells the options of the run in a folder: that of its last restore, or of its beginning."""
     last = folder / "arguments_restore.json"
-    return last if os.path.lexists(last) else folder / "arguments.json"
+    return last if os.path.lexists(last) else folder / _FIRST
+
+
+def doubts_of_record(folder: Path) -> list[str]:
+    """A line where the options of a run's beginning, which those of its last restore stand for, are lost or damaged. An
+    instance that came later has none."""
+    first, last = folder / _FIRST, record(folder)
+    if archives.located(folder) or last == first or recorded(folder).get("instance"):
+        return []
+    why = f"{first} is missing or empty"
+    try:
+        if os.path.lexists(first) and _sound(first, _json(first)):
+            return []
+    except CheckpointError as error:
+        why = str(error)
+    return [f"warning: {why}; {last.name} tells the options"]
 
 
 def _of_archive(read: Callable[[Path], Any], file: Path) -> Any:

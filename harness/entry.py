@@ -60,7 +60,8 @@ def parse(
     if parsed.options.main.explain:
         print(cli.explain(parsed.options))
         return None
-    return parsed
+    doubts = checkpoints.doubts_of_record(folder) if folder else []
+    return dataclasses.replace(parsed, notes=(*parsed.notes, *doubts))
 
 
 def prepare_or_describe(

@@ -243,11 +243,16 @@ def recorded_layer(known: Catalogue, recorded: Mapping[str, Any], where: str) ->
 
 def universe(script: str | None) -> Catalogue:
     """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
+    return Catalogue(every_option(script))
+
+
+def every_option(script: str | None) -> list[Option]:
+    """The same one by one, of which some share a name; those of all scripts, if `script` is None."""
     options = [option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]
     for folder, section in (("Models", "model"), ("LR_Schedules", "schedule")):
         for name in plugins.names(folder):
             options += section_options(section, plugins.load(folder, name).Options, script)
-    return Catalogue(options)
+    return options
 
 
 def _owners(name: str) -> list[str]:

@@ -1,19 +1,24 @@
-"""What a run records of itself, as it is read again: in arguments.json beside the options, which have rules of their own,
-and in the states of its checkpoints. Others may have written either. A leaf.
+"""What a run records of itself, as it is read again: in arguments.json beside the options, and in the states of its
+checkpoints. Others may have written either.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from harness import layers
+from harness.catalogue import KINDS, Option
 from harness.fields import LARGEST_COUNT, brief
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
 CALLS = "calls"  # in every state: the calls of the run that led to it
 RUN_ID = "run_id"  # in every state and in the options that a run records
+SEED = "seed"  # in both: what everything random follows from
+CLASSES = "class_names"  # in those options: a digest of what the classes are called, in their order
 ASKED = "asked"  # in those options: as they were asked for, where something else followed
 _LARGEST = 2**63 - 1
 _ROUNDED = 1e-3  # that a mean of fractions may be above 1
@@ -26,6 +31,10 @@ def _is_whole(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) is float or _is_whole(value, -_LARGEST)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
 
 
 def _are_means(value: Any) -> bool:
@@ -48,22 +57,24 @@ _WHOLE: Rule = (_is_whole, "a whole number from 0 on")
 _SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
 _TEXT: Rule = (lambda value: isinstance(value, str), "text")
 _MEANS: Rule = (_are_means, "pairs of a loss and a fraction")
-_OPTIONS: Mapping[str, Rule] = {
-    ASKED: (lambda value: isinstance(value, dict), "an object"),
-    RUN_ID: _TEXT,
-    "total_replicas": _COUNT,
-    "total_batch_size": _COUNT,
-    "image_size": _COUNT,
-    "parameters": _WHOLE,
-    "instance": _WHOLE,
-    "instance_folders": (_are_texts, "a list of names"),
-    "symmetric_input": _SWITCH,
-    "normalise_input": _SWITCH,
-}
+_TEXTS: Rule = (_are_texts, "a list of names")
+_OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
+_NUMBER: Rule = (_is_finite, KINDS[float])
+_DERIVED: Mapping[str, Rule] = {
+    **dict.fromkeys((ASKED, "sources"), _OBJECT),
+    **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances", "num_classes"), _COUNT),
+    **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), _WHOLE),
+    **dict.fromkeys(("grad_scale", "lr_scale"), _NUMBER),
+    **dict.fromkeys(("seed_specified", "restoring"), _SWITCH),
+    **dict.fromkeys((RUN_ID, CLASSES, "name", "command", "summary_str", "checkpoint_path"), _TEXT),
+    **dict.fromkeys(("datetime", "hostname", "restored_from"), _TEXT),
+    **dict.fromkeys(("instance_folders", "wd_exclude"), _TEXTS),
+}  # fmt: skip
 _STATE: Mapping[str, Rule] = {
     ITERATION: _WHOLE,
     ROLLING: _SWITCH,
     RUN_ID: _TEXT,
+    SEED: _WHOLE,
     CALLS: (_are_calls, "pairs of a name and a whole number"),
     "host_steps": _WHOLE,
     "updates_per_step": _COUNT,
@@ -74,8 +85,45 @@ _STATE: Mapping[str, Rule] = {
 
 
 def wrong_option(found: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first value that breaks its rule; null stands for none."""
-    return _wrong({name: value for name, value in found.items() if value is not None}, _OPTIONS)
+    """What is wrong with the first value that breaks its rule, or is not of its option's type; null stands for none."""
+    given = {name: value for name, value in found.items() if value is not None}
+    wrong = _wrong(given, _DERIVED) or _wrong(given, _options()) or _wrong_instance(given)
+    return wrong or (wrong_option(given[ASKED]) if given.get(ASKED) else None)
+
+
+def _wrong_instance(given: Mapping[str, Any]) -> str | None:
+    count = given.get("instances", math.inf)
+    instance = given.get("instance", 0)
+    return f"instance is {instance} but must be below instances, which is {count}" if instance >= count else None
+
+
+@functools.cache
+def _options() -> dict[str, Rule]:
+    """The rule of every option of any script, model and schedule, of which two may share a name."""
+    found: dict[str, list[Option]] = {}
+    for option in layers.every_option(None):
+        found.setdefault(option.name, []).append(option)
+    return {name: _typed(options) for name, options in found.items()}
+
+
+def _typed(options: list[Option]) -> Rule:
+    def keeps(value: Any) -> bool:
+        return any(_fits(option, value) for option in options)
+
+    several = "a list, each " if any(option.several for option in options) else ""
+    return keeps, several + " or ".join(dict.fromkeys(KINDS[option.base] for option in options))
+
+
+def _fits(option: Option, value: Any) -> bool:
+    """Whether a value of JSON is of the option's type; text that a flag alone stands for was a switch in older versions."""
+    if option.several and isinstance(value, list):
+        return all(_FITTING[option.base](each) for each in value)
+    return _FITTING[option.base](value) or (isinstance(value, bool) and bool(option.meta["bare"]))
+
+
+_FITTING: Mapping[type, Callable[[Any], bool]] = {
+    bool: _SWITCH[0], int: lambda value: _is_whole(value, -_LARGEST), float: _is_finite, str: _TEXT[0],
+}  # fmt: skip
 
 
 def sound_state(found: Mapping[str, Any]) -> bool:

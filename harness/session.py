@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness import averages, checkpoints, entry, mlperf, plot, profile
+from harness import averages, checkpoints, entry, mlperf, plot, profile, records
 from harness.checkpoints import Checkpoint
 from harness.compilation import FirstUpdates
 from harness.gradients import LostGradients
@@ -221,6 +221,7 @@ class Session:
             checkpoints.ROLLING: rolling,
             checkpoints.CALLS: self.calls,
             checkpoints.RUN_ID: self.run.run_id,
+            records.SEED: self.run.seed,
             **self.log.kept(iteration, stays=not rolling),
         }
         what = "initial " if initial else "safety " if rolling else ""

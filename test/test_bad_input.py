@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from runs import Result, rows, run, succeed
 
-from harness import checkpoints
+from harness import checkpoints, records
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("train", "validation", "restore")
@@ -213,8 +213,7 @@ def test_restore_needs_a_path():
         (None, "arguments.json is missing or empty, and nothing else tells the options of that training"),
         ("nowhere", "arguments.json cannot be read: No such file"),
         (b'{"dataset": "cifar-10", "model": "alexnet"}', "/run/arguments.json): no model 'alexnet'"),
-        (b'{"dataset": "cifar-10", "epochs": "many"}', "/run/arguments.json): epochs is 'many'"),
-        (b'{"dataset": "cifar-10", "epochs": {"a": 1}}', "/run/arguments.json): epochs is"),
+        (b'{"dataset": "cifar-10", "epochs": "many"}', "/run/arguments.json is damaged: epochs is 'many'"),
         pytest.param(b'{"asked": 3}', "arguments.json"),
         pytest.param(b"[" * 100_000, "arguments.json cannot be read"),
     ],
@@ -237,7 +236,9 @@ def test_a_damaged_record_of_a_run(script, content, part, finished, tmp_path):
 NO_RECORD = {
     "asked": (3, []), "run_id": (7,), "parameters": (-1, "9"), "instance": (-1, True), "instance_folders": (-1, [1], "ab"),
     "total_replicas": (0, -1, 1.5, True, {}, [[1]], "x", "9" * 400, 1e308), "total_batch_size": (0, 2.0, 2**31),
-    "image_size": ("32",), "symmetric_input": ("no",),
+    "image_size": ("32",), "symmetric_input": ("no",), "instances": (-3,), "iterations_per_epoch": ("x",), "seed": (-1, "3"),
+    "checkpoint_path": ([],), "sources": ([],), "init_path": (7, ["a"]), "lars_skip_list": ([[1]], {}), "validation": ("no",),
+    "weight_avg_exp": (["0.9"],), "epochs": ({"a": 1}, 1e999), "model_size": (1.5,), "poly_lr_decay_power": ("2",),
 }  # fmt: skip
 
 
@@ -247,8 +248,15 @@ def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
         (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: value}))
         with pytest.raises(checkpoints.CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
             checkpoints.recorded_options(tmp_path)
+        if name != "asked":
+            assert f"{name} is " in records.wrong_option({"asked": {name: value}})
     (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: None}))
     assert checkpoints.recorded_options(tmp_path)["model"] == "resnet"
+
+
+def test_a_run_that_was_alone_has_one_instance():
+    assert records.wrong_option({"instances": 1, "instance": 3}) == "instance is 3 but must be below instances, which is 1"
+    assert records.wrong_option({"instances": 4, "instance": 3}) is records.wrong_option({"instance": 3}) is None
 
 
 @pytest.mark.parametrize("script", ["train", "restore"])
@@ -257,6 +265,30 @@ def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
     record.write_text(json.dumps({**json.loads(record.read_text()), "seed": None}))
     assert f"{record} does not tell the run's seed" in refused(script, "--restore-path", without_manifests)
     assert run(script, "--restore-path", without_manifests, "--seed", 3, "--dry-run").code == 0
+    record.write_text(json.dumps({**json.loads(record.read_text()), "seed": 2}))
+    message = refused(script, "--restore-path", without_manifests)
+    assert f"({record}): the seed is 2, but 3 in the state of ckpt-1" in message and "give --seed 3" in message
+    assert run(script, "--restore-path", without_manifests, "--seed", 2, "--dry-run").code == 0  # this one is asked for
+    (without_manifests / "ckpt-1.state.json").write_text('{"iteration": 1}')  # as older versions wrote it
+    assert run(script, "--restore-path", without_manifests, "--dry-run").code == 0
+
+
+@pytest.mark.parametrize("name", ["run_id", "arguments.json", "arguments.json, damaged"])
+def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
+    record = without_manifests / "arguments.json"
+    values = json.loads(record.read_text())
+    if name == "run_id":
+        record.write_text(json.dumps({**values, "run_id": None}))
+        told = f"warning: {record} does not tell the run's run_id: {values['run_id']}, as in its states\n"
+    else:
+        record.rename(without_manifests / "arguments_restore.json")
+        told = f"warning: {record} is missing or empty; arguments_restore.json tells the options\n"
+    if "damaged" in name:
+        record.write_text('{"instances": -3}')
+        told = f"warning: {record} is damaged: instances is -3 but must be"
+    for script in ("restore", "validation")[: 1 if name == "run_id" else 2]:
+        out = succeed(script, "--restore-path", without_manifests, "--dry-run").out
+        assert out.count(told) == 1 and (name == "run_id" or "arguments_restore.json tells the options" in out)
 
 
 def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
@@ -269,7 +301,7 @@ def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
 NO_STATE = {
     "host_steps": (-1, 1e999, 1.5, None, "1"), "seconds": (-1, 1e999, math.nan, "1", 10**400), "updates_per_step": (0, 2.5),
     "window": ({}, 3, [3], [[1]], [["1", 0]], [[1, 2]], [[1, math.nan]], [[10**400, 0]]), "open": ([[1, 2]], [[1, -1]]),
-    "iteration": (None, "1", -1, 1.0, True), "rolling": (1,), "run_id": (None, 3),
+    "iteration": (None, "1", -1, 1.0, True), "rolling": (1,), "run_id": (None, 3), "seed": (None, -1, "3"),
     "calls": ({}, [["a", 1e999]], [["a", -1]], [["a"]], [[1, 1]], ["ab"]),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-import train
 from harness import checkpoints, manifests, saving
 from log import TRAINING_COLUMNS, RunLog
 
@@ -321,12 +321,15 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
 
 def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
     """An older version, which records none, went on with it: what was saved before would be another run's otherwise."""
-    newest, _ = checkpoints.latest(folder)
-    state = checkpoints.state(newest)
-    checkpoints.save(
-        newest, variables(folder, 6), {name: kept for name, kept in state.items() if name != checkpoints.RUN_ID}
-    )
-    assert train._known_id(folder, {}, newest) == checkpoints.recorded(folder)[checkpoints.RUN_ID]
+    record = json.loads((folder / "arguments.json").read_text())
+    state = checkpoints.state(checkpoints.at(folder, 6))
+    own = record.pop(checkpoints.RUN_ID)
+    (folder / "arguments.json").write_text(json.dumps(record))
+    for name, chosen in (("another", 4), (None, 6)):  # a copy of another run's, and what the older version saved
+        given = {checkpoints.RUN_ID: name} if name else {}
+        rest = {key: kept for key, kept in state.items() if key != checkpoints.RUN_ID}
+        checkpoints.save(checkpoints.at(folder, 6), variables(folder, 6), {**rest, **given})
+        assert checkpoints.run_id(folder) == own and checkpoints.latest(folder)[0].iteration == chosen
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
