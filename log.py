@@ -15,13 +15,14 @@ import string
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from harness import command_line, files
-from harness.tables import Row, Table
+from harness.records import DOUBTED
+from harness.tables import Kept, Row, Table
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
@@ -196,11 +197,16 @@ class RunLog:
         if self._console:
             self._bar.show(done, total, text)
 
-    def go_on_after(self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool) -> None:
+    def go_on_after(
+        self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
+        due: Mapping[str, Callable[[], Iterable[int]]] | None = None,
+    ) -> None:  # fmt: skip
         """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end; makes
-        rows anew that are missing. `states`, `stays`: as for `Table.mend`, by table."""
+        rows anew that are missing. `states`: as `checkpoints.states` gives them; `stays`, `due`: as for `Table.mend`, the
+        latter by table."""
         for name, table in self._tables.items():
-            for line in table.mend(iteration, [(done, state.get(name, {})) for done, state in states], stays):
+            kept = [Kept(done, state.get(name), not state.get(DOUBTED)) for done, state in states]
+            for line in table.mend(iteration, kept, stays, (due or {}).get(name, list)):
                 self.note(line)
 
     def tell_of_averages(self) -> None:

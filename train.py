@@ -412,10 +412,17 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
     calls = _calls(team, state, newest.iteration)
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
-    log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING))
+    due = {"training.csv": run.horizon.log_points, "validation.csv": _validated_at(run)}
+    log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING), due)
     if team.first:
         state = _averages(run, newest, state, log)
     return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state)))), calls
+
+
+def _validated_at(run: Run) -> Callable[[], list[int]]:
+    """The updates after which the run has a row of validation.csv."""
+    validates = run.options.checkpoint.validation and run.source.spec.validation_images
+    return run.horizon.checkpoint_points if validates else list
 
 
 def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness import archives, bounds, bundles, files, input_files, manifests, quiet, records, saving
 from harness.archives import ArchiveError
-from harness.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID
+from harness.records import ASKED, CALLS, DOUBTED, ITERATION, ROLLING, RUN_ID
 
 if TYPE_CHECKING:
     import numpy as np
@@ -350,16 +350,23 @@ def run_folder(path: Path) -> Path:
 def state(checkpoint: Checkpoint) -> dict[str, Any]:
     """The state that is not a variable; empty if it is missing, or holds what cannot be. CheckpointError if it is not what
     was written."""
+    return _state(checkpoint)[0]
+
+
+def _state(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
+    """The same, and whether it has a digest."""
     if not os.path.lexists(checkpoint.state_path):
-        return {}
+        return {}, False
     found = _json(checkpoint.state_path)
-    if found.pop(_DIGEST, None) not in (None, _digest(found)):
+    digest = found.pop(_DIGEST, None)
+    if digest not in (None, _digest(found)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
-    return found if records.sound_state(found) else {}
+    return found if records.sound_state(found) else {}, digest is not None
 
 
 def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
-    """(updates, state) of every checkpoint on the way to `newest` of which the state is sound.
+    """(updates, state) of every checkpoint on the way to `newest` of which the state is sound; DOUBTED is true in those that
+    have neither a digest nor a manifest.
 
     What lies beside that way tells of updates that were done again: it was damaged and left out, and the run went on from
     an earlier one.
@@ -368,7 +375,9 @@ def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]
     for checkpoint in numbered(folder):
         if checkpoint.iteration <= newest.iteration:
             with suppress(CheckpointError):
-                found.append((checkpoint.iteration, state(checkpoint)))
+                kept, digested = _state(checkpoint)
+                doubted = not digested and not manifests.vouches(checkpoint.state_path, Path(checkpoint.prefix))
+                found.append((checkpoint.iteration, {**kept, DOUBTED: True} if doubted else kept))
     found = [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
     way = next((calls(kept) for done, kept in found if done == newest.iteration), [])
     return [(done, kept) for done, kept in found if _on_the_way(done, calls(kept), way)]

@@ -7,12 +7,14 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness import bounds, files, input_files
 
 _SUFFIX = ".manifest.json"
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def write(prefix: Path) -> None:
@@ -26,6 +28,13 @@ def there(prefix: Path) -> bool:
     return os.path.lexists(_path(prefix))
 
 
+def vouches(file: Path, prefix: Path) -> bool:
+    """Whether the manifest of a checkpoint says of one of its files what it is."""
+    with suppress(*_UNREADABLE):
+        return _renamed(_wanted(prefix), prefix).get(file.name) == _described(file)
+    return False
+
+
 def damage(prefix: Path) -> str | None:
     """What is wrong with the files of a checkpoint by its manifest; None if all is well. Without a manifest, as with
     checkpoints that other programs wrote, they must be regular files at least."""
@@ -33,7 +42,7 @@ def damage(prefix: Path) -> str | None:
         wanted = _wanted(prefix)
     except FileNotFoundError:
         return next(filter(None, map(_irregular, _files(prefix))), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _UNREADABLE:
         return f"{_path(prefix).name} cannot be read"
     wanted = _renamed(wanted, prefix)
     for file in _files(prefix):

@@ -8,18 +8,43 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import files, input_files
 
 Row = dict[str, str]
+Spans = list[tuple[int, int]]  # of updates, ends included
 MOST_BYTES = 1 << 28  # of a file of rows: some million
 MOST_DAMAGED = 100_000  # lines of it
 _LONGEST = 1 << 16  # bytes of a row
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the state of the checkpoint after `done` updates keeps of one table: what `Table.kept` gave, or whatever else is
+    there by now; None of older versions. `vouched`: it is what was written."""
+
+    done: int
+    content: Any
+    vouched: bool = True
+
+
+@dataclass
+class _Merged:
+    """Rows by place, the file's and those of the states. `expected`: how many there were up to the last state, which is of
+    `covered` updates; `gaps`: places up to there of which no state keeps the rows."""
+
+    rows: dict[int, list[str]]
+    expected: int = 0
+    covered: int = 0
+    gaps: Spans = field(default_factory=list)
+    odd: list[int] = field(default_factory=list)  # updates of states that hold no rows
+    doubted: list[int] = field(default_factory=list)  # of those whose rows differ from the file's, which are believed
 
 
 class Table:
@@ -67,45 +92,86 @@ class Table:
         since = self._place(left[-1]) + self._lag if left else self._since
         return since, self._before + len(left), recent[-MOST_KEPT:]
 
-    def mend(self, iteration: int, states: Iterable[tuple[int, Mapping[str, Any]]], stays: bool) -> list[str]:
+    def mend(
+        self, iteration: int, states: Iterable[Kept], stays: bool, due: Callable[[], Iterable[int]] = list
+    ) -> list[str]:
         """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
         and makes those anew that are missing or damaged. What there is to say of it.
 
-        `states`: (updates, what `kept` gave) of every sound checkpoint up to this one, in order. `stays`: as for `kept`.
+        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `due`: the iterations of the
+        rows that a run has, for what no state tells of.
         """
         found, damaged, ragged, cut = self._found()
         rows = {self._place(cells): cells for cells in found if 0 <= self._place(cells) <= iteration}
-        merged, expected = dict(rows), 0
-        self._since, self._before = 0, 0
-        for done, state in states:
-            if not (_sound(state) and all(map(self._is_sound, state[_ROWS]))):
-                continue
-            since, before, own = state[_SINCE], state[_BEFORE], {self._place(cells): cells for cells in state[_ROWS]}
-            merged = {k: cells for k, cells in merged.items() if not since < k + self._lag <= done} | own
-            expected = before + len(own)
-            self._since, self._before = (since, before) if done == iteration and not stays else (done, expected)
-        merged = dict(sorted(merged.items()))
+        made = self._merged(dict(rows), iteration, states, stays)
+        merged = dict(sorted(made.rows.items()))
         damaged += 0 <= cut <= iteration and cut not in merged
         if damaged or ragged or list(merged.values()) != found:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
         mended = sum(rows.get(place) != cells for place, cells in merged.items())
-        missing = expected - sum(place + self._lag <= iteration for place in merged)
-        return self._told(mended, damaged, missing)
+        return [*self._doubts(made), *self._told(mended, damaged, *self._missing(made, iteration, due))]
+
+    def _merged(self, rows: dict[int, list[str]], iteration: int, states: Iterable[Kept], stays: bool) -> _Merged:
+        made = _Merged(rows)
+        self._since, self._before = 0, 0
+        for state in (state for state in states if state.content is not None):
+            if not (_sound(state.content) and all(map(self._is_sound, state.content[_ROWS]))):
+                made.odd.append(state.done)
+                continue
+            since, before = self._add(made, state)
+            goes_on = state.done == iteration and not stays
+            self._since, self._before = (since, before) if goes_on else (state.done, made.expected)
+        return made
+
+    def _add(self, made: _Merged, state: Kept) -> tuple[int, int]:
+        """The rows of one state; since which update they are, and how many there were before. Where nothing vouches for it,
+        they only fill in what the file lacks."""
+        since, before, done = state.content[_SINCE], state.content[_BEFORE], state.done
+        own = {self._place(cells): cells for cells in state.content[_ROWS]}
+        if state.vouched:
+            made.rows = {k: cells for k, cells in made.rows.items() if not since < k + self._lag <= done} | own
+        else:
+            made.doubted += [done] * any(made.rows.get(k, cells) != cells for k, cells in own.items())
+            made.rows = own | made.rows
+            before = sum(k + self._lag <= since for k in made.rows)
+        if since > made.covered:
+            made.gaps.append((made.covered + 1 - self._lag, since - self._lag))
+        made.covered, made.expected = done, before + len(own)
+        return since, before
+
+    def _missing(self, made: _Merged, iteration: int, due: Callable[[], Iterable[int]]) -> tuple[int, Spans]:
+        """How many rows there must have been that nothing is left of, and of which updates."""
+        missing = made.expected - sum(place + self._lag <= made.covered for place in made.rows)
+        spans = [(max(0, first), end) for first, end in made.gaps] if missing > 0 else []
+        last = max([made.covered - self._lag, *made.rows])
+        lost = [place for place in due() if last < place <= iteration - self._lag] if made.covered < iteration else []
+        return max(0, missing) + len(lost), spans + [(lost[0], lost[-1]) for _ in lost[:1]]
 
     def read(self) -> list[Row]:
         """The rows that are whole."""
         return [dict(zip(self.columns, cells)) for cells in self._found()[0]]
 
-    def _told(self, mended: int, damaged: int, missing: int) -> list[str]:
+    def _doubts(self, made: _Merged) -> list[str]:
+        """What there is to say of states that are not believed."""
+        name = self.path.name
+        odd = [f"warning: the state of ckpt-{done} holds what cannot be rows of {name}: left out" for done in made.odd]
+        return odd + [
+            f"warning: {name} and the state of ckpt-{done} differ, and nothing vouches for the state: the file's rows stay"
+            for done in made.doubted
+        ]
+
+    def _told(self, mended: int, damaged: int, missing: int, where: Spans) -> list[str]:
         name, notes = self.path.name, []
         if mended:
             notes.append(f"warning: {name} had {mended} missing or damaged {_rows(mended)}: made anew from the checkpoints")
         elif damaged:
             notes.append(f"warning: {name} had {damaged} damaged {_rows(damaged)}, left out")
-        if missing > 0:
+        if missing:
+            spans = " and ".join(f"updates {first} to {last}" if last > first else f"update {last}" for first, last in where)
+            place = f" of {spans}" if spans else ""
             notes.append(
-                f"warning: {name} lacks {missing} {_rows(missing)}, of which no checkpoint is left to make them from"
+                f"warning: {name} lacks {missing} {_rows(missing)}{place}, of which no checkpoint is left to make them from"
             )
         return notes
 
@@ -175,11 +241,10 @@ def _rows(count: int) -> str:
 
 
 def _sound(state: Any) -> bool:
-    """Whether a state holds what `kept` gives; those of older versions do not."""
+    """Whether a state holds what `kept` gives."""
     return (
         isinstance(state, Mapping)
-        and isinstance(state.get(_SINCE), int)
-        and isinstance(state.get(_BEFORE), int)
+        and all(type(state.get(name)) is int and state[name] >= 0 for name in (_SINCE, _BEFORE))
         and isinstance(state.get(_ROWS), list)
         and all(isinstance(cells, list) for cells in state[_ROWS])
         and all(isinstance(cell, str) for cells in state[_ROWS] for cell in cells)

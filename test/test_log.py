@@ -16,7 +16,7 @@ import pytest
 from runs import succeed
 
 import log
-from harness import checkpoints, tables
+from harness import checkpoints, manifests, records, tables
 from harness.checkpoints import CheckpointError
 from harness.horizon import Horizon
 from harness.meter import Meter, state_of_rows
@@ -175,8 +175,61 @@ def test_rows_of_which_nothing_is_left_are_told_of(tmp_path, capsys):
     (tmp_path / "training.csv").unlink()
     run_log = log.RunLog(tmp_path)
     run_log.go_on_after(40, states[-1:], stays=True)
-    assert "training.csv lacks 2 rows, of which no checkpoint is left" in capsys.readouterr().out
+    assert "training.csv lacks 2 rows of updates 1 to 20, of which no checkpoint is left" in capsys.readouterr().out
     assert [row["iteration"] for row in run_log.rows("training.csv")] == ["30", "40"]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("rows_left", [0, 3])
+def test_rows_that_only_lost_states_told_of_are_counted(kept, rows_left, tmp_path, capsys):
+    """The newest checkpoint's state is lost, and with it what tells of the rows before it."""
+    _, states = written(tmp_path)
+    path = tmp_path / "training.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[: 1 + rows_left]))
+    capsys.readouterr()
+    due = {"training.csv": lambda: range(10, 100, 10), "validation.csv": lambda: [20, 30, 40]}
+    log.RunLog(tmp_path).go_on_after(40, states[:kept], stays=True, due=due)
+    told = {
+        (0, 0): "4 rows of updates 10 to 40",
+        (0, 3): "1 row of update 40",
+        (1, 0): "2 rows of updates 30 to 40",
+    }
+    out = capsys.readouterr().out
+    assert f"training.csv lacks {told.get((kept, rows_left), told[0, 3])}, of which" in out
+    assert "validation.csv lacks 2 rows of updates 20 to 30, of which" in out  # that of 40 comes again
+
+
+def test_a_state_that_nothing_vouches_for_fills_in_only_what_the_file_lacks(tmp_path, capsys):
+    _, states = written(tmp_path)
+    path = tmp_path / "training.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    for _, state in states:
+        changed = [["7", *cells[1:]] if cells[1] == "20" else cells for cells in state["training.csv"]["rows"]]
+        state |= {"training.csv": {**state["training.csv"], "rows": changed}, records.DOUBTED: True}
+    capsys.readouterr()
+    log.RunLog(tmp_path).go_on_after(40, states, stays=True)
+    assert path.read_text() == "".join(lines)
+    out = capsys.readouterr().out
+    assert "training.csv and the state of ckpt-20 differ, and nothing vouches for the state: the file's rows stay" in out
+    assert "had 1 missing or damaged row: made anew" in out and out.count("warning") == 2
+
+
+def test_what_vouches_for_a_state(tmp_path):
+    """Its digest, or a manifest that is of it."""
+    state = {"iteration": 1, "training.csv": {}}
+    for name in ("digest", "manifest", "neither"):
+        found = checkpoints.at(tmp_path / name, 1)
+        touch(tmp_path / name, "ckpt-1.index")
+        digest = {"digest": checkpoints._digest(state)} if name == "digest" else {}
+        found.state_path.write_text(json.dumps({**state, **digest}))
+        if name != "digest":
+            manifests.write(Path(found.prefix))
+        if name == "neither":
+            found.state_path.write_text(json.dumps(state, indent=1))
+        assert checkpoints.states(tmp_path / name, found) == [
+            (1, state | {records.DOUBTED: True} if name == "neither" else state)
+        ]
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
@@ -198,16 +251,21 @@ def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
 
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
-    """Its checkpoints' states hold none."""
+    """Its checkpoints' states hold none. What cannot be rows is told of besides."""
     written(tmp_path)
     before = (tmp_path / "training.csv").read_bytes()
     capsys.readouterr()
     run_log = log.RunLog(tmp_path)
-    strange = {**run_log.kept(40, stays=False)["training.csv"], "rows": [["x"] * len(log.TRAINING_COLUMNS)]}
-    states = [(20, {}), (30, {"training.csv": strange}), (40, {"training.csv": {"since": "x"}})]
-    run_log.go_on_after(40, states, stays=True)
+    run_log.go_on_after(40, [(20, {}), (40, {"iteration": 40})], stays=True)
     assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
     assert len(run_log.kept(50, stays=True)["training.csv"]["rows"]) == 4
+    sound = run_log.kept(40, stays=False)["training.csv"]
+    for strange in (7, [], {"since": "x"}, {**sound, "since": -1}, {**sound, "rows": [["x"] * len(log.TRAINING_COLUMNS)]},
+                    {**sound, "rows": [["40"]]}):  # fmt: skip
+        run_log.go_on_after(40, [(30, {"training.csv": strange})], stays=True)
+        assert (tmp_path / "training.csv").read_bytes() == before
+        told = "warning: the state of ckpt-30 holds what cannot be rows of training.csv: left out\n"
+        assert capsys.readouterr().out == told
 
 
 @pytest.mark.parametrize("ends_after, told", [(40, "had 1 damaged row, left out"), (30, "")])
