@@ -49,5 +49,5 @@ def _square(image: tf.Tensor, side: int) -> tf.Tensor:
     edge = tf.minimum(height, width)
     top, left = (height - edge) // 2, (width - edge) // 2
     square = image[top : top + edge, left : left + edge]
-    resized = tf.image.resize_area(square[None], [side, side])[0]
+    resized = tf.raw_ops.ResizeArea(images=square[None], size=[side, side])[0]
     return tf.round(tf.ensure_shape(resized, [side, side, 3]))

@@ -12,6 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from PIL import Image
 from runs import run, succeed, variables
+from tensorflow.python.util import deprecation
 from test_models import traced
 
 from Datasets import _photo_files, _photographs
@@ -378,3 +379,12 @@ def test_an_archive_error_is_a_checkpoint_error(tmp_path):
 
     with pytest.raises(CheckpointError, match="no such file"):
         read(Checkpoint(str(tmp_path / "x.npz"), -1))
+
+
+def test_photographs_are_prepared_without_notices_of_tensorflow(monkeypatch):
+    told: list[object] = []
+    monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # each is given once
+    monkeypatch.setattr(deprecation.logging, "warning", lambda *words: told.append(words))
+    with tf.Graph().as_default(), tf.Session() as session:
+        square = session.run(_photo_files._square(tf.constant(np.full((40, 30, 3), 7, np.uint8)), 8))
+    assert square.shape == (8, 8, 3) and (square == 7).all() and told == []
