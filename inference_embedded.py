@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     parsed = entry.parse(argv, SCRIPT, recorded, folder)
     refuse = partial(validation.refusals, found=found if path else [])
-    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
+    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse, recorded=recorded) if parsed else None
     if run is None:
         return 0
     calls = run.options.training.iterations
@@ -103,6 +103,8 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
     if checkpoint is not validation.RANDOM_WEIGHTS:
         values = checkpoints.read(checkpoint)
         fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
+        for fault in fitting.faults(values, fitting.model(run), checkpoint):
+            log.note(f"warning: {fault}")
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)
     if options.tmp_execs:

@@ -119,7 +119,7 @@ def _resume(argv: list[str], path: str, script: str) -> int:
     done = newest.iteration if newest else 0
     refuse = partial(_refuse_going_on, recorded=recorded, newest=newest)
     replicas = recorded.get("total_replicas")
-    run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse)
+    run = entry.prepare_or_describe(parsed, total_replicas=replicas, done=done, refuse=refuse, recorded=recorded)
     if run is None:
         return 0
     if missing and run.cluster.instance == 0:

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
     parsed = entry.parse(argv, "validation", recorded, folder)
     refuse = partial(refusals, found=found)
-    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse) if parsed else None
+    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse, recorded=recorded) if parsed else None
     if run is None:
         return 0
     if run.options.device.compile_only:

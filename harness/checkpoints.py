@@ -141,15 +141,17 @@ def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, li
     """The newest checkpoint of a run folder that is whole, and a line on each newer one that is not. Without TensorFlow
     where a manifest and a state tell it, which is nearly always; otherwise the tensors have to be read."""
 
-    def look(checkpoint: Checkpoint) -> Checkpoint:
-        if manifests.there(Path(checkpoint.prefix)) and ITERATION in _verified(checkpoint):
-            return checkpoint
+    found = of_run(folder) if option == "--restore-path" else _numbered(folder, option)
+    return _newest(found, f"{option} {folder}", _whole)
+
+
+def _whole(checkpoint: Checkpoint) -> Checkpoint:
+    """The same one; CheckpointError, without its name, if it cannot be read or holds other weights than those of its
+    number. The tensors are read only where a manifest and a state do not tell it."""
+    if not (manifests.there(Path(checkpoint.prefix)) and ITERATION in _verified(checkpoint)):
         quiet.import_tensorflow()
         _read(checkpoint)
-        return checkpoint
-
-    found = of_run(folder) if option == "--restore-path" else _numbered(folder, option)
-    return _newest(found, f"{option} {folder}", look)
+    return checkpoint
 
 
 def newest(
@@ -242,8 +244,7 @@ def whole(found: Sequence[Checkpoint], most: int | None = None) -> tuple[list[Ch
         if len(kept) == most:
             break
         try:
-            _read(checkpoint)
-            kept.append(checkpoint)
+            kept.append(_whole(checkpoint))
         except CheckpointError as error:
             damaged.append(_left_out(checkpoint.name, error))
     return kept[::-1], damaged[::-1]
@@ -436,16 +437,19 @@ def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes | None:
         raise _damaged(checkpoint, error) from None
 
 
-def shapes_of(found: Sequence[Checkpoint], asked: str) -> tuple[list[tuple[Checkpoint, Shapes | None]], list[str]]:
+def shapes_of(
+    found: Sequence[Checkpoint], asked: str, thorough: bool = False
+) -> tuple[list[tuple[Checkpoint, Shapes | None]], list[str]]:
     """The same of some checkpoints, which `asked` stands for: of those that are not damaged, and a line on each other one.
-    Files of several are not held against their manifests, which would take as long as to read them all."""
+    Files of several are held against their manifests only if that is to be `thorough`: it takes as long as to read them
+    all, which whoever goes on with them does anyway."""
     if len(found) == 1:
         return [(found[0], shapes(found[0]))], []
     kept: list[tuple[Checkpoint, Shapes | None]] = []
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in found:
         try:
-            kept.append((checkpoint, _shapes(checkpoint, verified=True)))
+            kept.append((checkpoint, _shapes(checkpoint, verified=not thorough)))
         except CheckpointError as error:
             damaged.append((checkpoint.name, error))
     if damaged and not kept:

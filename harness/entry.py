@@ -22,7 +22,8 @@ from harness.cluster import TF_CONFIG
 from harness.files import NotRegular
 from harness.heartbeat import WorkerError
 from harness.options import OptionError
-from harness.run import Run, prepare
+from harness.records import CLASSES
+from harness.run import Run, names_digest, prepare
 from harness.saving import SaveError
 from harness.summary import layer_table
 from log import LogError
@@ -66,14 +67,16 @@ def parse(
 
 def prepare_or_describe(
     parsed: Parsed, training: bool = True, *, total_replicas: int | None = None, done: int = 0,
-    refuse: Callable[[Run], list[str] | None] | None = None,
+    refuse: Callable[[Run], list[str] | None] | None = None, recorded: Mapping[str, Any] | None = None,
 ) -> Run | None:  # fmt: skip
     """The run, or None after --dry-run or --summary has printed it, or --dataset-benchmark measured its input.
 
     `total_replicas`: of a run that goes on, which its instances divide anew; `done`: the weight updates that it has;
     `refuse`: what else would stop it, which a description must not hide; it may give lines for the description alone.
+    `recorded`: what the run, or that of the weights, has recorded.
     """
     run = prepare(parsed.options, os.environ, parsed.notes, training=training, total_replicas=total_replicas)
+    run = dataclasses.replace(run, notes=(*run.notes, *_other_names(run, recorded or {})))
     warned = (refuse(run) if refuse else None) or []
     asked = parsed.options.main
     if run.options.dataset.dataset_benchmark:
@@ -90,6 +93,16 @@ def prepare_or_describe(
     if asked.summary:
         print(layer_table(run.trace, run.plan))
     return None
+
+
+def _other_names(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """A line where the classes are called otherwise, or come in another order, than those that the weights know."""
+    before, now = recorded.get(CLASSES), names_digest(run.source.spec)
+    if None in (before, now) or before == now or recorded.get("num_classes") != run.source.spec.num_classes:
+        return []
+    return [
+        "warning: the classes have other names, or another order, than in the training: what was learnt is of the others"
+    ]
 
 
 def _checked(run: Run, training: bool, refusing: bool) -> Run:

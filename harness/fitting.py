@@ -41,7 +41,8 @@ def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
 def require_model(run: Run, found: Sequence[Checkpoint]) -> list[str]:
     """Refuses checkpoints of another network that are to be validated, as far as their files tell; a line on each that is
     damaged and left out."""
-    told, damaged = checkpoints.shapes_of(found, f"--restore-path {run.options.main.restore_path}")
+    asked = run.options.main
+    told, damaged = checkpoints.shapes_of(found, f"--restore-path {asked.restore_path}", thorough=asked.dry_run)
     for checkpoint, shapes in told:
         if shapes is not None:
             fit(shapes, model(run), checkpoint)

@@ -4,6 +4,8 @@ worked out, learning rates known. No TensorFlow, no files written."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from Datasets._spec import DataSource, ReadRequest
+from Datasets._spec import DataSource, DataSpec, ReadRequest
 from emulator import plan as plans
 from emulator import precision
 from emulator.cost.host_memory import HostMemory
@@ -23,7 +25,7 @@ from emulator.precision import Precision
 from emulator.schedules import ScheduleError
 from emulator.system import DeviceError
 from harness import cluster as clusters
-from harness import data, doubts, host_memory, plugins, rules
+from harness import data, doubts, host_memory, plugins, records, rules
 from harness.cluster import ALONE, Cluster
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE, CONFIGURATION
@@ -501,6 +503,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "iterations_per_epoch": run.horizon.iterations_per_epoch,
         "lr_scale": scale if linear else 1.0,
         "name": run.name,
+        records.CLASSES: names_digest(run.source.spec),
         "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
         "parameters": run.trace.parameters,
         "precision": run.plan.precision.name,
@@ -518,6 +521,12 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     }
     asked = {"global_batch_size": run.options.training.global_batch_size, "image_size": run.options.dataset.image_size}
     return {**values, **derived, **extra, "asked": asked, "sources": dict(run.options.sources)}
+
+
+def names_digest(spec: DataSpec) -> str | None:
+    """Of what the classes of a data set are called, in their order; None if nobody has told it."""
+    names = json.dumps(spec.class_names).encode()
+    return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
 
 
 def _data_dir(options: RunOptions, environ: Mapping[str, str]) -> str | None:

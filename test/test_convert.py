@@ -767,6 +767,12 @@ def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
     (tmp_path / "cat.png").write_bytes(ODD["PNG"][0])
     shown = succeed("validation", "--restore-path", folders[1], "--predict", tmp_path / "cat.png")
     assert sorted(re.findall(r"%  (\w+)", shown.out)) == ["ant", "bee", "cat"]
+    said = [
+        (tmp_path / "out" / "labels.txt").write_text(names)
+        and "the classes have other names" in succeed("validation", "--restore-path", folders[1], "--dry-run").out
+        for names in ("bee\nant\ncat\n", "ant\nbee\ncat\n")
+    ]
+    assert said == [True, False]
     (tmp_path / "out" / "labels.txt").write_text("ant\nbee\n")
     refused = run("validation", "--restore-path", folders[1])
     assert refused.code == 2 and "3 classes were asked for" in refused.err and "labels.txt names 2" in refused.err

@@ -169,6 +169,13 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     assert warning in averaged.err and f"Using 1: ckpt-{good}" in averaged.out
 
 
+def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_them(folder, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_tensors", None)
+    flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
+    kept, (warning,) = checkpoints.whole(checkpoints.numbered(folder))
+    assert [checkpoint.iteration for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
+
+
 @pytest.mark.parametrize("name", ["best", "best-6", "other-ckpt-6"])
 def test_a_checkpoint_keeps_its_manifest_under_a_name_of_its_own(name, folder, tmp_path):
     for file in folder.glob("ckpt-6.*"):
@@ -284,6 +291,8 @@ def test_what_a_killed_process_left_is_swept_away(folder):
 
 def test_validation_leaves_out_what_it_cannot_read(folder, tmp_path):
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
+    told = succeed("validation", "--restore-path", folder, "--dry-run").out
+    assert "warning: checkpoint ckpt-4 is damaged and left out: ckpt-4.data-00000-of-00001 has other bytes" in told
     result = run("validation", "--restore-path", folder, "--logs-path", tmp_path / "log")
     assert result.code == 1 and "ckpt-4" in result.err and result.err.count("\n") == 1
     assert [row["name"] for row in rows(tmp_path / "log" / "validation.csv")] == ["ckpt-0", "ckpt-2", "ckpt-6"]
