@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -11,12 +10,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import bounds, input_files, plugins
+from harness import bounds, input_files, plugins, versions
 from harness.checkpoints import Checkpoint
 from harness.options import OptionError
 from harness.run import Run
@@ -118,7 +115,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
         "shape": shape(run),
         "side": run.image_size,
-        "tensorflow": _version("tensorflow", "tensorflow-cpu", "tf-nightly"),
+        "tensorflow": versions.installed("tensorflow"),
         "pictures": [
             run.source.spec.name, run.source.spec.standardised, run.channels,
             dataset.normalise_input, dataset.symmetric_input,
@@ -128,13 +125,6 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "digest": digest.hexdigest(),
     }  # fmt: skip
     return json.dumps(described, sort_keys=True, default=str)
-
-
-def _version(*packages: str) -> str:
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            return version_of(package)
-    return "unknown"
 
 
 def shape(run: Run) -> tuple[int, int, int, int]:

@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from emulator import machine
-from harness import heartbeat, plugins, quiet
+from harness import heartbeat, plugins, quiet, versions
 from harness.cluster import ALONE, Cluster
 from harness.options import OptionError
 from harness.run import Run
@@ -155,14 +154,7 @@ def code_version() -> str:
     packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
     for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
         digest.update(file.name.encode() + file.read_bytes())
-    installed = [f"{name} {_version(name)}" for name in _PACKAGES]
-    return ", ".join([digest.hexdigest(), *installed])
-
-
-def _version(name: str) -> str:
-    import importlib
-
-    return str(importlib.import_module(name).__version__) if name in sys.modules else version(name)
+    return ", ".join([digest.hexdigest(), *(f"{name} {versions.installed(name)}" for name in _PACKAGES)])
 
 
 def _card(run: Run) -> dict[str, Any]:

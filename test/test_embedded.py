@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
-from runs import rows, run, succeed
+from runs import rows, run, succeed, variables
 
-from harness import cli, embedded
+from harness import checkpoints, cli, embedded, team, versions
 from harness.build import byte_batches, frozen_program
 from harness.embedded import Batches, Served, kept
+from harness.options import OptionError
 from harness.run import prepare
 from ipu_utils import Frozen
 
@@ -157,3 +160,28 @@ def test_what_a_training_recorded_for_itself_is_not_taken_over(trained, tmp_path
     result = infer(tmp_path / "l", "--restore-path", trained / "ckpt-2", "--iterations", 2, "--valid-batch-size", 7)
     assert result.code == 0 and "warning: model_resnet8_bs_7" in result.out and "14 different ones" in result.out
     assert sorted(path.name for path in tmp_path.iterdir())[0] == "l" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_weights_that_are_not_finite_are_told_of(trained, tmp_path, monkeypatch):
+    values = variables(trained, 2)
+    next(value for name, value in values.items() if name.endswith("kernel"))[:] = np.nan
+    checkpoints.write(tmp_path / "bad", values)
+    shutil.copy(trained / "arguments.json", tmp_path)
+    monkeypatch.setattr(embedded, "identity", lambda *_: (_ for _ in ()).throw(OptionError("so far")))
+    result = run("inference_embedded", "--restore-path", tmp_path / "bad", "--iterations", 1, "--compile-only")
+    assert result.code == 2 and re.search(
+        r"warning: weights \S+/bad: \S+kernel holds values that are not finite", result.out
+    )
+
+
+def test_the_version_of_tensorflow_is_known_whatever_it_was_installed_as(monkeypatch):
+    def version(name: str) -> str:
+        if name == "tensorflow":
+            raise PackageNotFoundError(name)
+        return f"{name} 7.0"
+
+    monkeypatch.setattr(versions, "version", version)
+    assert versions.installed("tensorflow") == "tensorflow-cpu 7.0"
+    assert "tensorflow tensorflow-cpu 7.0, numpy numpy 7.0" in team.code_version()
+    monkeypatch.setattr(versions, "version", lambda name: (_ for _ in ()).throw(PackageNotFoundError(name)))
+    assert versions.installed("numpy") == np.__version__ and versions.installed("nothing") == "unknown"
