@@ -16,12 +16,13 @@ from train import resume
 
 def main(argv: list[str]) -> int:
     """The run's recorded options under those given now, then on from its newest checkpoint."""
-    path = entry.restore_path(argv, "restore")
-    if path is None and entry.wants_help(argv):
-        return 0 if entry.parse(argv, "restore") is None else 2
-    if path is None:
-        raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
-    return resume(argv, path, "restore")
+    with entry.going_on("restore", argv):
+        path = entry.restore_path(argv, "restore")
+        if path is None and entry.wants_help(argv):
+            return 0 if entry.parse(argv, "restore") is None else 2
+        if path is None:
+            raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
+        return resume(argv, path, "restore")
 
 
 if __name__ == "__main__":

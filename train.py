@@ -64,9 +64,12 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """A new run; with --restore-path, the same as restore.py."""
-    path = entry.restore_path(argv, "train")
-    if path is not None:
-        return resume(argv, path, "train")
+    with entry.repeatable("train", argv, "Nothing was saved.", "Begin again"):
+        path = entry.restore_path(argv, "train")
+        return _begin(argv) if path is None else resume(argv, path, "train")
+
+
+def _begin(argv: list[str]) -> int:
     parsed = entry.parse(argv, "train")
     run = entry.prepare_or_describe(parsed, refuse=_refuse_beginning) if parsed else None
     if run is None:
@@ -94,12 +97,8 @@ def _refuse_beginning(run: Run) -> None:
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
-    try:
+    with entry.going_on(script, argv):
         return _resume(argv, path, script)
-    except StopRequest as asked:
-        if not asked.told and not clusters.follows(os.environ):  # it came before the run went on: nothing is lost
-            print(f"Go on:           {entry.command(script, *argv)}")
-        raise
 
 
 def _resume(argv: list[str], path: str, script: str) -> int:
@@ -245,7 +244,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
             _leave(run, folder, log, writer, str(error), *getattr(error, "gentler", gentler))
             if isinstance(error, StopRequest):
-                error.told = True
+                error.told = bool(writer.newest)
             raise
         finally:
             log.close()
@@ -261,9 +260,14 @@ def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *ch
         writer.settle()
     except SaveError as error:
         log.note(f"warning: {error}")
-    if writer.newest and run.options.logging.logs and run.cluster.instance == 0:
+    if not run.options.logging.logs or run.cluster.instance:
+        return
+    if writer.newest:
         log.note(f"The newest checkpoint is {writer.newest}.")
         log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder), *changed)}")
+    else:
+        delete = "; delete it before the same call" if run.options.logging.logs_path else ""
+        log.note(f"There is no checkpoint in {folder}{delete}")
 
 
 def _apart(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:

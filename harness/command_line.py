@@ -92,6 +92,7 @@ def run(
     the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
     characters that standard output lacks.
     """
+    early.begun(prog)
     _open_what_is_closed()
     for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):

@@ -10,14 +10,22 @@ import signal
 import sys
 from functools import partial
 
+BEFORE = " before it began: nothing is changed, and the same call can be made again"
 INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as imported, by `make setup`
 
 
 def begin(prog: str) -> None:
     """From now on such a signal, or a missing package, ends the process at once, in one line."""
     for number in asking():
-        signal.signal(number, partial(_leave, prog))
+        signal.signal(number, partial(_leave, prog, BEFORE))
     sys.excepthook = partial(_told, prog)
+
+
+def begun(prog: str) -> None:
+    """From now on the command may have changed something when a signal comes, up to its very end."""
+    for number in asking():
+        if getattr(signal.getsignal(number), "func", None) is _leave:
+            signal.signal(number, partial(_leave, prog, ""))
 
 
 def missing(error: BaseException) -> str | None:
@@ -42,8 +50,8 @@ def asking() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hung_up)  # poprun says it with SIGUSR1
 
 
-def _leave(prog: str, number: int, frame: object) -> None:
+def _leave(prog: str, when: str, number: int, frame: object) -> None:
     try:
-        os.write(2, f"\n{prog}: stopped by {signal.Signals(number).name}\n".encode())
+        os.write(2, f"\n{prog}: stopped by {signal.Signals(number).name}{when}\n".encode())
     finally:  # also when the terminal has gone
         os._exit(128 + number)

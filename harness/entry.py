@@ -8,7 +8,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from emulator.plan import ExecutionPlan, PlanError
 from harness import archives, checkpoints, cli, command_line, host_memory, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
-from harness.cluster import TF_CONFIG
+from harness.cluster import TF_CONFIG, follows
 from harness.files import NotRegular
 from harness.heartbeat import WorkerError
 from harness.options import OptionError
 from harness.records import CLASSES
 from harness.run import Run, names_digest, prepare
 from harness.saving import SaveError
+from harness.signals import StopRequest
 from harness.summary import layer_table
 from log import LogError
 
@@ -187,6 +189,23 @@ def restoring(folder: Path) -> list[str]:
 def resuming(run: Run, folder: Path) -> list[str]:
     """The words of restore.py that go on with a run."""
     return [*restoring(folder), *["--distributed"] * (run.cluster.source == TF_CONFIG)]
+
+
+@contextmanager
+def repeatable(script: str, argv: list[str], state: str, what: str) -> Iterator[None]:
+    """Inside, a signal before anything is saved leads to the line `state`, and to the same call under the name `what`."""
+    try:
+        yield
+    except StopRequest as asked:
+        if not asked.told and not follows(os.environ):
+            asked.told = True
+            print(f"{state}\n{what + ':':<16} {command(script, *argv)}")
+        raise
+
+
+def going_on(script: str, argv: list[str]) -> AbstractContextManager[None]:
+    """The same for a run that goes on."""
+    return repeatable(script, argv, "The run is as it was.", "Go on")
 
 
 def command(script: str, *words: str) -> str:

@@ -22,6 +22,7 @@ from runs import assert_same_bits, run, succeed, timeless, variables
 import train
 from harness import checkpoints
 from harness.cluster import ALONE
+from harness.early import BEFORE
 from harness.saving import Writer
 from harness.signals import Lasting, Signals, StopRequest
 from log import RunLog
@@ -108,14 +109,33 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     monkeypatch.setattr(train.executables, "import_tensorflow", lambda run: stopped())
     result = run("restore", "--restore-path", unbroken, "--iterations", 70)
     assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
-    assert re.fullmatch(rf"Go on: .*restore\.py --restore-path {unbroken} --iterations 70\n", result.out)
+    told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
+    assert re.fullmatch(told, result.out)
+    monkeypatch.setattr(train.entry, "restore_path", lambda *_: stopped())  # in its first second
+    assert re.fullmatch(told, run("restore", "--restore-path", unbroken, "--iterations", 70).out)
+    result = run("train", "--model-size", 8)
+    assert result.code == 129 and re.fullmatch(r"Nothing was saved.\nBegin again: .*train\.py --model-size 8\n", result.out)
+
+
+def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypatch, tmp_path):
+    def stopped(*_):
+        raise StopRequest(signal.SIGTERM)
+
+    monkeypatch.setattr(train, "_compiled", stopped)
+    folder = tmp_path / "run"
+    result = run("train", *WORDS.split(), "--logs-path", folder)
+    assert result.code == 143
+    assert f"Stopped: SIGTERM\nThere is no checkpoint in {folder}; delete it before the same call\n" in result.out
+    assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
 
 
 def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path, capsys):
     """And not what else lies in the folder, such as a damaged checkpoint that was left out."""
     Path(checkpoints.at(tmp_path, 6).prefix + ".index").touch()
-    stopped = SimpleNamespace(options=SimpleNamespace(logging=SimpleNamespace(logs=True)), cluster=ALONE)
-    for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, "Stopped: SIGTERM\n")):
+    logging = SimpleNamespace(logs=True, logs_path=None)
+    stopped = SimpleNamespace(options=SimpleNamespace(logging=logging), cluster=ALONE)
+    none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
+    for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
         with Writer(newest) as writer:
             train._leave(stopped, tmp_path, RunLog(None), writer, "SIGTERM")
         assert told in capsys.readouterr().out
@@ -211,7 +231,7 @@ def test_a_signal_while_a_script_imports_is_one_line(k, path):
     number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[k % 3]
     done = python(WHILE_IMPORTING, path, number.value)
     assert done.returncode == 128 + number, done.stderr
-    assert done.stderr.strip().count("\n") == 0 and f": stopped by {number.name}\n" in done.stderr
+    assert done.stderr.strip().count("\n") == 0 and f": stopped by {number.name}{BEFORE}\n" in done.stderr
 
 
 IN_A_COMMAND = """
