@@ -63,13 +63,14 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """A new run; with --restore-path, the same as restore.py."""
+    """A new run; with --restore-path, the same as restore.py. A signal says how to make the call again."""
     with entry.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         path = entry.restore_path(argv, "train")
         return _begin(argv) if path is None else resume(argv, path, "train")
 
 
 def _begin(argv: list[str]) -> int:
+    """A new run."""
     parsed = entry.parse(argv, "train")
     run = entry.prepare_or_describe(parsed, refuse=_refuse_beginning) if parsed else None
     if run is None:
