@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import command_line, files
-from harness.records import DOUBTED
-from harness.tables import Kept, Row, Table
+from harness.tables import DOUBTED, Kept, Row, Table
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",

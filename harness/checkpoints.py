@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness import archives, bounds, bundles, files, input_files, manifests, quiet, records, saving
 from harness.archives import ArchiveError
-from harness.records import ASKED, CALLS, DOUBTED, ITERATION, ROLLING, RUN_ID
+from harness.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID
+from harness.tables import DOUBTED
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,6 @@ from harness.fields import LARGEST_COUNT, brief
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
 CALLS = "calls"  # in every state: the calls of the run that led to it
-DOUBTED = "doubted"  # in a state that has been read: nothing vouches that it is what was written
 RUN_ID = "run_id"  # in every state and in the options that a run records
 SEED = "seed"  # in both: what everything random follows from
 CLASSES = "class_names"  # in those options: a digest of what the classes are called, in their order

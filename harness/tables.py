@@ -21,6 +21,7 @@ MOST_BYTES = 1 << 28  # of a file of rows: some million
 MOST_DAMAGED = 100_000  # lines of it
 _LONGEST = 1 << 16  # bytes of a row
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
+DOUBTED = "doubted"  # in a state that has been read: nothing vouches that it is what was written
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
 

@@ -16,7 +16,7 @@ import pytest
 from runs import succeed
 
 import log
-from harness import checkpoints, manifests, records, tables
+from harness import checkpoints, manifests, tables
 from harness.checkpoints import CheckpointError
 from harness.horizon import Horizon
 from harness.meter import Meter, state_of_rows
@@ -206,7 +206,7 @@ def test_a_state_that_nothing_vouches_for_fills_in_only_what_the_file_lacks(tmp_
     path.write_text("".join(lines[:-1]))
     for _, state in states:
         changed = [["7", *cells[1:]] if cells[1] == "20" else cells for cells in state["training.csv"]["rows"]]
-        state |= {"training.csv": {**state["training.csv"], "rows": changed}, records.DOUBTED: True}
+        state |= {"training.csv": {**state["training.csv"], "rows": changed}, tables.DOUBTED: True}
     capsys.readouterr()
     log.RunLog(tmp_path).go_on_after(40, states, stays=True)
     assert path.read_text() == "".join(lines)
@@ -228,7 +228,7 @@ def test_what_vouches_for_a_state(tmp_path):
         if name == "neither":
             found.state_path.write_text(json.dumps(state, indent=1))
         assert checkpoints.states(tmp_path / name, found) == [
-            (1, state | {records.DOUBTED: True} if name == "neither" else state)
+            (1, state | {tables.DOUBTED: True} if name == "neither" else state)
         ]
 
 
