@@ -34,9 +34,17 @@ os.environ.pop("DATA_DIR", None)  # the tests say themselves where data lies
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run all tests, also those that take minutes or are sampled")
     parser.addoption("--slow-for", type=float, metavar="SECONDS", help="run only those, from the sample's on, for so long")
+    parser.addoption("--phases", metavar="FILE", help="note where the time goes: python test/phases.py FILE prints it")
     parser.addoption(
         "--sample", type=int, default=_changes(), help="which part of the large grids runs (the commits so far)"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--phases") and not getattr(config.option, "dist", "no") != "no":
+        import phases
+
+        config.pluginmanager.register(phases.Recorder(Path(config.getoption("--phases"))))
 
 
 def _changes() -> int:
