@@ -43,6 +43,10 @@ class Executable:
 class Store(Protocol):
     """Where a program's executable is kept."""
 
+    @property
+    def keeps_passes(self) -> bool:
+        """Whether XLA finds a pass that it has compiled once in this process."""
+
     def load(self) -> Executable | None:
         """What was kept, if anything that is whole was."""
 

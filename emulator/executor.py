@@ -36,6 +36,7 @@ from emulator.precision import ALL
 from emulator.record import Mark, Ran
 from emulator.schedules import Action
 from emulator.stages import ACCURACY, LOSS, LOST, Features, Network, call, chunks, rounding
+from emulator.tracing import compiling_ahead
 from emulator.weights import STEP, State, Weights
 from Models import _half, _proxy_norm
 from Models._checks import MARK, checked
@@ -432,11 +433,12 @@ def built_for(
 ) -> Executable:
     """A program's executable, written in a graph of its own, and kept in the store."""
     keys = Keys()
-    with new_graph().as_default() as graph:
-        program = written(keys)
-    mark(record.GRAPH, f"{len(graph.get_operations()):,} operations")
-    names, about = {**program.names, **program.state.names()}, {**program.about, **program.state.about()}
-    made = optimised(graph, config, names, about, keys.names)
+    with compiling_ahead(store.keeps_passes):
+        with new_graph().as_default() as graph:
+            program = written(keys)
+        mark(record.GRAPH, f"{len(graph.get_operations()):,} operations")
+        names, about = {**program.names, **program.state.names()}, {**program.about, **program.state.about()}
+        made = optimised(graph, config, names, about, keys.names)
     mark(record.OPTIMISED, "")
     store.keep(made)
     return made

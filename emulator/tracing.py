@@ -1,8 +1,12 @@
-"""Functions of tensors that are traced once, and called in whatever graph: one operation instead of many."""
+"""Functions of tensors that are traced once, and called in whatever graph: one operation instead of many. While a graph is
+written with them, XLA can compile them beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -11,20 +15,50 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
 _OUTSIDE = tf.Graph()  # stays empty
+_compiler: ThreadPoolExecutor | None = None  # of what is traced now
 Pass = Callable[..., Any]
+
+
+@contextmanager
+def compiling_ahead(wanted: bool = True) -> Iterator[None]:
+    """Inside, if that is `wanted`, a thread compiles each function that is traced, so that XLA finds it on the disk when the
+    graph runs; the end waits for the last one. Writing a graph keeps one core busy, and this another."""
+    global _compiler
+    if not wanted or _compiler:
+        yield
+        return
+    _compiler = own = ThreadPoolExecutor(1)
+    try:
+        yield
+    except BaseException:
+        own.shutdown(cancel_futures=True)
+        raise
+    finally:
+        _compiler = None
+        own.shutdown()
+
+
+def _run_once(function: Any) -> None:
+    """Runs a traced function on zeros, by itself: XLA compiles what runs. What fails here fails again where it is used."""
+    with suppress(Exception), tf.Graph().as_default() as graph:
+        found = function(*(tf.zeros(x.shape, x.dtype) for x in function.inputs))
+        config = tf.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.Session(graph=graph, config=config) as session:
+            session.run([x.op for x in tf.nest.flatten(found)])
 
 
 def compiled(function: Pass) -> Pass:
     """The function, compiled by XLA for each combination of shapes that it is called with."""
-    return _called(function, tf.function(function, jit_compile=True, autograph=False))
+    return _called(function, tf.function(function, jit_compile=True, autograph=False), by_xla=True)
 
 
 def traced(function: Pass) -> Pass:
     """The function as it is; TensorFlow puts its operations in the place of the call when it optimises the graph."""
-    return _called(function, tf.function(function, autograph=False))
+    return _called(function, tf.function(function, autograph=False), by_xla=False)
 
 
-def _called(function: Pass, made: Any) -> Pass:
+def _called(function: Pass, made: Any, by_xla: bool) -> Pass:
     """It is traced outside of every program's graph, once for all of them: a traced function keeps the graph alive that it
     was traced in. The call goes through the concrete function: the other way leaves the context of a loop that it is in."""
 
@@ -33,7 +67,10 @@ def _called(function: Pass, made: Any) -> Pass:
         if isinstance(tf.get_default_graph(), FuncGraph):
             return function(*tensors)  # it is part of another one
         with _OUTSIDE.as_default(), context.eager_mode():
+            traced_before = made.experimental_get_tracing_count()
             concrete = made.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
+        if _compiler and by_xla and made.experimental_get_tracing_count() > traced_before:
+            _compiler.submit(_run_once, concrete)
         return concrete(*tensors)
 
     return call

@@ -113,6 +113,11 @@ class Entry:
         self._passes: frozenset[str] = frozenset()  # that were in the entry
         self._begun = time.perf_counter()
 
+    @property
+    def keeps_passes(self) -> bool:
+        """Whether XLA has a folder of passes."""
+        return _told(os.environ)
+
     def load(self) -> Executable | None:
         """The program, if it was kept; XLA finds its passes then."""
         from emulator.executable import Executable

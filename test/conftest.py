@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--phases") and not getattr(config.option, "dist", "no") != "no":
+    if config.getoption("--phases") and getattr(config.option, "dist", "no") == "no":
         import phases
 
         config.pluginmanager.register(phases.Recorder(Path(config.getoption("--phases"))))

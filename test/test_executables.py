@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, succeed, variables
 
+from emulator import tracing
 from emulator.executable import Executable
+from emulator.executor import new_graph
+from emulator.tracing import compiled, compiling_ahead
 from harness import cli, executables
 from harness.executables import Entry
 from harness.run import Run, prepare
@@ -61,6 +66,25 @@ def test_passes_are_kept_with_the_program(tmp_path):
     assert entries[0].count(b"passes/xla_compile_cache") > 10  # twice each: before it and in the list at the end
     assert not list((tmp_path / "tmp").glob("cnn-harness*"))
     assert_same_bits(variables(tmp_path / "one", 2), variables(tmp_path / "two", 2))
+
+
+def test_passes_are_compiled_while_a_graph_is_written():
+    """Before anything runs that has them."""
+    folder = Path(re.search(r"persistent_cache_directory=(\S+)", os.environ["TF_XLA_FLAGS"])[1])
+    before = set(folder.glob("*"))
+    added = compiled(lambda x: x * 3.14159 + os.getpid())  # no other pass
+    with compiling_ahead(), new_graph().as_default():
+        added(tf.constant([1.0, 2.0]))
+    assert set(folder.glob("*")) - before
+
+
+def test_nothing_is_compiled_ahead_after_an_error_or_where_nobody_wants_it():
+    with pytest.raises(KeyError), compiling_ahead():
+        assert tracing._compiler
+        raise KeyError
+    assert tracing._compiler is None
+    with compiling_ahead(False):
+        assert tracing._compiler is None
 
 
 def kept(place: Path, limit: int = 1 << 20, **described: object) -> Entry:
@@ -148,14 +172,14 @@ def test_the_longest_unused_are_removed(tmp_path):
 
 def test_what_is_left_out_of_the_key_reaches_no_graph():
     """The graphs of two runs that differ in all of it are the same."""
-    import tensorflow.compat.v1 as tf
-
     from harness.build import training_program
 
     class Caught(Exception):
         pass
 
     class Store:
+        keeps_passes = False
+
         def load(self) -> None:
             return None
 
