@@ -29,8 +29,8 @@ UPDATES = 9
 IMAGES = 100  # 9 updates of 48 samples are more than four epochs
 RESNET = "--model-size 8 --optimiser momentum"
 EFFICIENTNET = (
-    "--model efficientnet --depth-coefficient 0.5 --group-dim 16 --expand-ratio 4 --dropout-rate 0.2 "
-    "--block-survival-prob 0.8 --optimiser momentum"
+    "--model efficientnet --depth-coefficient 0.3 --width-coefficient 0.25 --top-width 64 --image-size 16 --group-dim 16 "
+    "--expand-ratio 4 --dropout-rate 0.2 --block-survival-prob 0.5 --optimiser momentum"
 )
 GROUP, BATCH = "--group-norm", "--batch-norm --BN-span 1"
 SPAN = "--batch-norm --BN-span 2"  # two replicas of 4 samples are one micro-batch of 8 to batch norm
@@ -54,9 +54,11 @@ def prepared(words: str, folder: str) -> Run:
     return prepare(cli.parse([*fixed.split(), *words.split()], "train", environ={}).options, {})
 
 
-def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,)) -> dict[str, np.ndarray]:
-    """Losses of every update and all variables after them."""
+def trained(words: str, folder: str, steps: Sequence[int] = (UPDATES,), begun: list | None = None) -> dict[str, np.ndarray]:
+    """Losses of every update and all variables after them; `begun` gets the variables before."""
     built = training_program(prepared(words, folder), 0)
+    if begun is not None:
+        begun.append(built.values())
     rate = 0.25 if "efficientnet" in words else 0.05
     losses = [built.step([rate] * count).loss for count in steps]
     values = built.values()
@@ -83,7 +85,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "threads": ("1", "48"),
     },
     "efficientnet": {
-        "stages": ("", "--shards 4 --pipeline --pipeline-splits block2a/SE block4a block5b"),
+        "stages": ("", "--shards 4 --pipeline --pipeline-splits block3a/SE block4a block6a"),
         "schedule": ("Grouped", "Interleaved", "Sequential"),
         "batch": ("2 6", "6 2"),
         "recompute": ("", "--enable-recomputation"),
@@ -139,7 +141,7 @@ def grid() -> Iterator[Any]:
 LAYOUTS = list(grid())
 
 
-@pytest.mark.sampled(len(LAYOUTS) // 12)
+@pytest.mark.sampled(len(LAYOUTS) // 8)
 @pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
 def test_no_layout_changes_a_bit(family, norm, row, pictures):
     expected = plain(family, norm, row["fold"], pictures)
@@ -157,12 +159,13 @@ def test_the_weights_really_moved(family, norm, pictures):
     assert moved(before, expected) > 0.05
 
 
-def test_dropout_and_drop_connect_are_on(pictures):
-    words = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2"
-    losses = [
-        trained(words + off, pictures, (1,))["losses"] for off in ("", " --dropout-rate 0", " --block-survival-prob 1")
-    ]
-    assert len({value.tobytes() for value in losses}) == 3
+FEW = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --fold 1"
+
+
+@pytest.fixture(scope="module")
+def two_updates(pictures) -> dict[str, np.ndarray]:
+    """Of few pictures that are dropped at random."""
+    return trained(FEW, pictures, (2,))
 
 
 def test_a_span_makes_a_difference(pictures):
@@ -211,11 +214,13 @@ def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor._HostStep, "_moves", twice)
 
 
-def draw_dropout_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, calls = TensorLayers._keep, itertools.count()
-    monkeypatch.setattr(
-        TensorLayers, "_keep", lambda self, x, p, what, *counters: drawn(self, x, p, f"{what}/{next(calls)}", *counters)
-    )
+
+    def keep(self: Any, x: tf.Tensor, p: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
+        return drawn(self, x, p, f"{what}/{next(calls)}" if what == kind else what, *counters)
+
+    monkeypatch.setattr(TensorLayers, "_keep", keep)
 
 
 @pytest.mark.sampled(2)
@@ -236,12 +241,12 @@ def test_the_grid_notices(fault, norm, pictures, monkeypatch):
         assert_same_bits(expected, found)
 
 
-def test_the_grid_notices_dropout_drawn_anew(pictures, monkeypatch):
-    words = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --enable-recomputation"
-    expected = trained(words, pictures, (2,))
-    draw_dropout_anew(monkeypatch)
+@pytest.mark.parametrize("kind", ["dropout", "drop_path"])
+def test_the_grid_notices_what_is_drawn_anew(kind, two_updates, pictures, monkeypatch):
+    """Which neither would be that is off."""
+    draw_anew(kind, monkeypatch)
     with pytest.raises(AssertionError, match="differ"):
-        assert_same_bits(expected, trained(words, pictures, (2,)))
+        assert_same_bits(two_updates, trained(f"{FEW} --enable-recomputation", pictures, (2,)))
 
 
 # Up to the order of summation
@@ -259,7 +264,6 @@ def in_float64(monkeypatch):
     [
         (f"{RESNET} {GROUP}", "--batch-size 4 --gradient-accumulation-count 12 --fold 1", [
             "--batch-size 4 --gradient-accumulation-count 12 --fold 12",
-            "--batch-size 4 --gradient-accumulation-count 12 --fold auto",
             "--batch-size 24 --gradient-accumulation-count 2 --fold 1",
             f"--batch-size 2 --replicas 4 --gradient-accumulation-count 6 --fold 2 {FAULTY['stages']}",
         ]),
@@ -273,23 +277,15 @@ def in_float64(monkeypatch):
     ],
 )  # fmt: skip
 def test_folds_and_micro_batches_agree_in_float64(words, one, others, pictures, in_float64):
-    expected = trained(f"{words} {one}", pictures, (10,))
+    begun: list[dict[str, np.ndarray]] = []
+    expected = trained(f"{words} {one}", pictures, (4,), begun)
+    assert moved(begun[0], expected) > 0.02
     assert {value.dtype for name, value in expected.items() if name.endswith("kernel")} == {np.dtype(np.float64)}
     for other in others:
-        found = trained(f"{words} {other}", pictures, (10,))
+        found = trained(f"{words} {other}", pictures, (4,))
         for name, value in expected.items():
             if name != "losses":  # these are FP32
                 assert np.abs(found[name] - value).max() <= 1e-9 * max(1.0, np.abs(value).max()), (other, name)
-
-
-def test_float64_moves_as_far(pictures, in_float64):
-    words = f"{RESNET} {GROUP} --batch-size 4 --gradient-accumulation-count 12"
-    start = training_program(prepared(words, pictures), 0)
-    before = start.values()
-    start.step([0.05] * 10)
-    after = start.values()
-    start.close()
-    assert moved(before, after) > 0.05
 
 
 def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
@@ -302,21 +298,20 @@ def first_gradient(words: str, folder: str) -> dict[str, np.ndarray]:
     return {name: before[name].astype(np.float64) - after[name] for name in before if before[name].dtype == np.float32}
 
 
-@pytest.mark.parametrize("norm", [GROUP, BATCH])
-def test_folding_changes_a_gradient_only_in_its_last_places(norm, pictures):
+@pytest.mark.parametrize(("norm", "fold"), [(GROUP, "2"), (BATCH, "auto")])
+def test_folding_changes_a_gradient_only_in_its_last_places(norm, fold, pictures):
     words = f"{RESNET} {norm} --batch-size 4 --gradient-accumulation-count 12"
     expected = first_gradient(f"{words} --fold 1", pictures)
-    for fold in ("2", "auto"):
-        found = first_gradient(f"{words} --fold {fold}", pictures)
-        for name, gradient in expected.items():
-            # some gradients are nought but for rounding: those of a shift that the next batch norm takes away
-            assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, (fold, name)
+    found = first_gradient(f"{words} --fold {fold}", pictures)
+    for name, gradient in expected.items():
+        # some gradients are nought but for rounding: those of a shift that the next batch norm takes away
+        assert np.abs(found[name] - gradient).max() <= 1e-5 * np.linalg.norm(gradient) + 1e-7, name
 
 
 # Random numbers of replicas
 
 
-def test_replicas_draw_the_same_numbers_if_asked(pictures):
+def test_replicas_draw_the_same_numbers_if_asked(two_updates, pictures):
     """The replicas see different pictures, but draw by the picture's place in their own stream."""
     words = f"{EFFICIENTNET} {GROUP} --replicas 2 --batch-size 4 --fold 1"
     plan = prepared(f"{words} --gradient-accumulation-count 3 --identical-replica-seeding", pictures).plan
@@ -326,7 +321,7 @@ def test_replicas_draw_the_same_numbers_if_asked(pictures):
     assert np.array_equal(drawn[:, 0].ravel(), np.arange(24))
     assert np.array_equal(prepared(words, pictures).plan.drawn_as(positions), positions)
     same = trained(f"{words} --identical-replica-seeding", pictures, (1,))
-    assert not np.array_equal(same["losses"], trained(words, pictures, (1,))["losses"])
+    assert same["losses"][0] != two_updates["losses"][0]  # as of replicas that draw for themselves
 
 
 # The graph
@@ -380,7 +375,7 @@ def test_recomputation_runs_forward_again(pictures):
 
 def test_the_graph_does_not_grow_with_the_layout(pictures):
     counts = set()
-    for replicas, accumulation in ((1, 8), (2, 32), (16, 4)):
+    for replicas, accumulation in ((1, 8), (16, 4)):
         words = (
             f"{RESNET} --batch-size 4 {FAULTY['stages']} --replicas {replicas} --gradient-accumulation-count {accumulation}"
         )
