@@ -12,7 +12,7 @@ from harness import averages, checkpoints
 from harness.checkpoints import Checkpoint
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
-BASE = "--dataset fashion-mnist --model-size 8 --batch-size 100 --seed 3 --precision 16.16 --optimiser momentum"
+BASE = "--dataset fashion-mnist --model-size 8 --batch-size 100 --seed 3 --precision 32.32 --optimiser momentum"
 
 
 def draw(seed: int) -> dict[str, np.ndarray]:

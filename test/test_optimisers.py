@@ -138,7 +138,7 @@ def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
 def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
     words = (
         f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
-        f"--optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
+        f"--image-size 16 --top-width 64 --expand-ratio 1 --optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
     )
     succeed("train", *words.split(), "--precision", precision, "--logs-path", tmp_path / "run")
     before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 2)

@@ -3,6 +3,8 @@ mean; and a run in 16.16 is as repeatable as one in FP32."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -331,55 +333,57 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
 # --- runs ---
 
 
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory) -> Path:
+    """The folder of a run in 16.16, which is the default."""
+    folder = tmp_path_factory.mktemp("halves") / "run"
+    assert "precision 16.16 (stochastic rounding of updates)" in succeed("train", *BASE.split(), "--logs-path", folder).out
+    return folder
+
+
 @pytest.mark.parametrize("precision", ["16.16", "16.32", "32.32"])
-def test_what_a_checkpoint_keeps(precision, tmp_path):
-    succeed("train", *BASE.split(), "--precision", precision, "--logs-path", tmp_path / "run")
-    found = variables(tmp_path / "run", 4)
+def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
+    folder = halves if precision == "16.16" else tmp_path / "run"
+    if precision != "16.16":
+        succeed("train", *BASE.split(), "--precision", precision, "--logs-path", folder)
+    found = variables(folder, 4)
     kinds = {name: value.dtype for name, value in found.items()}
     master = np.float16 if precision == "16.16" else np.float32
     for name, kind in kinds.items():
         fine = "moving" in name
         assert kind == (np.int64 if name == "global_step" else np.float32 if fine else master), name
     assert any(name.endswith("Momentum") for name in kinds)
-    before = variables(tmp_path / "run", 0)
+    before = variables(folder, 0)
     assert all(np.isfinite(value).all() for value in found.values())
     assert not np.array_equal(before["all/b1/0/1/conv/conv2d/kernel"], found["all/b1/0/1/conv/conv2d/kernel"])
 
 
-def test_the_default_is_16_16(tmp_path):
-    result = succeed("train", *BASE.split(), "--logs-path", tmp_path / "run")
-    assert "precision 16.16 (stochastic rounding of updates)" in result.out
-    assert "16.16" in succeed("train", *BASE.split(), "--dry-run").out
-
-
 @pytest.mark.parametrize("words", ["", *(pytest.param(w, marks=slow) for w in RESUMED)])
-def test_half_runs_resume_to_the_bit(words, tmp_path):
+def test_half_runs_resume_to_the_bit(words, halves, tmp_path):
     given = [*BASE.split(), *words.split()]
-    succeed("train", *given, "--logs-path", tmp_path / "whole")
+    whole = tmp_path / "whole" if words else halves
+    if words:
+        succeed("train", *given, "--logs-path", whole)
     succeed("train", *given, "--logs-path", tmp_path / "parts", "--stop-after", 2)
     succeed("restore", "--restore-path", tmp_path / "parts")
-    assert_same_bits(variables(tmp_path / "whole", 4), variables(tmp_path / "parts", 4))
+    assert_same_bits(variables(whole, 4), variables(tmp_path / "parts", 4))
 
 
 @pytest.mark.parametrize("words", ["", pytest.param("--stochastic-rounding all", marks=slow)])
 def test_half_is_the_same_for_every_layout(words, tmp_path):
     one = "--gradient-accumulation-count 4 --fold 1"
-    others = ("--gradient-accumulation-count 2 --replicas 2 --fold 1 --enable-recomputation",
-              "--gradient-accumulation-count 4 --fold 1 --shards 2 --pipeline --pipeline-splits auto")  # fmt: skip
+    other = "--gradient-accumulation-count 2 --replicas 2 --fold 1 --enable-recomputation --shards 2 --pipeline --pipeline-splits auto"
     base = BASE.replace("--iterations 4", "--iterations 2")
-    for k, layout in enumerate((one, *others)):
+    for k, layout in enumerate((one, other)):
         succeed("train", *base.split(), *words.split(), *layout.split(), "--logs-path", tmp_path / str(k))
-    expected = variables(tmp_path / "0", 2)
-    for k in (1, 2):
-        assert_same_bits(expected, variables(tmp_path / str(k), 2))
+    assert_same_bits(variables(tmp_path / "0", 2), variables(tmp_path / "1", 2))
 
 
-def test_ways_of_rounding_differ_and_options_say_what_they_do(tmp_path):
-    found = {}
-    for words in ("", "--no-stochastic-rounding", "--stochastic-rounding all"):
-        extra = "--gradient-accumulation-count 2 --fold 1"
-        succeed("train", *BASE.split(), *extra.split(), *words.split(), "--logs-path", tmp_path / (words or "plain"))
-        found[words] = variables(tmp_path / (words or "plain"), 4)
+def test_ways_of_rounding_differ_and_options_say_what_they_do(halves, tmp_path):
+    found = {"": variables(halves, 4)}
+    for words in ("--no-stochastic-rounding", "--stochastic-rounding all"):
+        succeed("train", *BASE.split(), *words.split(), "--logs-path", tmp_path / words)
+        found[words] = variables(tmp_path / words, 4)
     kinds = list(found)
     for i, one in enumerate(kinds):
         for other in kinds[i + 1 :]:
@@ -439,14 +443,11 @@ def test_overflow_is_nan_or_saturates(tmp_path):
     assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()
 
 
-def test_a_checkpoint_in_half_validates_and_begins_another_run(tmp_path):
-    succeed("train", *BASE.split(), "--logs-path", tmp_path / "run")
-    out = succeed("validation", "--restore-path", tmp_path / "run").out
+def test_a_checkpoint_in_half_validates_and_begins_another_run(halves, tmp_path):
+    out = succeed("validation", "--restore-path", halves, "--no-logs").out
     assert "Validation top-1 accuracy [ckpt-4]" in out
-    succeed(
-        "train", *BASE.split(), "--precision", "32.32", "--init-path", tmp_path / "run", "--logs-path", tmp_path / "more"
-    )
-    start, kept = variables(tmp_path / "more", 0), variables(tmp_path / "run", 4)
+    succeed("train", *BASE.split(), "--precision", "32.32", "--init-path", halves, "--logs-path", tmp_path / "more")
+    start, kept = variables(tmp_path / "more", 0), variables(halves, 4)
     np.testing.assert_array_equal(start["all/fc1/dense/kernel"], kept["all/fc1/dense/kernel"].astype(np.float32))
 
 
