@@ -12,7 +12,9 @@ from harness import averages, checkpoints
 from harness.checkpoints import Checkpoint
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
-BASE = "--dataset fashion-mnist --model-size 8 --batch-size 100 --seed 3 --precision 32.32 --optimiser momentum"
+BASE = (
+    "--dataset fashion-mnist --model-size 8 --image-size 16 --batch-size 100 --seed 3 --precision 32.32 --optimiser momentum"
+)
 
 
 def draw(seed: int) -> dict[str, np.ndarray]:

@@ -754,7 +754,7 @@ def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
     folders = []
     for folder, unseen in (("pets/train", 0), ("out", 6)):
         done = succeed(
-            "train", "--dataset", "imagefolder", "--data-dir", tmp_path / folder, "--model", "resnet", "--model-size", 18,
+            "train", "--dataset", "imagefolder", "--data-dir", tmp_path / folder, "--model", "resnet", "--model-size", 10,
             "--image-size", 32, "--precision", "32.32", "--iterations", 2, "--micro-batch-size", 4, "--seed", 3,
             "--abs-learning-rate", 0.01, "--batch-norm", "--log-dir", tmp_path / "logs",
         )  # fmt: skip

@@ -91,7 +91,7 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
 
 def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ("--dataset", "imagenet", "--generated-data", "--model-size", 18, "--image-size", 32, "--micro-batch-size", 2)
+    words = ("--dataset", "imagenet", "--generated-data", "--model-size", 10, "--image-size", 32, "--micro-batch-size", 2)
     result = infer(tmp_path / "l", *words, "--iterations", 3, "--tmp-execs")
     assert result.code == 0, result.err
     assert [path.name for path in tmp_path.iterdir()] == ["l"] and "deleted" in result.out

@@ -172,5 +172,8 @@ def test_made_data_is_not_mixed_and_says_so(data):
 def test_a_run_that_mixed_can_be_validated_picture_by_picture(tmp_path):
     folder = succeed("train", *f"{BASE} {BOTH} --iterations 1 --log-dir {tmp_path}".split()).folder
     assert (
-        "top-1" in succeed("validation", "--restore-path", folder, "--batch-size", 1, "--log-dir", tmp_path, "--no-logs").out
+        "top-1"
+        in succeed(
+            "validation", "--restore-path", folder / "ckpt-1", "--batch-size", 1, "--log-dir", tmp_path, "--no-logs"
+        ).out
     )

@@ -14,7 +14,7 @@ from harness.rules import rmsprop_decay
 from harness.run import prepare
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
-RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1"
+RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1 --weight-decay 1e-3"
 UPDATES = 20
 SKIPPED = optimisers.named_by(("beta", "bias"))
 RULES = {
@@ -91,6 +91,7 @@ def test_twenty_updates_against_float64(rule, name):
         assert np.abs(found - expected).max() < tolerance * max(1.0, np.abs(expected).max())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
     found = []
@@ -117,7 +118,7 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
 def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
     from runs import assert_same_bits
 
-    words = f"{BASE} {RATES} --optimiser {rule} --precision {precision} --weight-decay 1e-3".split()
+    words = f"{BASE} {RATES} --optimiser {rule} --precision {precision}".split()
     succeed("train", *words, "--logs-path", tmp_path / "whole")
     succeed("train", *words, "--logs-path", tmp_path / "parts", "--stop-after", 2)
     succeed("restore", "--restore-path", tmp_path / "parts")
@@ -127,18 +128,19 @@ def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
     assert all(np.isfinite(value).all() for value in whole.values())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "layout",
     [
         "--gradient-accumulation-count 2",
-        pytest.param("--gradient-accumulation-count 4 --shards 2 --pipeline --pipeline-splits auto", marks=pytest.mark.slow),
+        "--gradient-accumulation-count 4 --shards 2 --pipeline --pipeline-splits auto",
     ],
 )
-@pytest.mark.parametrize("precision", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("32.32", "16.32")), "16.16"])
+@pytest.mark.parametrize("precision", ["32.32", "16.32", "16.16"])
 def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
     words = (
         f"--dataset fashion-mnist --model efficientnet --width-coefficient 0.25 --depth-coefficient 0.2 --groups 1 --proxy-norm "
-        f"--image-size 16 --top-width 64 --expand-ratio 1 --optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
+        f"--image-size 16 --top-width 64 --expand-ratio 1 --no-se --optimiser LARS --abs-learning-rate 0.5 --batch-size 4 --iterations 2 --seed 3 --no-validation {layout}"
     )
     succeed("train", *words.split(), "--precision", precision, "--logs-path", tmp_path / "run")
     before, after = variables(tmp_path / "run", 0), variables(tmp_path / "run", 2)

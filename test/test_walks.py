@@ -48,7 +48,9 @@ def test_trainings_of_a_walk_can_begin(walk, tmp_path):
 
 
 @pytest.mark.timeout(1800)  # a dozen commands, each of which builds its programs
-@pytest.mark.parametrize("walk", ["quickstart", "mini", pytest.param("meme", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "walk", ["quickstart", pytest.param("mini", marks=pytest.mark.sampled(2)), pytest.param("meme", marks=pytest.mark.slow)]
+)
 def test_walk(walk, tmp_path):
     environ = {**os.environ, "PYTHON": sys.executable, "RUNS": str(tmp_path), "SHORT": "1"}
     done = subprocess.run(

@@ -3,7 +3,7 @@
 set -eu
 python=${PYTHON:-.venv/bin/python}
 runs=${RUNS:-logs/walks}
-short=${SHORT:+--iterations 2 --ckpts-per-epoch 1000 --no-validation --gradient-accumulation-count 2}
+short=${SHORT:+--precision 32.32 --iterations 2 --ckpts-per-epoch 1000 --no-validation --gradient-accumulation-count 2}
 
 $python train.py --config mk2_resnet50_mlperf_pod16_bs20 --generated-data --dry-run
 $python train.py --config resnet50_mlperf_mini --summary
