@@ -107,6 +107,7 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
             assert np.abs(one[name] - other[name]).max() <= 0.02 * np.abs(one[name] - start[name]).max() + 1e-6, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rule", "precision"),
     [

@@ -90,6 +90,7 @@ def recorded(name):
     return found, {key: tuple(shape) for key, shape in json.loads(str(found["names"])).items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "model", "size"),
     [

@@ -141,7 +141,7 @@ def grid() -> Iterator[Any]:
 LAYOUTS = list(grid())
 
 
-@pytest.mark.sampled(len(LAYOUTS) // 8)
+@pytest.mark.sampled(len(LAYOUTS) // 6)
 @pytest.mark.parametrize(("family", "norm", "row"), LAYOUTS)
 def test_no_layout_changes_a_bit(family, norm, row, pictures):
     expected = plain(family, norm, row["fold"], pictures)
@@ -241,6 +241,7 @@ def test_the_grid_notices(fault, norm, pictures, monkeypatch):
         assert_same_bits(expected, found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["dropout", "drop_path"])
 def test_the_grid_notices_what_is_drawn_anew(kind, two_updates, pictures, monkeypatch):
     """Which neither would be that is off."""

@@ -35,6 +35,7 @@ def planted(program, name: str, value: float) -> None:
     program.load(values)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("net", "precision", "value", "what"),
     [
