@@ -142,6 +142,7 @@ class RunLog:
         self._board: Any = None
         self._bar = _Bar()
         self._ending = False
+        self.recorded = False  # the options of this call
         self._one = threading.RLock()
         self._wandb = _quietly(wandb, self.note) if wandb else None
 
@@ -174,6 +175,7 @@ class RunLog:
         """Records every option; a resumed run has a file of its own."""
         if self.folder:
             record(self.folder, values, restored)
+            self.recorded = True
 
     def training_row(self, row: Mapping[str, Any]) -> None:
         """One row of training.csv and its line."""

@@ -138,7 +138,7 @@ def _resume(argv: list[str], path: str, script: str) -> int:
         iteration = int(team.told(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
-        return train(run, team, folder, newest, values)
+        return train(run, team, folder, newest, values, entry.command(script, *argv))
 
 
 def _latest(folder: Path) -> tuple[Checkpoint | None, list[str], checkpoints.CheckpointError | None]:
@@ -218,8 +218,9 @@ def compile_only(run: Run) -> int:
     return 0
 
 
-def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values: Values) -> int:
-    """One run in its folder, from the beginning or from its newest checkpoint, whose tensors instance 0 has read."""
+def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values: Values, call: str = "") -> int:
+    """One run in its folder, from the beginning or from its newest checkpoint, whose tensors instance 0 has read. `call`:
+    the command line that goes on with it, as long as its options are not recorded."""
     start = newest.iteration if newest else 0
     stop = _stop(run, start)
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
@@ -228,7 +229,8 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
     with held, Signals() as signals, Writer(newest.name if newest else None) as writer, printed:
         saving.sweep(folder)
         log = _open_log(run, team, folder, newest)
-        team.before_exit = partial(_leave, run, folder, log, writer)
+        leave = partial(_leave, run, folder, log, writer, call)
+        team.before_exit = leave
         events = mlperf.Events(run, log)
         try:
             events.begun()
@@ -243,7 +245,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             events.ended("aborted")
             # the same call would end at the same update again
             gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
-            _leave(run, folder, log, writer, str(error), *getattr(error, "gentler", gentler))
+            leave(str(error), *getattr(error, "gentler", gentler))
             if isinstance(error, StopRequest):
                 error.told = bool(writer.newest)
             raise
@@ -254,8 +256,9 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
     return 0
 
 
-def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *changed: str) -> None:
-    """What is left to do and to say when a run ends early; `changed`: options with which going on is no repetition."""
+def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, call: str, reason: str, *changed: str) -> None:
+    """What is left to do and to say when a run ends early. `call`: as for `train`; `changed`: options with which going on
+    is no repetition."""
     log.note(f"Stopped: {reason}")
     try:
         writer.settle()
@@ -265,7 +268,8 @@ def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, reason: str, *ch
         return
     if writer.newest:
         log.note(f"The newest checkpoint is {writer.newest}.")
-        log.note(f"Go on:           {entry.command('restore', *entry.resuming(run, folder), *changed)}")
+        recorded = entry.command("restore", *entry.resuming(run, folder), *changed)
+        log.note(f"Go on:           {recorded if log.recorded else call}")
     else:
         delete = "; delete it before the same call" if run.options.logging.logs_path else ""
         log.note(f"There is no checkpoint in {folder}{delete}")

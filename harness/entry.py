@@ -19,7 +19,7 @@ from emulator.plan import ExecutionPlan, PlanError
 from harness import archives, checkpoints, cli, command_line, host_memory, input_benchmark, layers, plot, plugins
 from harness.checkpoints import CheckpointError
 from harness.cli import Parsed
-from harness.cluster import TF_CONFIG, follows
+from harness.cluster import TF_CONFIG, follows, under_poprun
 from harness.files import NotRegular
 from harness.heartbeat import WorkerError
 from harness.options import OptionError
@@ -192,20 +192,22 @@ def resuming(run: Run, folder: Path) -> list[str]:
 
 
 @contextmanager
-def repeatable(script: str, argv: list[str], state: str, what: str) -> Iterator[None]:
-    """Inside, a signal before anything is saved leads to the line `state`, and to the same call under the name `what`."""
+def repeatable(script: str, argv: list[str], state: str, what: str, alone: bool = False) -> Iterator[None]:
+    """Inside, a signal before anything is saved leads to the line `state`, and to the same call under the name `what`.
+    `alone`: one process does the same as all that poprun started."""
     try:
         yield
     except StopRequest as asked:
         if not asked.told and not follows(os.environ):
             asked.told = True
-            print(f"{state}\n{what + ':':<16} {command(script, *argv)}")
+            again = command(script, *argv) if alone or not under_poprun(os.environ) else "the same call of poprun"
+            print(f"{state}\n{what + ':':<16} {again}")
         raise
 
 
 def going_on(script: str, argv: list[str]) -> AbstractContextManager[None]:
     """The same for a run that goes on."""
-    return repeatable(script, argv, "The run is as it was.", "Go on")
+    return repeatable(script, argv, "The run is as it was.", "Go on", alone=True)
 
 
 def command(script: str, *words: str) -> str:

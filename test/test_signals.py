@@ -115,6 +115,20 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     assert re.fullmatch(told, run("restore", "--restore-path", unbroken, "--iterations", 70).out)
     result = run("train", "--model-size", 8)
     assert result.code == 129 and re.fullmatch(r"Nothing was saved.\nBegin again: .*train\.py --model-size 8\n", result.out)
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")  # one process alone would begin another run
+    assert run("train", "--model-size", 8).out == "Nothing was saved.\nBegin again:     the same call of poprun\n"
+
+
+def test_a_run_that_is_stopped_before_it_recorded_its_options_names_the_whole_call(unbroken, monkeypatch):
+    def stopped(*_):
+        raise StopRequest(signal.SIGTERM)
+
+    monkeypatch.setattr(train, "_compiled", stopped)
+    words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
+    result = run("restore", *words)
+    assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
+    (line,) = re.findall("^Go on: +(.*)", result.out, re.M)
+    assert line.endswith(f"restore.py {' '.join(map(str, words))}") and line in (unbroken / "log.txt").read_text()
 
 
 def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypatch, tmp_path):
@@ -137,7 +151,7 @@ def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path
     none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
     for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
         with Writer(newest) as writer:
-            train._leave(stopped, tmp_path, RunLog(None), writer, "SIGTERM")
+            train._leave(stopped, tmp_path, RunLog(None), writer, "", "SIGTERM")
         assert told in capsys.readouterr().out
 
 
