@@ -12,6 +12,7 @@ from typing import Any
 from harness import layers
 from harness.catalogue import KINDS, Option
 from harness.fields import LARGEST_COUNT, brief
+from harness.options import EXCLUSIVE
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
@@ -20,6 +21,7 @@ RUN_ID = "run_id"  # in every state and in the options that a run records
 SEED = "seed"  # in both: what everything random follows from
 CLASSES = "class_names"  # in those options: a digest of what the classes are called, in their order
 ASKED = "asked"  # in those options: as they were asked for, where something else followed
+_NULLABLE = (CLASSES, RUN_ID, SEED, "restored_from")  # whoever reads them says so, where that matters
 _LARGEST = 2**63 - 1
 _ROUNDED = 1e-3  # that a mean of fractions may be above 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps it, and what it says
@@ -85,16 +87,36 @@ _STATE: Mapping[str, Rule] = {
 
 
 def wrong_option(found: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first value that breaks its rule, or is not of its option's type; null stands for none."""
-    given = {name: value for name, value in found.items() if value is not None}
-    wrong = _wrong(given, _DERIVED) or _wrong(given, _options()) or _wrong_instance(given)
+    """What is wrong with the first value that breaks its rule, or is not of its option's type; null stands for none where a
+    run may write it."""
+    given = {name: value for name, value in found.items() if value is not None or name not in _nullable()}
+    wrong = _wrong(given, _DERIVED) or _wrong(given, _options()) or _wrong_instance(given) or _neither(found)
     return wrong or (wrong_option(given[ASKED]) if given.get(ASKED) else None)
+
+
+def _neither(found: Mapping[str, Any]) -> str | None:
+    """Every run has one of each of these."""
+    for one, other in (("iterations", "epochs"), ("abs_learning_rate", "base_learning_rate_exponent")):
+        if all(name in found and found[name] is None for name in (one, other)):
+            return f"{one} is null but must be a number where {other} is null"
+    return None
 
 
 def _wrong_instance(given: Mapping[str, Any]) -> str | None:
     count = given.get("instances", math.inf)
     instance = given.get("instance", 0)
     return f"instance is {instance} but must be below instances, which is {count}" if instance >= count else None
+
+
+@functools.cache
+def _nullable() -> frozenset[str]:
+    """What may be recorded as null: options without a default, unless the data or every model that has them fills them in,
+    and some others."""
+    tables = layers.model_defaults()
+    empty = {option.name for option in layers.every_option(None) if option.default is None}
+    groups = {name for group in EXCLUSIVE for name in group} - {"batch_norm", "group_norm"}  # of which one stays null
+    filled = {name for name in empty - groups if all(name in table for own, table in tables if name in own)}
+    return frozenset({*empty - filled - {"dataset"}, *_NULLABLE})
 
 
 @functools.cache
@@ -133,4 +155,8 @@ def sound_state(found: Mapping[str, Any]) -> bool:
 
 def _wrong(found: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
     broken = (name for name, (keeps, _) in rules.items() if name in found and not keeps(found[name]))
-    return next((f"{name} is {brief(repr(found[name]))} but must be {rules[name][1]}" for name in broken), None)
+    return next((f"{name} is {_shown(found[name])} but must be {rules[name][1]}" for name in broken), None)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else brief(repr(value))
