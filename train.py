@@ -189,12 +189,12 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], newest: Checkpoint |
 
 def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
     """One that the record tells, and the states do not: nobody asked for it."""
-    saved = checkpoints.state(newest).get(records.SEED)
+    saved = checkpoints.seeds(Path(newest.prefix).parent, newest)
     source = run.options.sources.get("seed", "")
-    if saved not in (None, run.seed) and source.startswith(RECORDED):
+    if saved and run.seed not in saved and source.startswith(RECORDED):
         raise OptionError(
-            f"{source}: the seed is {run.seed}, but {saved} in the state of {newest.name}: put the record back as the run "
-            f"wrote it, or give --seed {saved}"
+            f"{source}: the seed is {run.seed}, but {saved[0]} in the run's states: put the record back as the run wrote "
+            f"it, or give --seed {saved[0]}"
         )
 
 
@@ -344,7 +344,14 @@ def _circumstances(run: Run, folder: Path, newest: Checkpoint | None) -> dict[st
         "restoring": newest is not None,
         "restored_from": newest.name if newest else None,
         checkpoints.RUN_ID: run.run_id,
+        **_known_names(folder, newest),
     }
+
+
+def _known_names(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
+    """The digest of the classes' names that the weights of a run which goes on know, if that has been recorded."""
+    known = checkpoints.recorded(folder).get(records.CLASSES) if newest else None
+    return {records.CLASSES: known} if known else {}
 
 
 def _start(

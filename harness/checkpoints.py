@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness import archives, bounds, bundles, files, input_files, manifests, quiet, records, saving
 from harness.archives import ArchiveError
-from harness.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID
+from harness.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID, SEED
 from harness.tables import DOUBTED
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DIGEST = "digest"
 _MOST_JSON = 64 << 20  # bytes of options or a state, whose rows make most of it
-_FIRST = "arguments.json"
+_FIRST, _LATER = "arguments.json", "arguments_restore.json"
 _STEP = "global_step"  # the variable that counts them
 _NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 _Looked = TypeVar("_Looked")
@@ -230,11 +230,26 @@ def run_id(folder: Path) -> str | None:
     found = recorded(folder)
     if not found or found.get(RUN_ID):
         return found.get(RUN_ID)
+    return next((kept[RUN_ID] for _, kept in _readable(folder) if kept.get(RUN_ID)), None)
+
+
+def _readable(folder: Path) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
+    """The checkpoints of a folder whose states can be read, and those."""
     for checkpoint in numbered(folder):
         with suppress(CheckpointError):
-            if told := state(checkpoint).get(RUN_ID):
-                return str(told)
-    return None
+            yield checkpoint, state(checkpoint)
+
+
+def _own(folder: Path) -> list[tuple[Checkpoint, dict[str, Any]]]:
+    """The same, less those that another run's state came with."""
+    own = (None, run_id(folder))
+    return [(checkpoint, kept) for checkpoint, kept in _readable(folder) if kept.get(RUN_ID) in own]
+
+
+def seeds(folder: Path, newest: Checkpoint) -> list[int]:
+    """What the state of a run's newest checkpoint says of the seed; if it says nothing, what the others do."""
+    told = {checkpoint: kept[SEED] for checkpoint, kept in _own(folder) if SEED in kept}
+    return [told[newest]] if newest in told else sorted(set(told.values()))
 
 
 def whole(found: Sequence[Checkpoint], most: int | None = None) -> tuple[list[Checkpoint], list[str]]:
@@ -518,13 +533,31 @@ def _sound(file: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def record(folder: Path) -> Path:
     """The file that tells the options of the run in a folder: that of its last restore, or of its beginning."""
-    last = folder / "arguments_restore.json"
+    last = folder / _LATER
     return last if os.path.lexists(last) else folder / _FIRST
 
 
+def lost_record(folder: Path) -> str | None:
+    """Why the options of a run's last restore, which its states tell of, are not those that are recorded. A later instance
+    may have saved without recording any."""
+    if archives.located(folder) or record(folder).name == _LATER or recorded(folder).get("instance"):
+        return None
+    later = (checkpoint.name for checkpoint, kept in _own(folder) if _is_later(calls(kept)))
+    name = next(later, None)
+    return f"{folder / _LATER} is missing, and {name} is of a later call than {folder / _FIRST}" if name else None
+
+
+def _is_later(made: Sequence[Call]) -> bool:
+    """Whether the last of a run's calls is not the one that began it, which an older version may have left out."""
+    return len(made) > 1 or any(since for _, since in made)
+
+
 def doubts_of_record(folder: Path) -> list[str]:
-    """A line where the options of a run's beginning, which those of its last restore stand for, are lost or damaged. An
-    instance that came later has none."""
+    """A line where the options of a run's last restore are lost, or those of its beginning, for which they stand, are lost
+    or damaged. An instance that came later has none."""
+    lost = lost_record(folder)
+    if lost:
+        return [f"warning: {lost}, which tells the options"]
     first, last = folder / _FIRST, record(folder)
     if archives.located(folder) or last == first or recorded(folder).get("instance"):
         return []

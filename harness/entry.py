@@ -151,10 +151,18 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
-    call says nothing of the network either: nobody means all defaults."""
+    call says nothing of the network either, as nobody means all defaults; or if a run is to go on with those of an earlier
+    call than its last one."""
     recorded = checkpoints.recorded_options(folder)
     if not recorded and not archives.located(folder):
         _refuse_lost(checkpoints.record(folder), argv, script)
+    lost = checkpoints.lost_record(folder) if script in ("train", "restore") else None
+    if lost:
+        file = shlex.quote(str(folder / "arguments"))
+        raise CheckpointError(
+            f"{lost}, whose options may be others: put it back, or, if those of the beginning are to count, "
+            f"cp {file}.json {file}_restore.json"
+        )
     return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
 
 

@@ -6,14 +6,17 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from runs import Result, rows, run, succeed
 
+import train
 from harness import checkpoints, records
 
 ROOT = Path(__file__).parent.parent
@@ -280,9 +283,11 @@ def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
     assert run(script, "--restore-path", without_manifests, "--seed", 3, "--dry-run").code == 0
     record.write_text(json.dumps({**json.loads(record.read_text()), "seed": 2}))
     message = refused(script, "--restore-path", without_manifests)
-    assert f"({record}): the seed is 2, but 3 in the state of ckpt-1" in message and "give --seed 3" in message
+    assert f"({record}): the seed is 2, but 3 in the run's states" in message and "give --seed 3" in message
     assert run(script, "--restore-path", without_manifests, "--seed", 2, "--dry-run").code == 0  # this one is asked for
     (without_manifests / "ckpt-1.state.json").write_text('{"iteration": 1}')  # as older versions wrote it
+    assert "but 3 in the run's states" in refused(script, "--restore-path", without_manifests)  # in that of ckpt-0
+    (without_manifests / "ckpt-0.state.json").unlink()
     assert run(script, "--restore-path", without_manifests, "--dry-run").code == 0
 
 
@@ -302,6 +307,34 @@ def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
     for script in ("restore", "validation")[: 1 if name == "run_id" else 2]:
         out = succeed(script, "--restore-path", without_manifests, "--dry-run").out
         assert out.count(told) == 1 and (name == "run_id" or "arguments_restore.json tells the options" in out)
+
+
+def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
+    """Which its states tell of where the record of that call is lost."""
+    newest, record = checkpoints.at(without_manifests, 1), without_manifests / "arguments_restore.json"
+    state = checkpoints.state(newest)
+    newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
+    told = f"{record} is missing, and ckpt-1 is of a later call than {without_manifests}/arguments.json"
+    assert told in succeed("validation", "--restore-path", without_manifests, "--dry-run").out
+    for script in ("restore", "train"):
+        message = refused(script, "--restore-path", without_manifests)
+        assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
+    shutil.copy(without_manifests / "arguments.json", record)
+    assert str(record) not in succeed("restore", "--restore-path", without_manifests, "--dry-run").out
+    record.unlink()
+    newest.state_path.write_text(json.dumps({**state, "run_id": "another", "calls": [["ab", 7]]}))
+    assert checkpoints.lost_record(without_manifests) is None  # what came from elsewhere tells nothing of this run
+
+
+def test_the_names_that_the_weights_know_stay_those_of_the_training(without_manifests):
+    """Whatever labels.txt says where the run goes on."""
+    record, newest = without_manifests / "arguments.json", checkpoints.at(without_manifests, 1)
+    call = SimpleNamespace(run_id="ab")
+    recorded = json.loads(record.read_text())
+    for known in ("0123", None):  # None: nobody has told it
+        record.write_text(json.dumps({**recorded, "class_names": known}))
+        assert train._circumstances(call, without_manifests, newest).get("class_names") == known
+    assert "class_names" not in train._circumstances(call, without_manifests, None)
 
 
 def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
