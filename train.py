@@ -414,7 +414,7 @@ def _restore(
         log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
     if team.first:
         fitting.fit(fitting.of_values(values), fitting.saved(run), newest)
-        fitting.refuse_faulty(run, values, newest)
+        fitting.refuse_faulty(run, values, newest, going_on=True)
     restored = team.shared(values if team.first else None)
     values.clear()
     program.load(restored)

@@ -1,5 +1,5 @@
-"""Names and shapes in the .index file of a TensorFlow checkpoint, read without TensorFlow, and whether the files with the
-tensors are as long as it says. A leaf.
+"""The tensors of a TensorFlow checkpoint, read without TensorFlow: their names and shapes in its .index file, whether the
+files with them are as long as it says, and themselves. A leaf.
 
 The file is a table of blocks as LevelDB writes it: pairs of a name and a message, the names in order and without what they
 share with the one before. Its last 48 bytes say where the block lies that lists the others.
@@ -8,9 +8,13 @@ share with the one before. Its last 48 bytes say where the block lies that lists
 from __future__ import annotations
 
 import errno
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from Datasets import _checksums
 from harness import input_files
@@ -18,9 +22,11 @@ from harness import input_files
 _MOST_BYTES = 64 << 20
 _FOOTER, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = 5  # bytes after a block: how it is packed, and its checksum
-_SHAPE, _DIMENSION, _SIZE = 2, 2, 1  # fields of the messages
+_TYPE, _SHAPE, _DIMENSION, _SIZE = 1, 2, 2, 1  # fields of the messages
 _FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
-_FILES = 1  # of the message without a name: how many there are
+_CHECKSUM, _SLICES = 6, 7  # of those bytes; of a tensor that lies in pieces
+_FILES, _BIG_ENDIAN = 1, 2  # of the message without a name: how many there are, and how they are written
+_TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
 
 
@@ -32,26 +38,96 @@ class _Unknown(Exception):
     """A form that only TensorFlow reads."""
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """What the index says of one tensor: its shape, the bytes from `start` to `end` of a file in which it lies, and the
+    message with the rest."""
+
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+    message: bytes
+
+
 def shapes(index: Path) -> dict[str, tuple[int, ...]] | None:
     """The shape of every tensor; None if that cannot be told, as of a packed file. Damaged if the index, or what lies
     beside it, cannot be read."""
     try:
-        found = _messages(input_files.content(index, _MOST_BYTES))
-        described = {name: (_shape(message), _place(message)) for name, message in found.items() if name}
-        files = _number(found.get("", b""), _FILES)
-    except (_Unknown, UnicodeDecodeError):
+        return {name: entry.shape for name, entry in _entries(index).items()}
+    except _Unknown:
+        return None
+
+
+def tensors(index: Path, checked: bool = True) -> dict[str, np.ndarray] | None:
+    """Every tensor; None if they cannot be told, as of text or in pieces. Damaged as for `shapes`, and if one is not what
+    its checksum says, unless they need not be `checked`."""
+    try:
+        found = _entries(index)
+        _refuse_overlaps(found.values())
+        return {name: _tensor(name, entry, checked) for name, entry in found.items()}
+    except _Unknown:
         return None
     except OSError as error:
+        raise Damaged(f"{Path(error.filename or index).name}: {error.strerror}") from None
+
+
+def _refuse_overlaps(entries: Iterable[_Entry]) -> None:
+    """_Unknown for bytes that are said to be of several tensors: they would be read many times."""
+    ends: dict[Path, int] = {}
+    for entry in sorted(entries, key=lambda entry: entry.start):
+        if entry.start < ends.get(entry.file, 0):
+            raise _Unknown
+        ends[entry.file] = entry.end
+
+
+def _tensor(name: str, entry: _Entry, checked: bool) -> np.ndarray:
+    kind = _TYPES.get(_number(entry.message, _TYPE))
+    size = entry.end - entry.start
+    if kind is None or any(number == _SLICES for number, _ in _fields(entry.message)):
+        raise _Unknown
+    if size != math.prod(entry.shape) * np.dtype(kind).itemsize:
+        raise Damaged(f"{name} has {size} bytes in its index, which are not those of its shape")
+    with input_files.opened(entry.file) as file:
+        file.seek(entry.start)
+        content = file.read(size)
+    if len(content) < size:
+        raise Damaged(f"{entry.file.name} is cut short")
+    stored = next((value for number, value in _fields(entry.message) if number == _CHECKSUM), b"")
+    if checked and _checksums.masked(content) != int.from_bytes(stored, "little"):
+        raise Damaged(f"{entry.file.name} has other bytes than were written: those of {name}")
+    return np.frombuffer(content, kind).reshape(entry.shape)
+
+
+def _entries(index: Path) -> dict[str, _Entry]:
+    """What the index says of every tensor. Damaged as for `shapes`; _Unknown if it cannot be told."""
+    try:
+        found = _messages(input_files.content(index, _MOST_BYTES))
+        head = found.pop("", b"")
+        files = _number(head, _FILES)
+        described = {name: _entry(index, files, message) for name, message in found.items()}
+    except UnicodeDecodeError:
+        raise _Unknown from None
+    except OSError as error:
         if error.errno == errno.EFBIG:
-            return None
+            raise _Unknown from None
         raise Damaged(f"{index.name}: {error.strerror}") from None
     except (ValueError, IndexError):
         raise Damaged(f"{index.name} is cut short or overwritten") from None
-    ends: dict[int, int] = {}
-    for _, (file, end) in described.values():
-        ends[file] = max(end, ends.get(file, 0))
-    _require_files({index.with_suffix(f".data-{file:05d}-of-{files:05d}"): end for file, end in ends.items()})
-    return {name: shape for name, (shape, _) in described.items()}
+    if _number(head, _BIG_ENDIAN):
+        raise _Unknown
+    ends: dict[Path, int] = {}
+    for entry in described.values():
+        ends[entry.file] = max(entry.end, ends.get(entry.file, 0))
+    _require_files(ends)
+    return described
+
+
+def _entry(index: Path, files: int, message: bytes) -> _Entry:
+    """`files`: how many the tensors lie in."""
+    file, start = _number(message, _FILE), _number(message, _OFFSET)
+    path = index.with_suffix(f".data-{file:05d}-of-{files:05d}")
+    return _Entry(_shape(message), path, start, start + _number(message, _BYTES_THERE), message)
 
 
 def _require_files(ends: Mapping[Path, int]) -> None:
@@ -117,11 +193,6 @@ def _shape(entry: bytes) -> tuple[int, ...]:
     described = [value for number, value in _fields(entry) if number == _SHAPE and isinstance(value, bytes)]
     dimensions = [value for number, value in _fields(described[0] if described else b"") if number == _DIMENSION]
     return tuple(next((size for number, size in _fields(each) if number == _SIZE), 0) for each in dimensions)
-
-
-def _place(entry: bytes) -> tuple[int, int]:
-    """The file that a tensor lies in, and the byte where it ends there."""
-    return _number(entry, _FILE), _number(entry, _OFFSET) + _number(entry, _BYTES_THERE)
 
 
 def _number(message: bytes, field: int) -> int:

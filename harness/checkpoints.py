@@ -148,10 +148,12 @@ def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, li
 
 def _whole(checkpoint: Checkpoint) -> Checkpoint:
     """The same one; CheckpointError, without its name, if it cannot be read or holds other weights than those of its
-    number. The tensors are read only where a manifest and a state do not tell it."""
-    if not (manifests.there(Path(checkpoint.prefix)) and ITERATION in _verified(checkpoint)):
+    number. The tensors are read only where a manifest and a state do not tell it, and by TensorFlow only where nothing else
+    reads them."""
+    told = ITERATION in _verified(checkpoint) and manifests.there(Path(checkpoint.prefix))
+    if not told and _held(checkpoint) is None:
         quiet.import_tensorflow()
-        _read(checkpoint)
+        _read(checkpoint, verified=True)
     return checkpoint
 
 
@@ -442,6 +444,16 @@ def read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray
         raise _damaged(checkpoint, error) from None
 
 
+def values(checkpoint: Checkpoint) -> dict[str, np.ndarray] | None:
+    """What `read` gives of a checkpoint whose files are known to be whole, as far as they tell it without TensorFlow."""
+    if archives.located(Path(checkpoint.prefix)):
+        return read(checkpoint)
+    try:
+        return _plain(checkpoint, checked=False)
+    except CheckpointError as error:
+        raise _damaged(checkpoint, error) from None
+
+
 def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes | None:
     """Of the tensors that `read` gives, by name, or its error, as far as the files tell without TensorFlow; None if they do
     not tell."""
@@ -477,6 +489,8 @@ def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes | None:
     """The same; errors without the checkpoint's name."""
     if not verified:
         _verified(checkpoint)
+        if not manifests.there(Path(checkpoint.prefix)):
+            _held(checkpoint)
     try:
         return bundles.shapes(Path(f"{checkpoint.prefix}.index"))
     except bundles.Damaged as error:
@@ -491,11 +505,28 @@ def _read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarra
     """The same; errors without the checkpoint's name."""
     if not verified:
         _verified(checkpoint)
-    values = _tensors(checkpoint)
-    done, named = values.get(_STEP), manifests.number(checkpoint.name)
+    return _of_its_number(checkpoint, _tensors(checkpoint))
+
+
+def _held(checkpoint: Checkpoint) -> dict[str, np.ndarray] | None:
+    """The same without TensorFlow, held against the checksums in the index; None if that cannot be told."""
+    found = _plain(checkpoint, checked=True)
+    return None if found is None else _of_its_number(checkpoint, found)
+
+
+def _plain(checkpoint: Checkpoint, checked: bool) -> dict[str, np.ndarray] | None:
+    try:
+        return bundles.tensors(Path(f"{checkpoint.prefix}.index"), checked)
+    except bundles.Damaged as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _of_its_number(checkpoint: Checkpoint, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """These tensors; CheckpointError if they are of another update than the checkpoint's name says."""
+    done, named = found.get(_STEP), manifests.number(checkpoint.name)
     if named is not None and done is not None and done.tolist() != named:
         raise CheckpointError(f"it holds the weights of update {done.tolist()}: it was copied or renamed")
-    return values
+    return found
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from emulator import kept
 from emulator.kept import Kept
-from harness import archives, checkpoints, rules
+from harness import checkpoints, rules
 from harness.catalogue import LARGEST
 from harness.checkpoints import Checkpoint, CheckpointError, Shapes
 
@@ -54,6 +55,12 @@ def require_saved(run: Run, newest: Checkpoint) -> None:
     shapes = checkpoints.shapes(newest, verified=True)
     if shapes is not None:
         fit(shapes, saved(run), newest)
+        refuse_faulty(run, _values(run, newest), newest, going_on=True)
+
+
+def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
+    """Of a whole checkpoint, where they decide whether a run may have them, and as far as its files tell."""
+    return {} if run.options.training.keep_going else checkpoints.values(checkpoint) or {}
 
 
 def require_beginning(run: Run, path: Path) -> None:
@@ -64,8 +71,7 @@ def require_beginning(run: Run, path: Path) -> None:
     shapes = checkpoints.shapes(chosen, verified=among)
     if shapes is not None:
         left = begin(shapes, run, chosen)
-        if archives.located(path):
-            refuse_faulty(run, without(checkpoints.read(chosen), left), chosen)
+        refuse_faulty(run, without(_values(run, chosen), left), chosen)
 
 
 def begin(found: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
@@ -117,11 +123,29 @@ def fit(found: Shapes, wanted: Mapping[str, Kept], checkpoint: Checkpoint) -> No
         )
 
 
-def refuse_faulty(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> None:
-    """Refuses to train with values that no training can use, unless it is to go on all the same."""
+def refuse_faulty(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, going_on: bool = False) -> None:
+    """Refuses to train with values that no training can use, unless it is to go on all the same. `going_on`: they are the
+    run's own."""
     faulty = faults(values, saved(run), checkpoint)
     if faulty and not run.options.training.keep_going:
-        raise CheckpointError(f"{faulty[0]}; give other weights")
+        other = _to_go_back(run, checkpoint) if going_on else "give other weights"
+        raise CheckpointError(f"{faulty[0]}; {other}, or --keep-going to go on with these all the same")
+
+
+def _to_go_back(run: Run, newest: Checkpoint) -> str:
+    """How a run goes on from weights that are sound."""
+    for older in reversed(checkpoints.numbered(Path(newest.prefix).parent)):
+        if older.iteration < newest.iteration and _is_sound(run, older):
+            return f"move the checkpoints after {older.name} elsewhere to go back to that one"
+    return "begin a new run, as no older checkpoint is sound"
+
+
+def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
+    """As far as the files of a checkpoint tell."""
+    with suppress(CheckpointError):
+        found = checkpoints.values(checkpoint)
+        return found is not None and not faults(found, saved(run), checkpoint)
+    return False
 
 
 def faults(values: Mapping[str, np.ndarray], wanted: Mapping[str, Kept], checkpoint: Checkpoint) -> list[str]:

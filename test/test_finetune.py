@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import run, succeed, variables
+from runs import assert_same_bits, run, succeed, variables
 
 from emulator.weights import Weights
-from harness import bundles, cli, fitting, rules
+from harness import bundles, checkpoints, cli, fitting, rules
 from harness.build import training_program
 from harness.checkpoints import Checkpoint, CheckpointError
 from harness.options import OptionError
@@ -136,6 +136,7 @@ def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
 def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
     index = trained / "ckpt-4.index"
     expected = {name: value.shape for name, value in variables(trained, 4).items()}
+    assert_same_bits(bundles.tensors(index), variables(trained, 4))
     assert bundles.shapes(index) == expected == {name: each.shape for name, each in fitting.saved(prepared("")).items()}
 
 
@@ -158,11 +159,12 @@ def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
         changed = whole[:at] + bytes([whole[at] ^ int(rng.integers(1, 256))]) + whole[at + 1 :]
         for content in (changed, whole[:at], whole[at:]):
             (tmp_path / "x.index").write_bytes(content)
-            try:
-                told = bundles.shapes(tmp_path / "x.index")
-            except bundles.Damaged:
-                continue
-            assert len(content) == len(whole) and told in (None, bundles.shapes(trained / "ckpt-4.index"))
+            for read in (bundles.shapes, bundles.tensors):
+                try:
+                    told = read(tmp_path / "x.index")
+                except bundles.Damaged:
+                    continue
+                assert len(content) == len(whole) and str(told) in ("None", str(read(trained / "ckpt-4.index")))
 
 
 def flipped(file: Path) -> None:
@@ -171,12 +173,20 @@ def flipped(file: Path) -> None:
     file.write_bytes(content)
 
 
+def copied(index: Path) -> None:
+    for file in index.parent.glob("ckpt-0.*"):
+        shutil.copy(file, index.with_name(file.name.replace("-0", "-4", 1)))
+
+
 DAMAGE = {  # a file of the checkpoint, what is done to it, the files that are not there, and what is said
     "lost": ("data-00000-of-00001", Path.unlink, "manifest.json", "ckpt-4.data-00000-of-00001: No such file or directory"),
     "cut": ("data-00000-of-00001", lambda file: os.truncate(file, 1000), "manifest.json",
             "ckpt-4.data-00000-of-00001 is cut short: it has 1000 bytes and needs "),
     "index": ("index", lambda file: os.truncate(file, 700), "manifest.json", "ckpt-4.index is cut short or overwritten"),
     "flipped": ("data-00000-of-00001", flipped, "none", "ckpt-4.data-00000-of-00001 has other bytes than were written"),
+    "a byte": ("data-00000-of-00001", flipped, "manifest.json",
+               "ckpt-4.data-00000-of-00001 has other bytes than were written: those of all/"),
+    "copied": ("index", copied, ("manifest.json", "state.json"), "it holds the weights of update 0: it was copied or renamed"),
 }  # fmt: skip
 
 
@@ -199,6 +209,28 @@ def test_a_dry_run_refuses_a_damaged_checkpoint(trained, tmp_path, case):
         os.truncate(tmp_path / "ckpt-0.index", 700)
         result = run("validation", "--restore-path", tmp_path, "--dry-run")
         assert result.code == 2 and f"--restore-path {tmp_path}: all 2 checkpoints are damaged; of ckpt-0, " in result.err
+
+
+def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    weights, going_on = folder / "ckpt-4", ("restore", "--restore-path", folder, "--iterations", 8, "--dry-run")
+    begin = ("train", *BASE.split(), "--dry-run", "--init-path", weights)
+
+    def spoil(number: int) -> None:
+        spoilt, values = checkpoints.at(folder, number), variables(folder, number)
+        values[BIAS][3] = np.inf
+        checkpoints.save(spoilt, values, checkpoints.state(spoilt))
+
+    def refused(words: tuple[object, ...], way_out: str) -> None:
+        result = run(*words)
+        said = f"weights {weights}: {BIAS} holds values that are not finite; {way_out}, or --keep-going to go on with these"
+        assert result.code == 2 and said in result.err and run(*words, "--keep-going").code == 0
+
+    spoil(4)
+    refused(going_on, "move the checkpoints after ckpt-0 elsewhere to go back to that one")
+    refused(begin, "give other weights")
+    spoil(0)
+    refused(going_on, "begin a new run, as no older checkpoint is sound")
 
 
 BIAS, KERNEL, VARIANCE = "all/fc1/dense/bias", "all/fc1/dense/kernel", "all/b0/batch_norm/moving_variance"
