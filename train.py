@@ -48,6 +48,7 @@ from harness import (
 from harness import cluster as clusters
 from harness.checkpoints import Checkpoint
 from harness.compilation import Compilation, FirstUpdates
+from harness.horizon import OPTIONS, Horizon
 from harness.layers import RECORDED
 from harness.meter import Meter, state_of_rows
 from harness.options import OptionError
@@ -384,8 +385,9 @@ def _start(
                 session.save(0, initial=True)
                 writer.settle()
     else:
-        restored = _restore(run, team, folder, log, program, newest, values)
+        restored = _restore(run, team, log, program, newest, values)
         meter, calls = _meter(run, team, folder, log, newest)
+        log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
         validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated, calls=calls
@@ -404,9 +406,7 @@ def _start(
     return session
 
 
-def _restore(
-    run: Run, team: Team, folder: Path, log: RunLog, program: TrainingProgram, newest: Checkpoint, values: Values
-) -> Values:
+def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest: Checkpoint, values: Values) -> Values:
     """Loads a checkpoint's tensors, which instance 0 has read and which leave `values`; they, in every instance."""
     log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
     _report_overrides(run, log)
@@ -418,7 +418,6 @@ def _restore(
     restored = team.shared(values if team.first else None)
     values.clear()
     program.load(restored)
-    log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
     return restored
 
 
@@ -428,17 +427,23 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
     calls = _calls(team, state, newest.iteration)
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
-    due = {"training.csv": run.horizon.log_points, "validation.csv": _validated_at(run)}
-    log.go_on_after(newest.iteration, checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING), due)
+    states, stays = checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING)
+    log.go_on_after(newest.iteration, states, stays, _rows_before(run, folder))
     if team.first:
         state = _averages(run, newest, state, log)
     return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state)))), calls
 
 
-def _validated_at(run: Run) -> Callable[[], list[int]]:
-    """The updates after which the run has a row of validation.csv."""
-    validates = run.options.checkpoint.validation and run.source.spec.validation_images
-    return run.horizon.checkpoint_points if validates else list
+def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], list[int]]]:
+    """The updates after which the run has rows by table, as the options of the call before this one tell."""
+    recorded = checkpoints.recorded(folder)
+    given = {name: recorded[name] for name in OPTIONS if recorded.get(name) is not None}
+    try:
+        horizon = Horizon.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
+    except ValueError:  # an instance that has recorded none
+        horizon = run.horizon
+    validated = recorded.get("validation", run.options.checkpoint.validation) and run.source.spec.validation_images
+    return {"training.csv": horizon.log_points, "validation.csv": horizon.checkpoint_points if validated else list}
 
 
 def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
@@ -490,13 +495,11 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
 
 
 def _averages(run: Run, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
-    """The state of the averages at the checkpoint; if it is lost, what the rows tell of it."""
-    if state:
+    """The state of the averages at the checkpoint; if it is lost, or may be anything, what the rows tell of it."""
+    if state and not checkpoints.doubted(newest):
         return state
-    log.note(
-        f"warning: {newest.name} comes without a sound {newest.state_path.name}: steps and averages go on from the rows of "
-        "training.csv"
-    )
+    sound = f"anything that vouches for its {newest.state_path.name}" if state else f"a sound {newest.state_path.name}"
+    log.note(f"warning: {newest.name} comes without {sound}: steps and averages go on from the rows of training.csv")
     return state_of_rows(log.rows("training.csv"), run.horizon, run.step_increment, newest.iteration)
 
 

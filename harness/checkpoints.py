@@ -372,20 +372,26 @@ def state(checkpoint: Checkpoint) -> dict[str, Any]:
     return _state(checkpoint)[0]
 
 
+def doubted(checkpoint: Checkpoint) -> bool:
+    """Whether nothing vouches that a checkpoint's state is what was written: neither a digest nor a manifest."""
+    return _state(checkpoint)[1]
+
+
 def _state(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
-    """The same, and whether it has a digest."""
+    """The same, and whether it is `doubted`."""
     if not os.path.lexists(checkpoint.state_path):
-        return {}, False
+        return {}, True
     found = _json(checkpoint.state_path)
     digest = found.pop(_DIGEST, None)
     if digest not in (None, _digest(found)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
-    return found if records.sound_state(found) else {}, digest is not None
+    vouched = digest is not None or manifests.vouches(checkpoint.state_path, Path(checkpoint.prefix))
+    return found if records.sound_state(found) else {}, not vouched
 
 
 def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
     """(updates, state) of every checkpoint on the way to `newest` of which the state is sound; DOUBTED is true in those that
-    have neither a digest nor a manifest.
+    are `doubted`.
 
     What lies beside that way tells of updates that were done again: it was damaged and left out, and the run went on from
     an earlier one.
@@ -394,9 +400,8 @@ def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]
     for checkpoint in numbered(folder):
         if checkpoint.iteration <= newest.iteration:
             with suppress(CheckpointError):
-                kept, digested = _state(checkpoint)
-                doubted = not digested and not manifests.vouches(checkpoint.state_path, Path(checkpoint.prefix))
-                found.append((checkpoint.iteration, {**kept, DOUBTED: True} if doubted else kept))
+                kept, unsure = _state(checkpoint)
+                found.append((checkpoint.iteration, {**kept, DOUBTED: True} if unsure else kept))
     found = [(done, kept) for done, kept in found if kept.get(ITERATION) == done]
     way = next((calls(kept) for done, kept in found if done == newest.iteration), [])
     return [(done, kept) for done, kept in found if _on_the_way(done, calls(kept), way)]

@@ -27,6 +27,7 @@ from emulator.system import DeviceError
 from harness import cluster as clusters
 from harness import data, doubts, host_memory, plugins, records, rules
 from harness.cluster import ALONE, Cluster
+from harness.horizon import OPTIONS as PERIODS
 from harness.horizon import Horizon
 from harness.layers import COMMAND_LINE, CONFIGURATION
 from harness.options import DatasetOptions, DeviceOptions, OptionError, RunOptions
@@ -294,8 +295,6 @@ def _refuse_filters_that_match_nothing(option: str, filters: Sequence[str], trac
 def _plan_and_horizon(
     options: RunOptions, traced: Trace, images: int, for_training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, Horizon]:
-    training, logging, checkpoint = options.training, options.logging, options.checkpoint
-
     # validation runs the whole network at once: stages, spans and folds are the training's affair
     wishes = _wishes(options, cluster) if for_training else _validation_wishes(options)
     try:
@@ -303,15 +302,8 @@ def _plan_and_horizon(
         horizon = Horizon.of(
             images=images,
             global_batch=plan.global_batch,
-            epochs=training.epochs,
-            iterations=training.iterations,
-            logs_per_epoch=logging.logs_per_epoch,
-            log_freq=logging.log_freq,
-            batches_per_step=options.device.batches_per_step,
-            ckpts_per_epoch=checkpoint.ckpts_per_epoch,
-            epochs_per_ckpt=checkpoint.epochs_per_ckpt,
-            ckpt_epochs_offset=checkpoint.ckpt_epochs_offset,
             tells_first=getattr(options.schedule, "rows_tell_first", False),
+            **{name: value for name, value in options.values().items() if name in PERIODS},
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None

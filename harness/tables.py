@@ -117,7 +117,7 @@ class Table:
         made = _Merged(rows)
         self._since, self._before = 0, 0
         for state in (state for state in states if state.content is not None):
-            if not (_sound(state.content) and all(map(self._is_sound, state.content[_ROWS]))):
+            if not (_sound(state) and all(map(self._is_sound, state.content[_ROWS])) and self._fits(state)):
                 made.odd.append(state.done)
                 continue
             since, before = self._add(made, state)
@@ -212,6 +212,10 @@ class Table:
         except ValueError:
             return False
 
+    def _fits(self, state: Kept) -> bool:
+        """Whether the rows of a state are of its updates."""
+        return all(state.content[_SINCE] < self._place(cells) + self._lag <= state.done for cells in state.content[_ROWS])
+
     def _place(self, cells: Sequence[str]) -> int:
         return int(cells[self.columns.index("iteration")])
 
@@ -241,12 +245,15 @@ def _rows(count: int) -> str:
     return "row" if count == 1 else "rows"
 
 
-def _sound(state: Any) -> bool:
-    """Whether a state holds what `kept` gives."""
+def _sound(state: Kept) -> bool:
+    """Whether a state holds what `kept` gives: there is at most one row of each update, and one of the beginning."""
+    content = state.content
     return (
-        isinstance(state, Mapping)
-        and all(type(state.get(name)) is int and state[name] >= 0 for name in (_SINCE, _BEFORE))
-        and isinstance(state.get(_ROWS), list)
-        and all(isinstance(cells, list) for cells in state[_ROWS])
-        and all(isinstance(cell, str) for cells in state[_ROWS] for cell in cells)
+        isinstance(content, Mapping)
+        and all(type(content.get(name)) is int for name in (_SINCE, _BEFORE))
+        and 0 <= content[_SINCE] <= state.done
+        and 0 <= content[_BEFORE] <= content[_SINCE] + 1
+        and isinstance(content.get(_ROWS), list)
+        and all(isinstance(cells, list) for cells in content[_ROWS])
+        and all(isinstance(cell, str) for cells in content[_ROWS] for cell in cells)
     )

@@ -10,12 +10,14 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from runs import succeed
 
 import log
+import train
 from harness import checkpoints, manifests, tables
 from harness.checkpoints import CheckpointError
 from harness.horizon import Horizon
@@ -217,7 +219,7 @@ def test_a_state_that_nothing_vouches_for_fills_in_only_what_the_file_lacks(tmp_
 
 def test_what_vouches_for_a_state(tmp_path):
     """Its digest, or a manifest that is of it."""
-    state = {"iteration": 1, "training.csv": {}}
+    state = {"iteration": 1, "host_steps": 700, "training.csv": {}}
     for name in ("digest", "manifest", "neither"):
         found = checkpoints.at(tmp_path / name, 1)
         touch(tmp_path / name, "ckpt-1.index")
@@ -230,6 +232,26 @@ def test_what_vouches_for_a_state(tmp_path):
         assert checkpoints.states(tmp_path / name, found) == [
             (1, state | {tables.DOUBTED: True} if name == "neither" else state)
         ]
+        horizon = Horizon.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
+        call = SimpleNamespace(horizon=horizon, step_increment=1)
+        steps = train._averages(call, found, state, log.RunLog(tmp_path / name, console=False))["host_steps"]
+        assert steps == (1 if name == "neither" else 700)
+        assert ("without anything that vouches for its" in (tmp_path / name / "log.txt").read_text()) == (name == "neither")
+
+
+def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path):
+    """Whatever this one is to write."""
+    found = {"iterations": 40, "logs_per_epoch": 10, "batches_per_step": 5, "ckpts_per_epoch": 2, "epochs_per_ckpt": 0}
+    data = SimpleNamespace(spec=SimpleNamespace(train_images=100, validation_images=10))
+    asked = SimpleNamespace(checkpoint=SimpleNamespace(validation=True))
+    now = Horizon.of(images=100, global_batch=2, iterations=60, log_freq=1)
+    call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, horizon=now)
+    for validated in (True, False):
+        (tmp_path / "arguments.json").write_text(json.dumps({**found, "validation": validated}))
+        due = {name: points() for name, points in train._rows_before(call, tmp_path).items()}
+        assert due == {"training.csv": [5, 10, 15, 20, 25, 30, 35, 40], "validation.csv": [25, 40] * validated}
+    (tmp_path / "arguments.json").unlink()  # nothing else tells it
+    assert train._rows_before(call, tmp_path)["training.csv"]() == now.log_points()
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
@@ -252,16 +274,17 @@ def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
     """Its checkpoints' states hold none. What cannot be rows is told of besides."""
-    written(tmp_path)
+    _, states = written(tmp_path)
     before = (tmp_path / "training.csv").read_bytes()
     capsys.readouterr()
     run_log = log.RunLog(tmp_path)
     run_log.go_on_after(40, [(20, {}), (40, {"iteration": 40})], stays=True)
     assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
     assert len(run_log.kept(50, stays=True)["training.csv"]["rows"]) == 4
-    sound = run_log.kept(40, stays=False)["training.csv"]
+    sound, late = (state["training.csv"] for _, state in states[1:])
     for strange in (7, [], {"since": "x"}, {**sound, "since": -1}, {**sound, "rows": [["x"] * len(log.TRAINING_COLUMNS)]},
-                    {**sound, "rows": [["40"]]}):  # fmt: skip
+                    {**sound, "rows": [["40"]]}, {**sound, "since": 10**15, "rows": []}, {**sound, "before": 10**15},
+                    {**sound, "since": 30}, late):  # fmt: skip
         run_log.go_on_after(40, [(30, {"training.csv": strange})], stays=True)
         assert (tmp_path / "training.csv").read_bytes() == before
         told = "warning: the state of ckpt-30 holds what cannot be rows of training.csv: left out\n"
