@@ -387,7 +387,8 @@ def _start(
     else:
         restored = _restore(run, team, log, program, newest, values)
         meter, calls = _meter(run, team, folder, log, newest)
-        log.arguments(_values(run, folder, newest), restored=True)  # not before it is known that the run can go on
+        # not before it is known that the run can go on
+        log.arguments({**_values(run, folder, newest), checkpoints.CALLS: calls}, restored=True)
         validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
         session = Session(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated, calls=calls

@@ -574,18 +574,22 @@ def record(folder: Path) -> Path:
 
 
 def lost_record(folder: Path) -> str | None:
-    """Why the options of a run's last restore, which its states tell of, are not those that are recorded. A later instance
+    """Why the options that are recorded of a run are not those of its last call, as its states tell of it. A later instance
     may have saved without recording any."""
-    if archives.located(folder) or record(folder).name == _LATER or recorded(folder).get("instance"):
+    found, file = recorded(folder), record(folder)
+    if archives.located(folder) or found.get("instance"):
         return None
-    later = (checkpoint.name for checkpoint, kept in _own(folder) if _is_later(calls(kept)))
-    name = next(later, None)
-    return f"{folder / _LATER} is missing, and {name} is of a later call than {folder / _FIRST}" if name else None
+    known = None if file.name == _FIRST else calls(found)
+    name = next((checkpoint.name for checkpoint, kept in _own(folder) if _is_later(calls(kept), known)), None)
+    return f"{name} is of a later call of the run than {file}" if name else None
 
 
-def _is_later(made: Sequence[Call]) -> bool:
-    """Whether the last of a run's calls is not the one that began it, which an older version may have left out."""
-    return len(made) > 1 or any(since for _, since in made)
+def _is_later(made: Sequence[Call], known: Sequence[Call] | None) -> bool:
+    """Whether some calls of a run go on after those that are known, as far as they are; None: after the one that began it,
+    which an older version may have left out."""
+    if known is None:
+        return len(made) > 1 or any(since for _, since in made)
+    return bool(known) and len(made) > len(known) and made[: len(known)] == known
 
 
 def doubts_of_record(folder: Path) -> list[str]:
@@ -593,7 +597,7 @@ def doubts_of_record(folder: Path) -> list[str]:
     or damaged. An instance that came later has none."""
     lost = lost_record(folder)
     if lost:
-        return [f"warning: {lost}, which tells the options"]
+        return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing"]
     first, last = folder / _FIRST, record(folder)
     if archives.located(folder) or last == first or recorded(folder).get("instance"):
         return []

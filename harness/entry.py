@@ -160,8 +160,8 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
     if lost:
         file = shlex.quote(str(folder / "arguments"))
         raise CheckpointError(
-            f"{lost}, whose options may be others: put it back, or, if those of the beginning are to count, "
-            f"cp {file}.json {file}_restore.json"
+            f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
+            f"beginning are to count, cp {file}.json {file}_restore.json"
         )
     return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
 

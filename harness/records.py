@@ -16,7 +16,7 @@ from harness.options import EXCLUSIVE
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
-CALLS = "calls"  # in every state: the calls of the run that led to it
+CALLS = "calls"  # in every state, and in the options of a run that went on: the calls of the run that led there
 RUN_ID = "run_id"  # in every state and in the options that a run records
 SEED = "seed"  # in both: what everything random follows from
 CLASSES = "class_names"  # in those options: a digest of what the classes are called, in their order
@@ -60,6 +60,7 @@ _SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
 _TEXT: Rule = (lambda value: isinstance(value, str), "text")
 _MEANS: Rule = (_are_means, "pairs of a loss and a fraction")
 _TEXTS: Rule = (_are_texts, "a list of names")
+_CALLS: Rule = (_are_calls, "pairs of a name and a whole number")
 _OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
 _NUMBER: Rule = (_is_finite, KINDS[float])
 _DERIVED: Mapping[str, Rule] = {
@@ -70,6 +71,7 @@ _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys(("seed_specified", "restoring"), _SWITCH),
     **dict.fromkeys((RUN_ID, CLASSES, "name", "command", "summary_str", "checkpoint_path"), _TEXT),
     **dict.fromkeys(("datetime", "hostname", "restored_from"), _TEXT),
+    CALLS: _CALLS,
     **dict.fromkeys(("instance_folders", "wd_exclude"), _TEXTS),
 }  # fmt: skip
 _STATE: Mapping[str, Rule] = {
@@ -77,7 +79,7 @@ _STATE: Mapping[str, Rule] = {
     ROLLING: _SWITCH,
     RUN_ID: _TEXT,
     SEED: _WHOLE,
-    CALLS: (_are_calls, "pairs of a name and a whole number"),
+    CALLS: _CALLS,
     "host_steps": _WHOLE,
     "updates_per_step": _COUNT,
     "seconds": (lambda value: _is_number(value) and 0 <= value < math.inf, "a number from 0 on"),

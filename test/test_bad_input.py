@@ -314,13 +314,18 @@ def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
     newest, record = checkpoints.at(without_manifests, 1), without_manifests / "arguments_restore.json"
     state = checkpoints.state(newest)
     newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
-    told = f"{record} is missing, and ckpt-1 is of a later call than {without_manifests}/arguments.json"
+    told = f"ckpt-1 is of a later call of the run than {without_manifests}/arguments.json"
     assert told in succeed("validation", "--restore-path", without_manifests, "--dry-run").out
     for script in ("restore", "train"):
         message = refused(script, "--restore-path", without_manifests)
         assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
     shutil.copy(without_manifests / "arguments.json", record)
-    assert str(record) not in succeed("restore", "--restore-path", without_manifests, "--dry-run").out
+    assert "later call" not in succeed("restore", "--restore-path", without_manifests, "--dry-run").out
+    values = json.loads(record.read_text())
+    for calls, stale in (([*state["calls"], ["ab", 0], ["cd", 1]], False), ([["ef", 0]], False), (state["calls"], True)):
+        record.write_text(json.dumps({**values, "calls": calls}))  # of a later call, of another branch, of an earlier one
+        lost = checkpoints.lost_record(without_manifests)
+        assert lost == (f"ckpt-1 is of a later call of the run than {record}" if stale else None)
     record.unlink()
     newest.state_path.write_text(json.dumps({**state, "run_id": "another", "calls": [["ab", 7]]}))
     assert checkpoints.lost_record(without_manifests) is None  # what came from elsewhere tells nothing of this run
