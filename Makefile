@@ -44,7 +44,7 @@ $(VENV)/bin/python:
 $(VENV)/.runtime: requirements.txt constraints.txt | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
-	echo "The commands gc-profile and gc-info are not installed; python -m harness.gc_profile and harness.gc_info are the same"
+	echo "The commands gc-profile and gc-info are not installed; python -m harness.commands.gc_profile and harness.commands.gc_info are the same"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.runtime requirements-test.txt

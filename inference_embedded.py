@@ -7,7 +7,7 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("inference_embedded.py")
 
@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import validation
-from harness import checkpoints, embedded, entry, fitting, quiet
-from harness.checkpoints import Checkpoint
-from harness.cluster import ALONE
-from harness.files import write_atomically
-from harness.options import OptionError
-from harness.run import Run, arguments
+from base.errors import OptionError
+from base.process import quiet
+from base.storage.files import write_atomically
+from harness.checkpoints import checkpoints, fitting
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.commands import entry
+from harness.programs import embedded
+from harness.run.cluster import ALONE
+from harness.run.run import Run, arguments
 from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
     log = _open_log(run)
     try:
         quiet.import_tensorflow()
-        from harness.build import byte_batches
+        from harness.programs.build import byte_batches
 
         program = _program(run, checkpoint, log)
         batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
@@ -95,7 +98,7 @@ def _compile_only(run: Run, checkpoint: Checkpoint) -> int:
 
 def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
     """From its file in the working directory if that holds the same program, otherwise built, and kept there."""
-    from harness.build import frozen_program
+    from harness.programs.build import frozen_program
     from ipu_utils import Frozen
 
     options = run.options.checkpoint

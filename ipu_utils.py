@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
-from emulator.cost.trace import Trace
-from emulator.draws import Seed
-from emulator.executable import Store
-from emulator.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
-from emulator.frozen import Frozen, freeze
-from emulator.group import Group
-from emulator.inference import InferenceProgram, Score
-from emulator.plan import ExecutionPlan
-from emulator.precision import SINGLE, Precision
+from base.draws import Seed
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.precision import SINGLE, Precision
+from emulator.plan.trace import Trace
+from emulator.program.executable import Store
+from emulator.program.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
+from emulator.program.frozen import Frozen, freeze
+from emulator.program.group import Group
+from emulator.program.inference import InferenceProgram, Score
 from Models._segments import Segment
 
 __all__ = (

@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import command_line, files
-from harness.tables import DOUBTED, Kept, Row, Table
+from base.process import command_line
+from base.storage import files
+from base.storage.tables import DOUBTED, Kept, Row, Table
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",

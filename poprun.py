@@ -7,7 +7,7 @@ python poprun.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("poprun")
 
@@ -23,9 +23,12 @@ from typing import Any
 
 import yaml
 
-from harness import command_line, configs, launch, plugins
-from harness.fields import brief
-from harness.options import OptionError
+from base import plugins
+from base.errors import OptionError
+from base.fields import brief
+from base.process import command_line
+from harness.options import configs
+from harness.processes import launch
 
 VERSION = "cnn-harness poprun 0.1"
 

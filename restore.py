@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("restore.py")
 
 import sys
 
-from harness import entry
-from harness.options import OptionError
+from base.errors import OptionError
+from harness.commands import entry
 from train import resume
 
 

@@ -8,7 +8,7 @@ python train.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("train.py")
 
@@ -30,33 +30,26 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 import validation
-from emulator.record import Mark
-from harness import (
-    checkpoints,
-    cli,
-    compilation,
-    entry,
-    executables,
-    fitting,
-    folders,
-    locks,
-    mlperf,
-    profile,
-    records,
-    saving,
-)
-from harness import cluster as clusters
-from harness.checkpoints import Checkpoint
-from harness.compilation import Compilation, FirstUpdates
-from harness.horizon import OPTIONS, Horizon
-from harness.layers import RECORDED
-from harness.meter import Meter, state_of_rows
-from harness.options import OptionError
-from harness.run import Run, arguments
-from harness.saving import SaveError, Writer
-from harness.session import Session, Values
-from harness.signals import Signals, StopRequest
-from harness.team import Team, introduction
+from base.errors import OptionError
+from base.process.signals import Signals, StopRequest
+from base.storage import locks
+from emulator.plan.record import Mark
+from harness.checkpoints import checkpoints, fitting, saving
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints.saving import SaveError, Writer
+from harness.commands import cli, entry
+from harness.options.sources import RECORDED
+from harness.processes import folders
+from harness.processes.team import Team, introduction
+from harness.programs import executables
+from harness.reports import compilation, mlperf, profile
+from harness.reports.compilation import Compilation, FirstUpdates
+from harness.run import cluster as clusters
+from harness.run import records
+from harness.run.horizon import OPTIONS, Horizon
+from harness.run.run import Run, arguments
+from harness.training.loop import Session, Values
+from harness.training.meter import Meter, state_of_rows
 from log import RunLog, wandb_run
 
 if TYPE_CHECKING:
@@ -482,7 +475,7 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
     """The training program, its data beginning at update `begin`."""
     prepared = Mark(compilation.PREPARED, time.perf_counter())
     executables.import_tensorflow(run)
-    from harness.build import training_program
+    from harness.programs.build import training_program
 
     started = time.perf_counter()
     store = executables.store(run, "training", recording=recording)

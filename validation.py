@@ -9,7 +9,7 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("validation.py")
 
@@ -23,16 +23,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from base.errors import OptionError
+from base.process import quiet
+from base.process.signals import StopRequest
 from Datasets import _photo_bytes
-from emulator.record import Mark
-from harness import checkpoints, compilation, entry, executables, fitting, folders, predictions, profile, quiet
-from harness import cluster as clusters
-from harness.checkpoints import Checkpoint
-from harness.compilation import Compilation
-from harness.options import OptionError
-from harness.run import Run, arguments
-from harness.signals import StopRequest
-from harness.team import Team, introduction
+from emulator.plan.record import Mark
+from harness.checkpoints import checkpoints, fitting
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.commands import entry
+from harness.evaluation import predictions
+from harness.processes import folders
+from harness.processes.team import Team, introduction
+from harness.programs import executables
+from harness.reports import compilation, profile
+from harness.reports.compilation import Compilation
+from harness.run import cluster as clusters
+from harness.run.run import Run, arguments
 from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:
@@ -170,7 +176,7 @@ def build(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
     prepared = Mark(compilation.PREPARED, time.perf_counter())
     executables.import_tensorflow(run)
-    from harness.build import validation_program
+    from harness.programs.build import validation_program
 
     started = time.perf_counter()
     store = executables.store(run, "validation")

@@ -7,7 +7,7 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("weight_avg.py")
 
@@ -17,8 +17,11 @@ import re
 import sys
 from pathlib import Path
 
-from harness import averages, checkpoints, command_line, entry, plugins, quiet
-from harness.options import OptionError
+from base import plugins
+from base.errors import OptionError
+from base.process import command_line, quiet
+from harness.checkpoints import averages, checkpoints
+from harness.commands import entry
 
 
 def main(argv: list[str]) -> int:

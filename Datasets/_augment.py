@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from base import draws
 from Datasets._spec import ReadRequest
-from emulator import draws
 
 _CHANNEL_MEAN = (123.68, 116.78, 103.94)
 _UNIT_MEAN = (0.485, 0.456, 0.406)

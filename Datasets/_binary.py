@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, digest, regular_size, whole_stream
+from base.errors import DataError
+from Datasets._spec import DataSpec, ReadRequest, Stage, digest, regular_size, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf

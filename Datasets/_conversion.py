@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from base.errors import DataError
+from base.fields import brief
+from base.process import quiet
+from base.storage import input_files
 from Datasets import _described, _labels, _tfrecords
 from Datasets._headers import MOST_BYTES
 from Datasets._listing import Listing, shuffled
 from Datasets._pictures import Picture
 from Datasets._progress import Progress
-from Datasets._spec import DataError
-from harness import input_files, quiet
-from harness.fields import brief
 
 PARTIAL = ".partial"
 _WALKERS = 8  # shards counted at once: the time goes into waiting for the disc

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
+from base.process import quiet
 from Datasets import _examples, _headers, _photographs
-from harness import quiet
 
 
 class Decoder:

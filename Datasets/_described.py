@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from base import bounds
+from base.errors import DataError
+from base.storage import input_files
 from Datasets import _labels
-from Datasets._spec import DataError
-from harness import bounds, input_files
 
 if TYPE_CHECKING:
     from Datasets._tfrecords import RecordIndex

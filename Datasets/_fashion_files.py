@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from Datasets._spec import DataError
-from harness import bounds, input_files
+from base import bounds
+from base.errors import DataError
+from base.storage import input_files
 
 IDX_FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")

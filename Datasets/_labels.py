@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from Datasets._spec import DataError
-from harness import input_files
-from harness.fields import brief
+from base.errors import DataError
+from base.fields import brief
+from base.storage import input_files
 
 FILE = "labels.txt"
 _MOST_BYTES = 16 << 20  # of it: some hundred thousand classes

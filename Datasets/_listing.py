@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from base.errors import DataError
+from base.fields import brief
 from Datasets import _labels, _pictures
 from Datasets._pictures import BadFile, Picture
-from Datasets._spec import DataError
-from harness.fields import brief
 
 TRAIN, VALIDATION = "train", "validation"
 _SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "valid": VALIDATION,

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from Datasets._spec import DataError, OpenRequest
+from base.errors import DataError
+from Datasets._spec import OpenRequest
 
 MOST_FOLDERS = 20_000  # that are walked through
 _NAMES_IN_PATHS = (  # the first row whose text is in the path wins

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
-from emulator import draws
+from base import draws
 
 _CANDIDATES = 8
 _CUTMIX_TAIL = math.exp(-4.0)  # version 1: the least part that is kept is 1 + ln(exp(-4)) / 4 = 0

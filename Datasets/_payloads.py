@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
+from base import host_limits
+from base.errors import DataError
+from base.process import quiet
 from Datasets import _examples, _headers, _pipeline
-from Datasets._spec import DataError, ReadRequest, Records
-from emulator import host_limits
-from harness import quiet
+from Datasets._spec import ReadRequest, Records
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
 

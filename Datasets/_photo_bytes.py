@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from base.errors import DataError
+from base.storage import input_files
 from Datasets import _headers
-from Datasets._spec import DataError
-from harness import input_files
 
 
 def photograph(path: str) -> bytes:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from base.errors import DataError
 from Datasets import _augment, _photo_bytes, _photographs
 from Datasets._photographs import LONGEST
-from Datasets._spec import DataError, DataSpec, ReadRequest
+from Datasets._spec import DataSpec, ReadRequest
 
 
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:

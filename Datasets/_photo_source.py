@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Records, Stage, digest, whole_stream
+from base.errors import DataError
+from Datasets._spec import DataSpec, ReadRequest, Records, Stage, digest, whole_stream
 from Datasets._tolerance import Tolerance
 
 if TYPE_CHECKING:

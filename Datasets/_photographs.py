@@ -16,10 +16,11 @@ from functools import partial
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from base import draws
+from base.errors import DataError
 from Datasets import _augment, _headers, _payloads, _pipeline
-from Datasets._spec import DataError, ReadRequest, Records, Stage
+from Datasets._spec import ReadRequest, Records, Stage
 from Datasets._tolerance import Tolerance
-from emulator import draws
 
 _CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
 LONGEST = 32  # times the shorter side: of what the whole picture is resized from

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from base.errors import DataError
+from base.storage import input_files
 from Datasets import _headers, _labels
 from Datasets._headers import MOST_BYTES
-from Datasets._spec import DataError
-from harness import input_files
 
 VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that is there
 

@@ -12,8 +12,8 @@ import os
 
 import tensorflow.compat.v1 as tf
 
+from base import draws
 from Datasets._spec import ReadRequest
-from emulator import draws
 
 _ENDLESS = 1 << 60
 _CHUNK_SAMPLES = 256  # below this, per-call overhead outweighs the work on 32 x 32 images

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from Datasets import _checksums
+from base.storage import checksums, input_files
 from Datasets._headers import MOST_BYTES
 from Datasets._spec import regular_size
-from harness import input_files
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -101,7 +100,7 @@ def _walked(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
 def _length_at(content: mmap.mmap, at: int) -> int | None:
     """The length of the record that begins there; None if none does."""
     header = content[at : at + HEADER_BYTES]
-    if len(header) < HEADER_BYTES or _checksums.masked_header(header[:8]) != int.from_bytes(header[8:], "little"):
+    if len(header) < HEADER_BYTES or checksums.masked_header(header[:8]) != int.from_bytes(header[8:], "little"):
         return None
     return int.from_bytes(header[:8], "little")
 
@@ -110,7 +109,7 @@ def _whole(content: mmap.mmap, record: Record) -> bool:
     """Whether the payload's checksum matches."""
     end = record.offset + record.length
     stored = int.from_bytes(content[end : end + FOOTER_BYTES], "little")
-    return _checksums.masked(content[record.offset : end]) == stored
+    return checksums.masked(content[record.offset : end]) == stored
 
 
 def _next_header(content: mmap.mmap, start: int, size: int) -> int:
@@ -127,7 +126,7 @@ def _next_header(content: mmap.mmap, start: int, size: int) -> int:
         rows = np.ascontiguousarray(rows[small])
         possible = np.flatnonzero(rows[:, :8].copy().view("<u8")[:, 0] <= size)
         small, rows = small[possible], rows[possible]
-        agree = np.flatnonzero(_checksums.masked_rows(rows[:, :8]) == rows[:, 8:].copy().view("<u4")[:, 0])
+        agree = np.flatnonzero(checksums.masked_rows(rows[:, :8]) == rows[:, 8:].copy().view("<u4")[:, 0])
         if agree.size:
             return first + int(small[agree[0]])
     return size

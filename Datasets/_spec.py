@@ -13,14 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness import input_files
+from base.errors import DataError
+from base.storage import input_files
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
-
-
-class DataError(Exception):
-    """Data that is missing or wrong. The message is one complete line; details may follow on further lines."""
 
 
 def regular_size(file: Path) -> int:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from Datasets import _cache, _checksums, _salvage
+from base.errors import DataError
+from base.storage import cache, checksums, input_files, npz
+from Datasets import _salvage
 from Datasets._headers import MOST_BYTES
 from Datasets._salvage import FOOTER_BYTES, HEADER_BYTES
-from Datasets._spec import DataError, regular_size
+from Datasets._spec import regular_size
 from Datasets._tolerance import Tolerance
-from harness import input_files, npz
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
@@ -121,7 +122,7 @@ class RecordIndex:
             raise DataError(f"{self.name(record)} cannot be used: {reason}")
         both = self._read(record, length + FOOTER_BYTES)
         payload, stored = both[:-FOOTER_BYTES], int.from_bytes(both[-FOOTER_BYTES:], "little")
-        return payload, _checksums.masked(payload) == stored
+        return payload, checksums.masked(payload) == stored
 
     def _read(self, record: int, size: int) -> bytes:
         file, _ = self._place(record)
@@ -145,7 +146,7 @@ def _kept_at(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
         return None
     stats = [file.stat() for file in files]
     told = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])
-    return _cache.folder(environ) / f"records-{hashlib.sha256(told.encode()).hexdigest()[:20]}.npz"
+    return cache.folder(environ) / f"records-{hashlib.sha256(told.encode()).hexdigest()[:20]}.npz"
 
 
 def _keep(path: Path, walked: tuple[np.ndarray, ...]) -> None:
@@ -220,7 +221,7 @@ def _check_lengths(file: Path, first: int, headers: list[bytes], ended: bool, si
     whole = [header for header in headers if len(header) == HEADER_BYTES]
     fields = np.frombuffer(b"".join(whole), np.uint8).reshape(-1, HEADER_BYTES)
     stored = np.ascontiguousarray(fields[:, 8:]).view("<u4")[:, 0]
-    wrong = np.flatnonzero(_checksums.masked_rows(fields[:, :8]) != stored)
+    wrong = np.flatnonzero(checksums.masked_rows(fields[:, :8]) != stored)
     if wrong.size:
         raise DataError(
             f"{file}: record {first + wrong[0]} has an impossible length (its checksum does not match); is the file "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from Datasets._spec import DataError
+from base.errors import DataError
 
 
 class Tolerance:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from base.errors import DataError
+from base.storage import input_files
 from Datasets import _described, _labels, _locate, _pictures, _salvage, cifar
 from Datasets._binary import Layout
 from Datasets._class_names import IMAGENET_CLASSES
 from Datasets._described import Described
 from Datasets._headers import MOST_BYTES
 from Datasets._salvage import Damage
-from Datasets._spec import DataError, regular_size
+from Datasets._spec import regular_size
 from Datasets._tfrecords import shards
-from harness import input_files
 
 if TYPE_CHECKING:
     from Datasets._decoding import Decoder

@@ -11,7 +11,7 @@ shards that have lost records since are written again.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("convert")
 
@@ -21,11 +21,11 @@ import os
 import sys
 from pathlib import Path
 
+from base.errors import DataError
+from base.process import command_line
 from Datasets import _conversion, _described, _listing, _pictures
 from Datasets._listing import Listing
 from Datasets._pictures import BadFile
-from Datasets._spec import DataError
-from harness import command_line
 
 
 def main(argv: list[str]) -> int:

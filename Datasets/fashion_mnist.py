@@ -11,9 +11,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from Datasets import _cache, _fashion_files
+from base.errors import DataError
+from base.storage import cache
+from Datasets import _fashion_files
 from Datasets._binary import BinarySource, Layout
-from Datasets._spec import DataError, DataSpec, OpenRequest
+from Datasets._spec import DataSpec, OpenRequest
 
 _EMBEDDED = DataSpec(
     name="fashion-mnist",
@@ -41,7 +43,7 @@ def open_embedded(request: OpenRequest) -> BinarySource:
             )
         return _full(_EMBEDDED, Path(request.data_dir), request.environ)
     build = _fashion_files.writer(partial(_fashion_files.unpacked, _fashion_files.EMBEDDED))
-    return _source(_EMBEDDED, _cache.expanded("fashion-mnist-v1", build, request.environ))
+    return _source(_EMBEDDED, cache.expanded("fashion-mnist-v1", build, request.environ))
 
 
 def open_full(request: OpenRequest) -> BinarySource:
@@ -61,9 +63,9 @@ DATASETS = {"fashion-mnist": open_embedded, "fashion-mnist-full": open_full}
 
 
 def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySource:
-    sources = "".join(_cache.digest(file) for file in _fashion_files.idx_paths(folder))
+    sources = "".join(cache.digest(file) for file in _fashion_files.idx_paths(folder))
     name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # other files, other folder
-    return _source(spec, _cache.expanded(name, _fashion_files.writer(partial(_fashion_files.read_idx, folder)), environ))
+    return _source(spec, cache.expanded(name, _fashion_files.writer(partial(_fashion_files.read_idx, folder)), environ))
 
 
 def _source(spec: DataSpec, folder: Path) -> BinarySource:

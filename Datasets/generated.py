@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataError, DataSpec, ReadRequest, Stage, whole_stream
+from base.errors import DataError
+from Datasets._spec import DataSpec, ReadRequest, Stage, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -113,8 +114,8 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     """
     import tensorflow.compat.v1 as tf
 
+    from base import draws
     from Datasets import _augment
-    from emulator import draws
 
     side = request.image_size
     drawn = tf.random.stateless_truncated_normal(

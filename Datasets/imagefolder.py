@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from base.errors import DataError
 from Datasets import _described, _labels, _locate, _pictures
 from Datasets._photo_source import PhotographSource
-from Datasets._spec import DataError, DataSpec, OpenRequest
+from Datasets._spec import DataSpec, OpenRequest
 from Datasets._tfrecords import RecordIndex, part, shards
 from Datasets._tolerance import Tolerance
 

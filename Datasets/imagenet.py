@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from base.errors import DataError
 from Datasets import _described, _labels, _locate
 from Datasets._photo_source import PhotographSource
-from Datasets._spec import DataError, DataSpec, OpenRequest
+from Datasets._spec import DataSpec, OpenRequest
 from Datasets._tfrecords import RecordIndex, part, shards
 from Datasets._tolerance import Tolerance
 

@@ -10,7 +10,7 @@ Exit code 0: all is well. 1: something is damaged. 2: wrong input.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from harness import early
+    from base.process import early
 
     early.begin("verify")
 
@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from base.errors import DataError
+from base.process import command_line, quiet
 from Datasets import _verification
 from Datasets._progress import Progress
-from Datasets._spec import DataError
-from harness import command_line, quiet
 
 if TYPE_CHECKING:
     from Datasets._decoding import Decoder

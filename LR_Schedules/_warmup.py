@@ -9,7 +9,7 @@ from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
-from harness.fields import at_least, exact, opt
+from base.fields import at_least, exact, opt
 
 Rate = Callable[[int], float]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.fields import keep_rules
+from base.fields import keep_rules
 from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs, warmup_iterations
 
 

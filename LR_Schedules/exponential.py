@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.fields import above, at_least, exact, keep_rules, opt
+from base.fields import above, at_least, exact, keep_rules, opt
 from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from harness.fields import above, at_least, keep_rules, opt
+from base.fields import above, at_least, keep_rules, opt
 from LR_Schedules._warmup import RateHorizon, exactly, warmup_epochs, warmup_iterations
 
 

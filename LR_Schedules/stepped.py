@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.fields import above, decimal_number, exact, keep_rules, opt
+from base.fields import above, decimal_number, exact, keep_rules, opt
 from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"

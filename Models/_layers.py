@@ -1,6 +1,6 @@
 """The layer vocabulary that models are written in. No TensorFlow here: two readers implement it.
 
-`TensorLayers` (Models/_tensor_layers.py) builds the graph; `CountingLayers` (emulator/cost/trace.py) counts
+`TensorLayers` (emulator/layers/tensor_layers.py) builds the graph; `CountingLayers` (emulator/plan/trace.py) counts
 parameters, multiply-adds and activations. A model never decides a precision or a device.
 """
 
@@ -41,7 +41,7 @@ class Variable:
 
     With a `decay` it is a moving statistic, which batches move and gradients do not:
     value -= (1 - decay) * (value - the batch's). With a `proxy` rule two of its rows follow from the others
-    (Models/_proxy_norm.py).
+    (emulator/layers/proxy_norm.py).
     """
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.fields import at_least, between, opt
+from base.fields import at_least, between, opt
 from Models._layers import Initial, Layers, NormPolicy
 from Models._segments import Segment
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.fields import above, at_least, between, opt
+from base.fields import above, at_least, between, opt
 from Models._layers import Initial, Layers, NormPolicy, ProxyRule
 from Models._segments import Segment
 

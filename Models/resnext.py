@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.fields import at_least, opt
+from base.fields import at_least, opt
 from Models import _norms, _residual
 from Models._residual import Network, NormOptions, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.fields import opt
+from base.fields import opt
 from Models._layers import GLOROT, Initial, Layers
 from Models._segments import Segment
 

@@ -8,9 +8,10 @@ import resource
 import sys
 import time
 
-from harness import cli, quiet
-from harness.run import Run, prepare
-from harness.team import Team
+from base.process import quiet
+from harness.commands import cli
+from harness.processes.team import Team
+from harness.run.run import Run, prepare
 
 
 def main(updates: int, words: list[str]) -> None:
@@ -24,7 +25,7 @@ def main(updates: int, words: list[str]) -> None:
 
 def _answer(run: Run, team: Team, updates: int) -> None:
     quiet.import_tensorflow()
-    from harness.build import training_program
+    from harness.programs.build import training_program
 
     started = time.perf_counter()
     program = training_program(run, 0, recording=True, group=team.group)

@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from base.process import command_line
 from benchmarks import _paired
 from Datasets import _pipeline
 from Datasets._spec import OpenRequest, ReadRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets.imagenet import open_imagenet
-from harness import command_line
 
 SIDE, BATCH = 224, 32
 Loader = Iterator[int]  # pictures of each batch
@@ -187,10 +187,11 @@ def position(rounds: int) -> None:
 
 def saving(rounds: int) -> None:
     """Seconds that training waits for a checkpoint of ResNet-50 with momentum in 32.32, and until it is on the disk."""
-    from harness import checkpoints, cli
-    from harness.build import training_program
-    from harness.run import prepare
-    from harness.saving import Writer
+    from harness.checkpoints import checkpoints
+    from harness.checkpoints.saving import Writer
+    from harness.commands import cli
+    from harness.programs.build import training_program
+    from harness.run.run import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"
     program = training_program(prepare(cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options, {}), 0)

@@ -15,9 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from base.process import command_line
 from benchmarks import _paired
-from harness import cli, command_line, launch
-from harness.run import prepare
+from harness.commands import cli
+from harness.processes import launch
+from harness.run.run import prepare
 
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from base.process import command_line
 from benchmarks import _paired
-from harness import command_line
 
 NETWORK = (
     "--precision 32.32 --model efficientnet --model-size B0 --dataset imagenet --synthetic-data --group-norm "

@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from base.process import command_line
 from benchmarks import _paired
-from harness import command_line
 
 BASE = (
     "--precision 32.32 --model efficientnet --dataset imagenet --synthetic-data --optimiser momentum --fold 1 "

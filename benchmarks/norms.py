@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from base.process import command_line
 from benchmarks import _paired
-from emulator.executor import new_graph, session_config
-from harness import command_line
-from Models import _proxy_norm
+from emulator.layers.proxy_norm import initial
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.program.executor import new_graph, session_config
 from Models._layers import NormPolicy, ProxyRule
-from Models._tensor_layers import TensorLayers
 
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
 GROUP = NormPolicy(kind="group", groups=4, epsilon=1e-3, two_pass=True)
@@ -38,7 +38,7 @@ def weights(channels: int) -> dict[str, tf.Tensor]:
     ones, zeros = tf.ones([channels]), tf.zeros([channels])
     scopes = ("batch_norm", "GroupNorm")
     found = {f"{scope}/{name}": value for scope in scopes for name, value in (("gamma", ones), ("beta", zeros))}
-    return {**found, "act/proxy": _proxy_norm.initial(RULE, channels, tf.float32)}
+    return {**found, "act/proxy": initial(RULE, channels, tf.float32)}
 
 
 def batch_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from base.process import command_line
 from benchmarks import _paired
-from harness import command_line
 
 BASE = "--dataset imagenet --synthetic-data --optimiser momentum --fold 1 --batch-size 16 --gradient-accumulation-count 2"
 B0 = f"{BASE} --model efficientnet --group-norm --group-dim 16 --expand-ratio 4"

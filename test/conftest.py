@@ -102,7 +102,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def parsed_files() -> Callable[..., Any]:
     """The parser of configuration files, with a memory."""
-    from harness import configs
+    from harness.options import configs
 
     return functools.cache(configs._compose)
 
@@ -110,7 +110,7 @@ def parsed_files() -> Callable[..., Any]:
 @pytest.fixture
 def read_once(parsed_files, monkeypatch) -> None:
     """The project's configuration file is parsed once, for tests that go through all of it and read no other."""
-    from harness import configs
+    from harness.options import configs
 
     monkeypatch.setattr(configs, "_compose", parsed_files)
 

@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import restore
 import train
-from harness import entry, quiet
+from base.process import quiet
+from harness.commands import entry
 
 if __name__ == "__main__":
     quiet.import_tensorflow()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import launch
+from harness.processes import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -35,7 +35,7 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
         self._note(IMPORTS)
-        from emulator import executor, inference
+        from emulator.program import executor, inference
 
         self._watch(executor.TrainingProgram, "_run")
         self._watch(inference.InferenceProgram, "step")

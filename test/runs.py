@@ -19,10 +19,11 @@ import restore
 import train
 import validation
 import weight_avg
-from Datasets import _checksums
-from emulator.executor import TrainingProgram
-from harness import build, entry, executables
-from harness.run import Run
+from base.storage import checksums
+from emulator.program.executor import TrainingProgram
+from harness.commands import entry
+from harness.programs import build, executables
+from harness.run.run import Run
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
@@ -101,7 +102,7 @@ def timeless(path: Path) -> list[dict[str, str]]:
 def framed(payload: bytes) -> bytes:
     """A record of a TFRecord file."""
     length = len(payload).to_bytes(8, "little")
-    sums = [_checksums.masked(part).to_bytes(4, "little") for part in (length, payload)]
+    sums = [checksums.masked(part).to_bytes(4, "little") for part in (length, payload)]
     return length + sums[0] + payload + sums[1]
 
 

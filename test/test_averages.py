@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, variables
 
-from harness import averages, checkpoints
-from harness.checkpoints import Checkpoint
+from harness.checkpoints import averages, checkpoints
+from harness.checkpoints.checkpoints import Checkpoint
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (

@@ -17,7 +17,8 @@ import pytest
 from runs import Result, rows, run, succeed
 
 import train
-from harness import checkpoints, records
+from harness.checkpoints import checkpoints
+from harness.run import records
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("train", "validation", "restore")
@@ -439,7 +440,7 @@ def test_averages_and_rows_that_are_lost_do_not_stop_a_run(without_manifests):
 ASK = """
 import sys
 sys.path.insert(0, {root!r})
-from harness import entry
+from harness.commands import entry
 import {script}
 code = entry.run_command({script!r}, {script}.main, sys.argv[1:])
 assert not [name for name in sys.modules if name.split(".")[0] == "tensorflow"], "TensorFlow was imported"

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from runs import run
 
 import poprun
-from Datasets._spec import DataError
-from harness import cli, entry, plugins
-from harness.cli import Parsed
-from harness.options import OptionError
+from base import plugins
+from base.errors import DataError, OptionError
+from harness.commands import cli, entry
+from harness.commands.cli import Parsed
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data

@@ -12,8 +12,8 @@ import pytest
 import small_sets
 from runs import program, rows, succeed, variables
 
-from harness import cli
-from harness.run import prepare
+from harness.commands import cli
+from harness.run.run import prepare
 
 COMMANDS = [
     name

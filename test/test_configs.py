@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from Datasets._spec import DataError
-from harness import cli, configs
-from harness.layers import DEFAULT_CONFIG_PATH
-from harness.options import OptionError
-from harness.run import prepare
+from base.errors import DataError, OptionError
+from harness.commands import cli
+from harness.options import configs
+from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.run.run import prepare
 
 # After MEME's configs.yml: strings where numbers are meant, lists of memory proportions, one mapping
 # with several merges

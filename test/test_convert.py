@@ -24,22 +24,13 @@ from PIL import Image
 from runs import Result, arguments, framed, run, succeed
 from test_datasets import joined, records, request, take
 
-from Datasets import (
-    _checksums,
-    _examples,
-    _labels,
-    _listing,
-    _photographs,
-    _salvage,
-    convert,
-    generated,
-    imagefolder,
-    imagenet,
-    verify,
-)
+from base.errors import DataError
+from base.process import command_line
+from base.storage import checksums
+from Datasets import _examples, _labels, _listing, _photographs, _salvage, convert, generated, imagefolder, imagenet, verify
 from Datasets._salvage import Damage, Record
-from Datasets._spec import DataError, OpenRequest
-from harness import command_line, predictions
+from Datasets._spec import OpenRequest
+from harness.evaluation import predictions
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"convert": convert.main, "verify": verify.main}
@@ -55,14 +46,14 @@ def found_payloads(file: Path, **options) -> list[bytes]:
 
 
 def test_checksums_are_those_of_the_standard_and_of_tensorflow(tmp_path):
-    unmasked = (_checksums.masked(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    unmasked = (checksums.masked(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
     assert ((unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF) == 0xE3069283  # the check value of CRC-32C
     random = np.random.default_rng(3)
     payloads = [random.bytes(n) for n in (0, 1, 3, 4, 5, 511, 512, 513, 1024, 5000, 100_000, 1_300_001)]
     (file,) = photos.write_shards(tmp_path, "train", payloads, 1)
     assert file.read_bytes() == b"".join(map(framed, payloads))
     assert found_payloads(file) == found_payloads(file, payloads=True) == payloads
-    assert all(_checksums.masked_header(p) == _checksums.masked(p) for p in payloads[:9])
+    assert all(checksums.masked_header(p) == checksums.masked(p) for p in payloads[:9])
 
 
 @st.composite

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness import checkpoints, manifests, saving
+from harness.checkpoints import checkpoints, manifests, saving
 from log import TRAINING_COLUMNS, RunLog
 
 WORDS = (

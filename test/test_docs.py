@@ -12,17 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import cli, configs, plugins
-from harness.catalogue import section_options
-from harness.layers import DEFAULT_CONFIG_PATH
-from harness.options import SECTIONS
+from base import plugins
+from harness.commands import cli
+from harness.options import configs
+from harness.options.catalogue import section_options
+from harness.options.sections import SECTIONS
+from harness.options.sources import DEFAULT_CONFIG_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
 
 def test_the_examples_of_plug_ins_train(tmp_path):
-    for name in ("Models", "Datasets", "LR_Schedules", "harness", "emulator"):
+    for name in ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_weights"))
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)

@@ -9,9 +9,9 @@ import photos
 import pytest
 from runs import run
 
-from harness import cli
-from harness.options import OptionError
-from harness.run import prepare
+from base.errors import OptionError
+from harness.commands import cli
+from harness.run.run import prepare
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
 BASE = "--dataset cifar-10 --generated-data --model-size 8"

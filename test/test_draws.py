@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from emulator import draws
+from base import draws
 
 _WORD = (1 << 64) - 1
 

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 from runs import rows, run, succeed, variables
 
-from harness import checkpoints, cli, embedded, team, versions
-from harness.build import byte_batches, frozen_program
-from harness.embedded import Batches, Served, kept
-from harness.options import OptionError
-from harness.run import prepare
+from base.errors import OptionError
+from base.process import versions
+from harness.checkpoints import checkpoints
+from harness.commands import cli
+from harness.processes import team
+from harness.programs import embedded
+from harness.programs.build import byte_batches, frozen_program
+from harness.programs.embedded import Batches, Served, kept
+from harness.run.run import prepare
 from ipu_utils import Frozen
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"

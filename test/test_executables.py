@@ -14,13 +14,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, succeed, variables
 
-from emulator import tracing
-from emulator.executable import Executable
-from emulator.executor import new_graph
-from emulator.tracing import compiled, compiling_ahead
-from harness import cli, executables
-from harness.executables import Entry
-from harness.run import Run, prepare
+from base import tracing
+from base.tracing import compiled, compiling_ahead
+from emulator.program.executable import Executable
+from emulator.program.executor import new_graph
+from harness.commands import cli
+from harness.programs import executables
+from harness.programs.executables import Entry
+from harness.run.run import Run, prepare
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,
@@ -173,7 +174,7 @@ def test_the_longest_unused_are_removed(tmp_path):
 
 def test_what_is_left_out_of_the_key_reaches_no_graph():
     """The graphs of two runs that differ in all of it are the same."""
-    from harness.build import training_program
+    from harness.programs.build import training_program
 
     class Caught(Exception):
         pass
@@ -210,11 +211,11 @@ def test_every_name_that_is_left_out_is_an_option():
 @pytest.mark.parametrize(
     ("words", "flags", "expected"),
     [
-        ((), "", "cache/cnn-harness/executables"),
+        ((), "", "cache/cnn-harness/programs/executables"),
         ((), "--executable_cache_path=/e/x --other", "/e/x"),
         ((), "--other --executable_cache_path /e/y", "/e/y"),
         (("--executable-cache-path", "z"), "--executable_cache_path=/e/x", "z"),
-        ((), "--executable_cache_path --use_ipu_model", "cache/cnn-harness/executables"),
+        ((), "--executable_cache_path --use_ipu_model", "cache/cnn-harness/programs/executables"),
         ((), '--executable_cache_path=/e/z --other="x', "/e/z"),
         (("--no-executable-cache",), "--executable_cache_path=/e/x", None),
     ],

@@ -11,11 +11,11 @@ import pytest
 import runs
 import tensorflow.compat.v1 as tf
 
-from emulator.executor import TrainingProgram
-from harness import cli
-from harness.build import training_program
-from harness.run import Run, prepare
-from Models._tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
+from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
+from emulator.program.executor import TrainingProgram
+from harness.commands import cli
+from harness.programs.build import training_program
+from harness.run.run import Run, prepare
 
 FIXED = "--precision 32.32 --dataset fashion-mnist --model-size 8 --seed 3 --weight-decay 0 --loss-scaling 1"
 

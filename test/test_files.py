@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import log
-from harness import averages, checkpoints, files, input_files, locks, plot, profile
-from harness.options import OptionError
+from base.errors import OptionError
+from base.storage import files, input_files, locks
+from harness.checkpoints import averages, checkpoints
+from harness.reports import plot, profile
 
 TEXT = "somebody's own\n"
 

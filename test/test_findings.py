@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.options import OptionError
+from base.errors import OptionError
 from tools import findings
 from tools.findings import HALVED, RECIPES, TUNED, Failed, Job, Result
 

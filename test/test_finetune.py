@@ -11,12 +11,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 
-from emulator.weights import Weights
-from harness import bundles, checkpoints, cli, fitting, rules
-from harness.build import training_program
-from harness.checkpoints import Checkpoint, CheckpointError
-from harness.options import OptionError
-from harness.run import Run, prepare
+from base.errors import OptionError
+from emulator.program.weights import Weights
+from harness.checkpoints import bundles, checkpoints, fitting
+from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
+from harness.commands import cli
+from harness.options import rules
+from harness.programs.build import training_program
+from harness.run.run import Run, prepare
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 

@@ -17,15 +17,17 @@ from PIL import Image
 from runs import framed
 
 import poprun
+from base.errors import DataError, OptionError
 from Datasets import _examples, _headers, _labels, _listing, _salvage, cifar
 from Datasets._decoding import Decoder
-from Datasets._spec import DataError, OpenRequest
+from Datasets._spec import OpenRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets._tolerance import Tolerance
-from harness import cli, cluster, configs, layers
-from harness.catalogue import Option
-from harness.layers import DEFAULT_CONFIG_PATH
-from harness.options import OptionError
+from harness.commands import cli
+from harness.options import configs, sources
+from harness.options.catalogue import Option
+from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.run import cluster
 
 MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
 ODD = (
@@ -63,8 +65,8 @@ def bounded(said: str) -> str:
 # --- Command lines
 
 
-FLAGS = sorted(layers.universe(None).flags())
-OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in layers.universe(None).flags().items()}
+FLAGS = sorted(sources.universe(None).flags())
+OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in sources.universe(None).flags().items()}
 
 
 def word(rng: random.Random, option: Option | None = None) -> str:
@@ -182,7 +184,7 @@ def test_configuration_files(pytestconfig, tmp_path):
 
 def test_options_of_a_configuration_file(pytestconfig, tmp_path):
     """Any scalar that YAML knows, as the value of any option."""
-    path, keys = tmp_path / "c.yml", sorted(layers.universe("train").spellings)
+    path, keys = tmp_path / "c.yml", sorted(sources.universe("train").spellings)
 
     def block(rng: random.Random) -> str:
         value = rng.choice((word(rng), *SNIPPETS, "2020-01-01", "!!binary aGVsbG8=", "[1, x]", "yes", "{}", "~", "1e5"))

@@ -15,19 +15,11 @@ from PIL import Image
 from runs import run
 from test_datasets import request
 
-from Datasets import (
-    _checksums,
-    _examples,
-    _headers,
-    _photo_files,
-    _photographs,
-    _pictures,
-    _salvage,
-    _tfrecords,
-    _verification,
-)
+from base.errors import DataError
+from base.storage import checksums
+from Datasets import _examples, _headers, _photo_files, _photographs, _pictures, _salvage, _tfrecords, _verification
 from Datasets._decoding import Decoder
-from Datasets._spec import DataError, OpenRequest
+from Datasets._spec import OpenRequest
 from Datasets.generated import spec_without_data
 from Datasets.imagenet import open_imagenet
 
@@ -210,7 +202,7 @@ def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
     size, content = 1 << 18, b""
     while len(content) < size:
         length = (size - len(content) - 16).to_bytes(8, "little", signed=True)
-        content += length + _checksums.masked_header(length).to_bytes(4, "little")
+        content += length + checksums.masked_header(length).to_bytes(4, "little")
     (tmp_path / "shard").write_bytes(content[:size])
     found = _salvage.walk(tmp_path / "shard", payloads=True)
     assert found[-1].reason == _salvage.GIVEN_UP and len(found) < 20

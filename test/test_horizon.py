@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.horizon import Horizon
+from harness.run.horizon import Horizon
 
 
 def of(iterations=None, *, images=1000, global_batch=10, **rest):

@@ -11,12 +11,12 @@ import pytest
 
 import train
 import validation
-from emulator import host_limits
-from emulator.cost import host_memory
-from emulator.host_limits import ADDRESSES, DATA, RESIDENT, Limit
-from harness import entry
-from harness.options import OptionError
-from harness.run import prepare
+from base import host_limits
+from base.errors import OptionError
+from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
+from emulator.plan import host_memory
+from harness.commands import entry
+from harness.run.run import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 R50 = "--model resnet --model-size 50 --dataset imagenet --generated-data --optimiser momentum --no-validation"

@@ -17,7 +17,8 @@ from runs import run, succeed
 from test_models import traced
 from test_references import recorded
 
-from harness import archives, command_line
+from base.process import command_line
+from harness.checkpoints import archives
 from tools import foreign, import_weights
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,8 +14,10 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, framed, run, succeed, variables
 from test_datasets import assert_equal, joined, opened, small, take
 
-from Datasets import _augment, _checksums, _pipeline, _tfrecords, imagenet
-from Datasets._spec import DataError, OpenRequest
+from base.errors import DataError
+from base.storage import checksums
+from Datasets import _augment, _pipeline, _tfrecords, imagenet
+from Datasets._spec import OpenRequest
 from Datasets._tfrecords import RecordIndex
 
 TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
@@ -279,8 +281,8 @@ def test_checksums_with_and_without_the_library():
     for length in (0, 1, 3, 4, 511, 512, 513, 70_000):
         data = random.bytes(length)
         if length:
-            assert _checksums.masked_in_numpy(data) == _checksums.masked(data)
-    assert _checksums.masked(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
+            assert checksums.masked_in_numpy(data) == checksums.masked(data)
+    assert checksums.masked(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
 
 
 # --- The benchmark ---------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ def test_checksums_with_and_without_the_library():
 
 @pytest.mark.parametrize("words", [(), ("--eight-bit-io",), ("--train-with-valid-preprocessing",)])
 def test_the_benchmark_says_where_the_time_goes(words, folder, monkeypatch):
-    from harness import input_benchmark
+    from harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
     result = succeed("train", *TRAIN, "--data-dir", folder, "--dataset-benchmark", *words)
@@ -301,7 +303,7 @@ def test_the_benchmark_says_where_the_time_goes(words, folder, monkeypatch):
 
 @pytest.mark.parametrize("script, more", [("train", ()), ("train", ("--generated-data",)), ("train", ("--synthetic-data",))])
 def test_the_benchmark_of_other_data(script, more, monkeypatch):
-    from harness import input_benchmark
+    from harness.evaluation import input_benchmark
 
     monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
     out = succeed(script, "--dataset", "fashion-mnist", "--model-size", 8, "--dataset-benchmark", *more).out

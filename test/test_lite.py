@@ -15,14 +15,15 @@ from runs import run, succeed, variables
 from tensorflow.python.util import deprecation
 from test_models import traced
 
+from base.errors import OptionError
 from Datasets import _photo_files, _photographs
 from Datasets._class_names import class_names
 from Datasets._spec import ReadRequest
 from Datasets.generated import spec_without_data
-from emulator.cost.trace import CountingLayers, Shape
-from harness import archives, cli
-from harness.checkpoints import CheckpointError
-from harness.options import OptionError
+from emulator.plan.trace import CountingLayers, Shape
+from harness.checkpoints import archives
+from harness.checkpoints.checkpoints import CheckpointError
+from harness.commands import cli
 from Models import efficientnet
 
 LITE = {"batch_norm": True, "group_norm": False, "se": False, "use_relu6": True, "fix_stem_head": True}
@@ -89,7 +90,7 @@ def test_what_fix_stem_head_fixes():
 
 
 def test_relu6_cuts_off_at_six():
-    from Models._tensor_layers import TensorLayers
+    from emulator.layers.tensor_layers import TensorLayers
 
     with tf.Graph().as_default(), tf.Session() as session:
         made = session.run(TensorLayers({}, training=False).relu6(tf.constant([-1.0, 0.5, 6.0, 7.0])))
@@ -375,7 +376,7 @@ def test_the_recorded_options_are_those_of_the_network():
 
 
 def test_an_archive_error_is_a_checkpoint_error(tmp_path):
-    from harness.checkpoints import Checkpoint, read
+    from harness.checkpoints.checkpoints import Checkpoint, read
 
     with pytest.raises(CheckpointError, match="no such file"):
         read(Checkpoint(str(tmp_path / "x.npz"), -1))

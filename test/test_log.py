@@ -18,10 +18,11 @@ from runs import succeed
 
 import log
 import train
-from harness import checkpoints, manifests, tables
-from harness.checkpoints import CheckpointError
-from harness.horizon import Horizon
-from harness.meter import Meter, state_of_rows
+from base.storage import tables
+from harness.checkpoints import checkpoints, manifests
+from harness.checkpoints.checkpoints import CheckpointError
+from harness.run.horizon import Horizon
+from harness.training.meter import Meter, state_of_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 HORIZON = Horizon.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)
@@ -361,7 +362,7 @@ def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
 
 def test_standard_error_stays_empty_while_tensorflow_starts():
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    code = "from harness import quiet; quiet.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
+    code = "from base.process import quiet; quiet.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import LR_Schedules
-from harness.horizon import Horizon
+from harness.run.horizon import Horizon
 from LR_Schedules import cosine, exponential, polynomial_decay_lr, stepped
 from LR_Schedules._warmup import RateHorizon, warmup_iterations
 

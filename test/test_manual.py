@@ -14,9 +14,11 @@ from manual import COMMANDS, NOT_HERE, REFUSED
 from photos import write_imagenet
 
 import poprun
-from harness import cli, command_line, gc_profile, launch
-from harness.options import OptionError
-from harness.run import Run, prepare
+from base.errors import OptionError
+from base.process import command_line
+from harness.commands import cli, gc_profile
+from harness.processes import launch
+from harness.run.run import Run, prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")

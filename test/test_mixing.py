@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 
 from Datasets._mixing import Mixing
-from emulator.executor import new_graph
-from harness import losses
+from emulator.program.executor import new_graph
+from harness.programs import losses
 
 SIDE = 16
 BASE = "--dataset fashion-mnist --model-size 8 --seed 3 --precision 32.32 --no-validation"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from emulator.cost.trace import CountingLayers, Shape, TraceError, trace
-from emulator.executor import new_graph, session_config
+from emulator.layers.tensor_layers import TensorLayers, initial_value
+from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
+from emulator.program.executor import new_graph, session_config
 from Models import _segments, efficientnet
 from Models._layers import GLOROT, Initial, NormPolicy, Variable
-from Models._tensor_layers import TensorLayers, initial_value
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 G16 = {"group_dim": 16, "expand_ratio": 4}

@@ -10,10 +10,12 @@ import pytest
 from runs import run
 
 import poprun
+from base.errors import OptionError
+from base.process import command_line
+from base.process.command_line import UsageError
 from Datasets import convert
-from harness import cli, cluster, command_line, gc_info
-from harness.command_line import UsageError
-from harness.options import OptionError
+from harness.commands import cli, gc_info
+from harness.run import cluster
 from LR_Schedules import stepped
 
 NO_NUMBERS = [
@@ -37,7 +39,7 @@ NO_NUMBERS = [
 ]
 GIVEN = ("--dataset", "cifar-10", "--generated-data")
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("harness", "emulator", "Models", "Datasets", "LR_Schedules", "tools", "benchmarks")
+PACKAGES = ("base", "harness", "emulator", "Models", "Datasets", "LR_Schedules", "tools", "benchmarks")
 WHOLE, DECIMAL = "batches_per_step", "epochs"
 
 

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from runs import program, succeed
 
-from emulator.cost.trace import CountingLayers
-from harness import cli, plugins
-from harness.catalogue import Option, section_options
-from harness.options import SECTIONS
-from harness.run import Run, prepare
+from base import plugins
+from emulator.plan.trace import CountingLayers
+from harness.commands import cli
+from harness.options.catalogue import Option, section_options
+from harness.options.sections import SECTIONS
+from harness.run.run import Run, prepare
 from Models import _segments
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from emulator.cost.trace import Operation, Shape, Trace, trace
-from emulator.partition import ELEMENT_COST, PartitionError, automatic, balanced, segment_costs, split
+from emulator.plan.partition import ELEMENT_COST, PartitionError, automatic, balanced, segment_costs, split
+from emulator.plan.trace import Operation, Shape, Trace, trace
 
 RN50_UNITS = (3, 4, 6, 3)
 

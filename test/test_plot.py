@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.plot import run_svg, text_curve, write_run_svg
-from harness.svg import span, ticks
+from harness.reports.plot import run_svg, text_curve, write_run_svg
+from harness.reports.svg import span, ticks
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
 BATCHES, AVERAGE = (0, "#a9c4e4"), (0, "#1f5a99")

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from runs import Result
 
 import poprun
-from harness import command_line, launch, tether
-from harness.options import OptionError
+from base.errors import OptionError
+from base.process import command_line, tether
+from harness.processes import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 TELL = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
@@ -217,7 +218,7 @@ def test_a_terminal_s_interrupt_comes_once():
 SAVING = """
 import os, pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
-from harness import command_line, signals
+from base.process import command_line, signals
 place = pathlib.Path(sys.argv[2], os.environ["POPDIST_LOCAL_INSTANCE_INDEX"])
 def main(words):
     try:

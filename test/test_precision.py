@@ -11,21 +11,21 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 from test_models import options_of
 
-from emulator import stages
-from emulator.cells import Cells, Order
-from emulator.cost.trace import trace
-from emulator.executor import new_graph, session_config
-from emulator.machine import Machine
-from emulator.plan import Wishes, resolve
-from emulator.precision import ALL, OFF, named
-from emulator.stages import Network, chunks
-from harness import cli
-from harness.run import prepare
-from Models import _half, _proxy_norm
-from Models._half import Rounding
+from emulator.layers import half, proxy_norm
+from emulator.layers.half import Rounding
+from emulator.layers.tensor_layers import TensorLayers, initial_value
+from emulator.layers.watch import GradientWatch
+from emulator.plan.machine import Machine
+from emulator.plan.plan import Wishes, resolve
+from emulator.plan.precision import ALL, OFF, named
+from emulator.plan.trace import trace
+from emulator.program import stages
+from emulator.program.cells import Cells, Order
+from emulator.program.executor import new_graph, session_config
+from emulator.program.stages import Network, chunks
+from harness.commands import cli
+from harness.run.run import prepare
 from Models._layers import NormPolicy, ProxyRule
-from Models._tensor_layers import TensorLayers, initial_value
-from Models._watch import GradientWatch
 
 slow = pytest.mark.slow
 RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")
@@ -46,7 +46,7 @@ NEAREST = Rounding()
 def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
     with new_graph().as_default():
         counters = () if noise is None else (tf.constant(noise, tf.uint64),)
-        return evaluated(_half.on_grid(tf.constant(values), rounding, counters))[0]
+        return evaluated(half.on_grid(tf.constant(values), rounding, counters))[0]
 
 
 def as_numpy(values: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_accumulation_is_numpys_in_half(count):
     expected = (total[0] + share).astype(np.float32)
     with new_graph().as_default():
         tensors = tf.constant(total[0].astype(np.float32)), tf.constant(x)
-        (found,) = evaluated(_half.added(*tensors, count, NEAREST))
+        (found,) = evaluated(half.added(*tensors, count, NEAREST))
     assert same_bits(found, expected)
 
 
@@ -316,7 +316,7 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
         weights = {f"{scope}/gamma": tf.ones([16]), f"{scope}/beta": tf.zeros([16])} if scope else {}
         rule = ProxyRule(activation, 0.03)
         if not scope:
-            weights["act/proxy"] = _proxy_norm.initial(rule, 16, tf.float32)
+            weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
         weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
         layers, raw = TensorLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
         y = layers.conv(raw, 16, 1, None)  # a convolution that changes nothing: nor does it change the gradient

@@ -14,7 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import averages, checkpoints, command_line, gc_profile, mlperf, profile, quiet
+from base.process import command_line, quiet
+from harness.checkpoints import averages, checkpoints
+from harness.commands import gc_profile
+from harness.reports import mlperf, profile
 from log import LogError, RunLog, new_run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,7 +120,7 @@ def test_a_log_on_a_full_disk_is_named(tmp_path):
 
 OPENING = """
 import os, sys
-from harness import averages, checkpoints, command_line, quiet
+from harness.checkpoints.checkpoints import averages, checkpoints; from base.process import command_line, quiet
 
 def main(words):
     with open(words[0], "wb") as file:

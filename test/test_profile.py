@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 from runs import assert_same_bits, rows, run, succeed, variables
 
-from emulator import record, schedules
-from emulator.executor import Profile
-from emulator.plan import ExecutionPlan
-from emulator.record import Ran
-from emulator.schedules import Action
-from harness import cli, gc_profile, timeline
-from harness.build import training_program
-from harness.run import prepare
+from emulator.plan import record, schedules
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.record import Ran
+from emulator.plan.schedules import Action
+from emulator.program.executor import Profile
+from harness.commands import cli, gc_profile
+from harness.programs.build import training_program
+from harness.reports import timeline
+from harness.run.run import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
@@ -65,7 +66,7 @@ def test_stages_overlap_where_the_schedule_lets_them(scheduled):
 
 def test_the_order_would_be_seen_to_break(monkeypatch):
     """Without the gates cells run as soon as their data lets them."""
-    from emulator.cells import Cells
+    from emulator.program.cells import Cells
 
     monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
     plan, found = profiled(f"{STAGED} --pipeline-schedule Interleaved".replace("count 10", "count 24"))
@@ -167,7 +168,7 @@ def test_where_the_time_before_the_first_update_went(tmp_path):
 
 def test_gc_profile_runs_a_command(tmp_path):
     words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
-    tool = [sys.executable, "-m", "harness.gc_profile", "-d", str(tmp_path / "kept")]
+    tool = [sys.executable, "-m", "harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [*tool, "--", sys.executable, str(ROOT / "train.py"), *words, "--gc-profile", "DEVICE_PROFILE"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)

@@ -10,13 +10,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import program
 
-from emulator.executor import TrainingProgram, new_graph
-from harness import cli
-from harness.options import OptionError
-from harness.run import Run, prepare
-from Models import _proxy_norm
+from base.errors import OptionError
+from emulator.layers import proxy_norm
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.program.executor import TrainingProgram, new_graph
+from harness.commands import cli
+from harness.run.run import Run, prepare
 from Models._layers import NormPolicy, ProxyRule
-from Models._tensor_layers import TensorLayers
 
 CHANNELS = 6
 RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "relu6", "swish") for epsilon in (0.03, 0.5)]
@@ -62,7 +62,7 @@ def evaluated(make, dtype: tf.DType, *arrays: np.ndarray):
 def test_statistics_are_those_of_the_formula(rule):
     value = rows(1)
     for dtype, tolerance in ((tf.float64, 1e-12), (tf.float32, 2e-6)):
-        found = evaluated(lambda v: _proxy_norm.statistics(rule, v[:, None, None]), dtype, value)
+        found = evaluated(lambda v: proxy_norm.statistics(rule, v[:, None, None]), dtype, value)
         for one, other in zip(found, statistics(rule, value)):
             assert np.abs(one.ravel() - other).max() < tolerance
 
@@ -93,12 +93,12 @@ def test_value_and_gradient_are_those_of_the_whole_map(rule, scaled):
     x, weight, value = draw.normal(size=[3, 4, 4, CHANNELS]), draw.normal(size=[3, 4, 4, CHANNELS]), rows(3)
 
     def make(value: tf.Tensor, x: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        whole = _proxy_norm.refreshed(rule, value[:, None, None])
+        whole = proxy_norm.refreshed(rule, value[:, None, None])
         layers = TensorLayers({"act/proxy": whole}, training=True)
         y, inverse = layers.proxy_norm_activation(x, POLICY, rule, scaled=scaled)
         y = y if scaled else y * inverse
         of_rows, of_x = tf.gradients(tf.reduce_sum(y * weight), [whole, x])
-        return y, _proxy_norm.chained(rule, whole, of_rows)[:, 0, 0], of_x
+        return y, proxy_norm.chained(rule, whole, of_rows)[:, 0, 0], of_x
 
     y, found, of_x = evaluated(make, tf.float64, value, x, weight)
     assert np.abs(y - network_value(rule, value, x)).max() < 1e-10

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import framed
 
+from base.errors import DataError
 from Datasets import _fashion_files, _labels, _listing, _tfrecords, cifar
-from Datasets._spec import DataError, OpenRequest
+from Datasets._spec import OpenRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets._tolerance import Tolerance
 

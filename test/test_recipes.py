@@ -27,11 +27,12 @@ from releases import (
     meme_network,
 )
 
-from harness import cli, configs
-from harness.layers import DEFAULT_CONFIG_PATH
-from harness.options import OptionError
-from harness.releases import version
-from harness.run import Run, arguments, prepare
+from base.errors import OptionError
+from harness.commands import cli
+from harness.options import configs
+from harness.options.releases import version
+from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.run.run import Run, arguments, prepare
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

@@ -20,10 +20,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 from references import generated
 
-from emulator.cost.trace import trace
-from emulator.executor import new_graph, session_config
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.plan.trace import trace
+from emulator.program.executor import new_graph, session_config
 from Models import _segments
-from Models._tensor_layers import TensorLayers
 from tools import foreign
 
 RECORDED = Path(__file__).parent / "references"

@@ -61,7 +61,7 @@ def assert_different(before, after):
 
 
 def test_the_grid_names_every_choice():
-    from harness.options import DeviceOptions, TrainingOptions  # whose choices may grow
+    from harness.options.sections import DeviceOptions, TrainingOptions  # whose choices may grow
 
     choices = TrainingOptions.__dataclass_fields__["optimiser"].metadata["choices"]
     assert set(AXES["optimiser"]) == set(choices)

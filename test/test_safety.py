@@ -17,7 +17,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness import checkpoints
+from harness.checkpoints import checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = (

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from emulator import schedules
-from emulator.schedules import (
+from emulator.plan import schedules
+from emulator.plan.schedules import (
     SCHEDULES,
     Action,
     ScheduleError,

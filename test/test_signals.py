@@ -20,11 +20,11 @@ import pytest
 from runs import assert_same_bits, run, succeed, timeless, variables
 
 import train
-from harness import checkpoints
-from harness.cluster import ALONE
-from harness.early import BEFORE
-from harness.saving import Writer
-from harness.signals import Lasting, Signals, StopRequest
+from base.process.early import BEFORE
+from base.process.signals import Lasting, Signals, StopRequest
+from harness.checkpoints import checkpoints
+from harness.checkpoints.saving import Writer
+from harness.run.cluster import ALONE
 from log import RunLog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -215,7 +215,7 @@ def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tm
 
 COMMANDS = (
     "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
-    "Datasets/convert.py", "harness/gc_profile.py", "harness/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
+    "Datasets/convert.py", "harness/commands/gc_profile.py", "harness/commands/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
     "tools/findings.py",
 )  # fmt: skip
 # runs a script; a signal comes at the first import after its handlers are there, if nothing large has been imported before
@@ -250,7 +250,7 @@ def test_a_signal_while_a_script_imports_is_one_line(k, path):
 
 IN_A_COMMAND = """
 import os, signal, sys, threading, time
-from harness import command_line, early
+from base.process import command_line, early
 me = os.getpid()
 early.begin("it")
 def main(words):

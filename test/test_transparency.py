@@ -17,13 +17,14 @@ import tensorflow.compat.v1 as tf
 from runs import Row, assert_same_bits, covering, moved
 
 import ipu_utils
-from emulator import executor
-from emulator.executor import TrainingProgram
-from emulator.plan import ExecutionPlan
-from harness import build, cli
-from harness.build import training_program
-from harness.run import Run, prepare
-from Models._tensor_layers import TensorLayers
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.plan.plan import ExecutionPlan
+from emulator.program import executor
+from emulator.program.executor import TrainingProgram
+from harness.commands import cli
+from harness.programs import build
+from harness.programs.build import training_program
+from harness.run.run import Run, prepare
 
 UPDATES = 9
 IMAGES = 100  # 9 updates of 48 samples are more than four epochs

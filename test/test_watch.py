@@ -9,11 +9,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 
-from emulator.executor import new_graph
-from harness import cli, gradients
-from harness.build import training_program, validation_program
-from harness.run import prepare
-from Models._watch import GradientWatch
+from emulator.layers.watch import GradientWatch
+from emulator.program.executor import new_graph
+from harness.commands import cli
+from harness.programs.build import training_program, validation_program
+from harness.run.run import prepare
+from harness.training import gradients
 
 BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation"
 NETS = {

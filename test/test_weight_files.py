@@ -18,10 +18,12 @@ import h5py
 import numpy as np
 import pytest
 
+from base import bounds
+from base.errors import DataError
+from base.process import command_line
 from Datasets import _conversion, _described
-from Datasets._spec import DataError
-from harness import archives, bounds, command_line
-from harness.archives import ArchiveError
+from harness.checkpoints import archives
+from harness.checkpoints.archives import ArchiveError
 from tools import compare_runs, foreign, import_weights, weight_files
 from tools.foreign import ForeignError
 from tools.weight_files import ImportFailure

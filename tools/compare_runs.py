@@ -9,7 +9,7 @@ if __name__ == "__main__":  # before what takes time to import
     import sys
 
     sys.path.insert(0, f"{sys.path[0]}/..")
-    from harness import early
+    from base.process import early
 
     early.begin("compare_runs.py")
 
@@ -19,7 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import bounds, command_line, plot
+from base import bounds
+from base.process import command_line
+from harness.reports import plot
 
 
 def main(argv: list[str]) -> int:

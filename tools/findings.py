@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before what takes time to import
     import sys
 
     sys.path.insert(0, f"{sys.path[0]}/..")
-    from harness import early
+    from base.process import early
 
     early.begin("findings.py")
 
@@ -37,10 +37,14 @@ from statistics import mean, median, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import checkpoints, cli, command_line, locks, plot, svg
-from harness.options import OptionError
-from harness.plugins import ROOT
-from harness.run import prepare
+from base.errors import OptionError
+from base.plugins import ROOT
+from base.process import command_line
+from base.storage import locks
+from harness.checkpoints import checkpoints
+from harness.commands import cli
+from harness.reports import plot, svg
+from harness.run.run import prepare
 from log import LogError
 
 ONE_DEVICE = ("--shards", "1", "--no-pipeline-splits", "--no-enable-recomputation")

@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from emulator.cost.trace import trace
-from harness import plugins
-from harness.fields import brief
+from base import plugins
+from base.fields import brief
+from emulator.plan.trace import trace
 
 NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 BATCH_NORM = {"batch_norm": True, "group_norm": False}

@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before what takes time to import
     import sys
 
     sys.path.insert(0, f"{sys.path[0]}/..")
-    from harness import early
+    from base.process import early
 
     early.begin("import_weights.py")
 
@@ -32,7 +32,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from harness import archives, command_line, plugins  # noqa: E402
+from base import plugins  # noqa: E402
+from base.process import command_line  # noqa: E402
+from harness.checkpoints import archives  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
 from tools.weight_files import ImportFailure  # noqa: E402
 

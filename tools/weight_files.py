@@ -19,8 +19,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from harness import archives, bounds, input_files, zips
-from harness.fields import brief
+from base import bounds
+from base.fields import brief
+from base.storage import input_files, zips
+from harness.checkpoints import archives
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")

@@ -1,0 +1,73 @@
+"""Bounds for what files claim that others may have made: of size and depth. A leaf.
+
+What lies beyond them is a ValueError with the reason, and the bound, in one line; the caller names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from base.fields import brief
+
+TEXT = 1 << 20  # bytes of a file with settings
+DEPTH = 64  # of JSON
+RANK = 8  # of an array of weights
+MOST_TOLD = 400  # characters of another error's message
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text in UTF-8, nested at most DEPTH deep."""
+    too_deep = f"its JSON is nested more than {DEPTH} deep"
+    try:
+        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # Python's own advice is for programmers
+        raise ValueError("its JSON has a number of thousands of digits") from None
+    level, depth = _containers([value]), 0
+    while level and depth < DEPTH:
+        level = [inner for each in level for inner in _containers(each.values() if isinstance(each, dict) else each)]
+        depth += 1
+    if level:
+        raise ValueError(too_deep)
+    return value
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, (dict, list))]
+
+
+def elements(name: str, shape: Any, most: int) -> int:
+    """How many numbers the array `name` of this shape holds; refuses what is no shape, or holds more than `most`."""
+    if not isinstance(shape, (tuple, list)) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{name} claims the shape {brief(shape)}, which is no row of whole numbers from 0 on")
+    if len(shape) > RANK:
+        raise ValueError(f"{name} claims the shape {brief(shape)} of {len(shape)} dimensions, and at most {RANK} are read")
+    if max(shape, default=0) > most or math.prod(shape) > most:
+        raise ValueError(f"{name} claims the shape {brief(shape)}, and at most {most:,} elements are read")
+    return math.prod(shape)
+
+
+def require_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
+    """Refuses an array of elements of `each` bytes whose shape is none, takes more than `most` bytes, or not just the `size`
+    that are there."""
+    if elements(name, shape, most // each) * each != size:
+        raise ValueError(f"{name} claims the shape {brief(shape)} of {each} bytes each, but has {size:,} bytes")
+
+
+def total(sizes: Sequence[int], most: int, what: str) -> None:
+    """Refuses more bytes in all than `most`; `what` they are."""
+    if sum(sizes) > most:
+        raise ValueError(f"{what} {sum(sizes):,} bytes, and at most {most:,} are read")
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, as a piece of one line."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = (told.splitlines() or [type(error).__name__])[0]
+    return "".join(map(brief, line[:MOST_TOLD]))

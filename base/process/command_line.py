@@ -1,0 +1,149 @@
+"""The edge of every command: foreseeable errors as one line and an exit code (2: wrong input, 1: failure at run time, 128 +
+the signal's number: stopped by one)."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from base.fields import brief, decimal_number
+from base.process import early, quiet, signals, tether
+
+_UNLIMITED = 999_999_999
+_LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
+Errors = tuple[type[Exception], ...]
+
+
+class UsageError(Exception):
+    """Wrong words on the command line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong options as every other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that the caller closed lead nowhere; the next file to be opened would take their number, and what
+    libraries write to standard error would go into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number between the two."""
+    largest = _UNLIMITED if most is None else most
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 11 and least <= int(text) <= largest):
+            limits = f"from {least} on" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not a whole number {limits}")
+        return int(text)
+
+    return read
+
+
+def number(least: float, most: float, ends: bool = True) -> Callable[[str], float]:
+    """Reads a number between the two, without the two themselves unless `ends`."""
+
+    def read(text: str) -> float:
+        try:
+            value = decimal_number(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most and (ends or value not in (least, most))):
+            raise argparse.ArgumentTypeError(f"{brief(text)} must lie between {least:g} and {most:g}")
+        return value
+
+    return read
+
+
+def as_value(path: Path) -> str:
+    """A path as the value of an option: what begins with a dash would be taken for another one."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def _bounded(message: str) -> str:
+    """Every line of a message, cut when it is longer than anybody reads: what was given may be of any length."""
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+        for line in message.split("\n")
+    )
+
+
+def run(
+    prog: str, main: Callable[[list[str]], int], argv: list[str] | None, wrong: Errors, failures: Errors = (),
+    unprintable: str = "replace",
+) -> int:  # fmt: skip
+    """main(argv) with every foreseeable error as one line on standard error: those of `wrong` input, `failures`, and what
+    the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
+    characters that standard output lacks.
+    """
+    early.begun(prog)
+    _open_what_is_closed()
+    for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)  # a terminal without our characters must not end a run
+    try:
+        with signals.stoppable() as stop:
+            tether.watch(os.environ)
+            try:
+                return main(sys.argv[1:] if argv is None else argv)
+            except Exception as error:
+                try:
+                    return _told(prog, error, wrong, failures)
+                except Exception:
+                    stop.raise_if_received()  # a library may have made something else of the request
+                    raise
+    except signals.StopRequest as asked:
+        with suppress(OSError):
+            print(f"{prog}: stopped by {asked}", file=sys.stderr)
+        return 128 + asked.number
+
+
+def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
+    """Says what went wrong; the exit code. What nobody foresaw is raised again."""
+
+    def told(text: object, code: int) -> int:
+        print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
+        return code
+
+    try:
+        raise error
+    except (UsageError, *wrong) as error:
+        return told(error, 2)
+    except failures as error:
+        return told(error, 1)
+    except ModuleNotFoundError as error:
+        if early.missing(error) is None:
+            raise
+        return told(early.missing(error), 1)
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if quiet.starved(error) is None:
+            raise
+        return told(quiet.starved(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 1
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        nowhere = not where and "temporary directory" in str(error)
+        remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
+        return told(f"{error.strerror or error}{where}{remedy}", 1)
+    except Exception as error:
+        if not type(error).__module__.startswith("tensorflow"):
+            raise
+        return told(quiet.device_error(error), 1)

@@ -1,0 +1,203 @@
+"""Signals that ask a command to end, so that a run can be stopped at any moment and nothing of it is lost.
+
+The first one asks: a device step ends at its next micro-batch, what is being written is finished, anything else is left
+at once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
+kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. What is printed then to a terminal
+or a pipe that has gone is dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, TextIO
+
+from base.process import early
+
+URGENT = (signal.SIGINT, signal.SIGTERM)  # which mean "at once" when they come again
+_STOPPING = "stopping at the next micro-batch; once more to stop at once"
+
+
+class StopRequest(BaseException):
+    """A signal asked the command to end. No Exception: whoever deals with what goes wrong in some library must let it by."""
+
+    def __init__(self, number: int, instance: int | None = None) -> None:
+        """`instance`: another one of the run, which got it."""
+        super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
+        self.number = number
+        self.told = False  # how to go on after it
+
+
+class Signals:
+    """The handlers of one command or run, between `with`; the earlier ones come back after it, and know what has come. In a
+    thread that is not the main one nothing is handled."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._ask: Callable[[], None] | None = None  # what to do instead of raising
+        self._instance: int | None = None  # that got the signal, if it was another one
+        self._always: Callable[[], None] | None = None
+        self._agreed = False
+        self._earlier: dict[int, Any] = {}
+        self._outer: Signals | None = None  # whose handlers come back
+        self._again: int | None = None
+
+    def __enter__(self) -> Signals:
+        if _in_main_thread():
+            self._earlier = {number: signal.signal(number, self._handle) for number in early.asking()}
+            outer = [getattr(handler, "__self__", None) for handler in self._earlier.values()]
+            self._outer = next((one for one in outer if isinstance(one, Signals)), None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def asking(self, ask: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Inside, a signal calls `ask` and raises StopRequest at the end only."""
+        self._ask = ask
+        try:
+            yield
+        finally:
+            self._ask = self._always
+        if self._always is None or self._agreed:
+            self.raise_if_received()
+
+    def share(self, ask: Callable[[], None]) -> None:
+        """From now on a signal calls `ask` wherever it comes, and StopRequest waits until the instances of the run have
+        agreed (`follow`): one that left alone would leave the others waiting."""
+        self._ask = self._always = ask
+
+    def raise_if_received(self) -> None:
+        """StopRequest, if a signal came."""
+        if self.received is not None:
+            raise StopRequest(self.received, self._instance)
+
+    def follow(self, instance: int) -> None:
+        """The instances have agreed to end, because this one got a signal; the others end as if they had."""
+        self._agreed = True
+        if self.received is None:
+            self.received, self._instance = signal.SIGTERM, instance
+
+    def missed(self) -> None:
+        """Has the request come again, because what it raised went nowhere: a destructor cannot be left that way."""
+        self._again, self.received = self.received, None
+        again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+        again.daemon = True
+        again.start()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            return  # it has been asked; a second urgent one is seen to in `at_once_when_urged`
+        number, self._again = self._again or number, None
+        self._note(number)
+        if self._ask is None:
+            raise StopRequest(number)
+        tell(f"\n{_STOPPING}")
+        self._ask()
+
+    def _note(self, number: int) -> None:
+        self.received = number
+        if self._outer:
+            self._outer._note(number)
+
+
+@contextmanager
+def stoppable() -> Iterator[Signals]:
+    """Inside, a signal raises StopRequest, a second urgent one ends the process, and a terminal may go away."""
+    with Signals() as signals, at_once_when_urged():
+        streams, hook = (sys.stdout, sys.stderr), sys.unraisablehook
+
+        def unraisable(lost: sys.UnraisableHookArgs) -> None:
+            signals.missed() if isinstance(lost.exc_value, StopRequest) else hook(lost)
+
+        sys.stdout, sys.stderr = (Lasting(stream, signals) for stream in streams)
+        sys.unraisablehook = unraisable
+        try:
+            yield signals
+        finally:
+            sys.unraisablehook = hook
+            sys.stdout, sys.stderr = streams
+
+
+@contextmanager
+def at_once_when_urged() -> Iterator[None]:
+    """Inside, the second Ctrl-C or SIGTERM ends the process, whatever the main thread is busy with: handlers wait for it to
+    come back to Python, which a long call of a library keeps it from."""
+    if not _in_main_thread():
+        yield
+        return
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    shown = os.dup(2)  # while a library is made quiet, standard error goes elsewhere
+    earlier = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    watch = threading.Thread(target=_watch, args=(reads, shown), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier)
+        os.close(writes)
+        watch.join()
+        os.close(reads)
+        os.close(shown)
+
+
+def _watch(reads: int, shown: int) -> None:
+    urged = 0
+    while numbers := os.read(reads, 64):
+        for number in numbers:
+            urged += number in URGENT
+            if urged > 1:
+                with suppress(OSError):
+                    os.write(shown, b"\nstopped at once\n")
+                os._exit(128 + number)
+
+
+class Lasting:
+    """A stream that outlives where it goes to: what cannot be written because the terminal has gone is dropped, and after a
+    signal so is what nobody reads any more, as a Ctrl-C ends the other end of a pipe too."""
+
+    def __init__(self, stream: TextIO, signals: Signals) -> None:
+        self._stream, self._signals = stream, signals
+
+    def write(self, text: str) -> int:
+        """As any stream's."""
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As any stream's."""
+        with self._dropping():
+            self._stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO and (error.errno != errno.EPIPE or self._signals.received is None):
+                raise
+            with suppress(OSError, ValueError):  # what is buffered must not come up again at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def tell(text: str) -> None:
+    """A line on standard error, from a handler too: what it may have interrupted is another line on that stream."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,72 @@
+"""What an instance does when the poprun that started it is gone: it ends as if it had been told to, by force after a while.
+
+A launcher that is killed tells nobody. Its instances look for it themselves: their parent (poprun, mpirun or mpirun's
+daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
+this host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from base.process import signals
+
+MARK = "POPRUN_PROCESS"
+GRACE = 60  # seconds from the request to end to the end by force
+_EVERY = 0.5  # seconds
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # of this host, since it was started
+
+
+def mark() -> str:
+    """This process, for the environment of those that it starts: host, process namespace, id, and when it began."""
+    return "/".join((socket.gethostname(), _namespace(), str(os.getpid()), began(os.getpid()) or ""))
+
+
+def watch(environ: Mapping[str, str]) -> None:
+    """From now on this process ends when its launcher has; nothing if the environment has no mark of one."""
+    found = environ.get(MARK, "").split("/")
+    if len(found) == 4 and threading.current_thread() is threading.main_thread():
+        threading.Thread(target=_watch, args=(*found, os.getppid()), daemon=True).start()
+
+
+def _watch(host: str, namespace: str, pid: str, since: str, parent: int) -> None:
+    here = (host, namespace) == (socket.gethostname(), _namespace()) and pid.isdigit()
+    while os.getppid() == parent and not (here and began(int(pid)) != since):
+        time.sleep(_EVERY)
+    signal.alarm(GRACE)  # the kernel ends the process then, whatever it is busy with
+    signals.tell("\nthe poprun that started this has ended")
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+
+def began(pid: int) -> str | None:
+    """When a process began, in the system's own words, so that another one with its id is not taken for it; None if it
+    has ended."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if words[0] in "ZX" else words[19]
+    except (OSError, IndexError):
+        return None if Path("/proc/self/stat").exists() or not _answers(pid) else ""
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True
+
+
+def _namespace() -> str:
+    """Ids of processes mean something inside it only; it is numbered alike on every host, and hosts may be named alike."""
+    try:
+        return f"{os.stat('/proc/self/ns/pid').st_ino}-{_BOOT.read_text(encoding='ascii').strip()}"
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""Writes into folders where other people may write too: no link is followed, and nothing but a regular file is opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from base.storage import input_files
+
+_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a file's name and a process, of what is being written
+MOST_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
+
+
+class NotRegular(OSError):
+    """A link, a pipe, a device or a folder where a regular file belongs."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def append(path: Path) -> BinaryIO:
+    """Opens a file for appending, made if it is not there; NotRegular for anything but a file of this folder alone.
+
+    A file with several names (a backup made of hard links) is replaced by a copy first, so that the others stay as they are.
+    """
+    with suppress(FileNotFoundError):
+        found = os.stat(path, follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            write_atomically(path, input_files.content(path, MOST_BYTES))
+    return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes beside the file, then renames, so that a reader sees the old or the new content whole. A link of that name is
+    replaced, not followed. OSError names `path`."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")  # as _BESIDE
+    try:
+        beside.unlink(missing_ok=True)  # of a process that was killed, or somebody else's
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def unfinished(folder: Path) -> Iterator[Path]:
+    """What `write_atomically` left beside files of this folder when its process was killed."""
+    for path in folder.glob(".*"):
+        named = _BESIDE.fullmatch(path.name)
+        if named and (folder / named[1]).is_file() and not path.is_dir():
+            yield path
+
+
+def own_folder(path: Path) -> Path:
+    """A folder of that name, made if it is not there; NotRegular for a link to one."""
+    if path.is_symlink():
+        raise NotRegular(errno.ELOOP, "Is a link, and a run writes into its own folder only; remove it", str(path))
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _open(path: Path, flags: int) -> int:
+    # a pipe would be waited for without O_NONBLOCK, which changes nothing for regular files
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _refused(path, os.stat(path, follow_symlinks=False).st_mode) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _refused(path, mode)
+    return descriptor
+
+
+def _refused(path: Path, mode: int) -> NotRegular:
+    what = "Is a link, which is not followed" if stat.S_ISLNK(mode) else input_files.unfit(mode)
+    return NotRegular(errno.EINVAL, f"{what}; remove it", str(path))

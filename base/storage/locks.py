@@ -1,0 +1,59 @@
+"""One process at a time writes a run folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from base.errors import OptionError
+from base.storage import files, input_files
+
+_NAME = ".lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock, which ends with the process however that ends; OptionError if another process holds it,
+    OSError if the file that says so cannot be written.
+
+    The folder itself is locked, so nothing is gained by deleting the file of that name, which says who holds the lock. The
+    file is locked too, for file systems that cannot lock a folder.
+    """
+    with ExitStack() as stack:
+        file = stack.enter_context(files.append(folder / _NAME))
+        itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, itself)
+        for descriptor in (itself, file.fileno()):
+            _lock(descriptor, folder)
+        file.truncate(0)
+        file.write(f"pid {os.getpid()}\n".encode())
+        file.flush()
+        yield
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Removes a folder that this process holds and that has nothing in it but the lock's file."""
+    with suppress(OSError):
+        if os.listdir(folder) == [_NAME]:
+            (folder / _NAME).unlink()
+            folder.rmdir()
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OptionError(
+            f"the run in {folder} is being written by another process ({_holder(folder)}): wait for it, or stop it first"
+        ) from None
+    except OSError:
+        pass  # a file system without locks of this kind
+
+
+def _holder(folder: Path) -> str:
+    with suppress(OSError):
+        return input_files.content(folder / _NAME, 64).decode(errors="replace").strip() or "unknown"
+    return "unknown"

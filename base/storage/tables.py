@@ -1,0 +1,259 @@
+"""The CSV files of a run: rows that are on the disk with the checkpoint they belong to, and can be made anew from the states
+of the checkpoints if the files are lost or damaged."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from base.storage import files, input_files
+
+Row = dict[str, str]
+Spans = list[tuple[int, int]]  # of updates, ends included
+MOST_BYTES = 1 << 28  # of a file of rows: some million
+MOST_DAMAGED = 100_000  # lines of it
+_LONGEST = 1 << 16  # bytes of a row
+MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
+DOUBTED = "doubted"  # in a state that has been read: nothing vouches that it is what was written
+_SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the state of the checkpoint after `done` updates keeps of one table: what `Table.kept` gave, or whatever else is
+    there by now; None of older versions. `vouched`: it is what was written."""
+
+    done: int
+    content: Any
+    vouched: bool = True
+
+
+@dataclass
+class _Merged:
+    """Rows by place, the file's and those of the states. `expected`: how many there were up to the last state, which is of
+    `covered` updates; `gaps`: places up to there of which no state keeps the rows."""
+
+    rows: dict[int, list[str]]
+    expected: int = 0
+    covered: int = 0
+    gaps: Spans = field(default_factory=list)
+    odd: list[int] = field(default_factory=list)  # updates of states that hold no rows
+    doubted: list[int] = field(default_factory=list)  # of those whose rows differ from the file's, which are believed
+
+
+class Table:
+    """One CSV file. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
+    which go before the checkpoint of their update, 1 for validation rows, which follow it."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], lag: int) -> None:
+        self.path, self.columns, self._lag = path, columns, lag
+        self._since = 0  # the update of the last checkpoint that stays
+        self._before = 0  # rows that it and earlier ones keep
+        self._recent: list[list[str]] = []
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Writes a row; OSError if that cannot be done. Rows of averages, whose iteration is negative, are not kept by
+        checkpoints: they are made anew at the end of a run."""
+        cells = [str(row[column]) for column in self.columns]
+        head = [] if os.path.lexists(self.path) else [self.columns]
+        with files.append(self.path) as out:
+            out.write(_text([*head, cells]))
+        if row["iteration"] >= 0:
+            self._recent.append(cells)
+            if len(self._recent) > 2 * MOST_KEPT:  # no checkpoint comes, or seldom
+                self._since, self._before, self._recent = self._bounded(self._recent)
+
+    def sync(self) -> None:
+        """Has what was written on the disk; from any thread, so that the file stays the one that rows are appended to."""
+        if os.path.lexists(self.path):
+            with input_files.opened(self.path) as written:
+                os.fsync(written.fileno())
+
+    def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
+        """For the state of a checkpoint after `iteration` updates: the rows since the last checkpoint. `stays`: it is not
+        replaced by the next one, which therefore need not repeat them."""
+        own = [cells for cells in self._recent if self._place(cells) + self._lag <= iteration]
+        since, before, last = self._bounded(own)
+        state = {_SINCE: since, _BEFORE: before, _ROWS: last}
+        if stays:
+            self._since, self._before = iteration, self._before + len(own)
+            self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > iteration]
+        return state
+
+    def _bounded(self, recent: list[list[str]]) -> tuple[int, int, list[list[str]]]:
+        """The last of these rows; the update since which they are, and how many rows there were before."""
+        left = recent[:-MOST_KEPT]
+        since = self._place(left[-1]) + self._lag if left else self._since
+        return since, self._before + len(left), recent[-MOST_KEPT:]
+
+    def mend(
+        self, iteration: int, states: Iterable[Kept], stays: bool, due: Callable[[], Iterable[int]] = list
+    ) -> list[str]:
+        """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
+        and makes those anew that are missing or damaged. What there is to say of it.
+
+        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `due`: the iterations of the
+        rows that a run has, for what no state tells of.
+        """
+        found, damaged, ragged, cut = self._found()
+        rows = {self._place(cells): cells for cells in found if 0 <= self._place(cells) <= iteration}
+        made = self._merged(dict(rows), iteration, states, stays)
+        merged = dict(sorted(made.rows.items()))
+        damaged += 0 <= cut <= iteration and cut not in merged
+        if damaged or ragged or list(merged.values()) != found:
+            files.write_atomically(self.path, _text([self.columns, *merged.values()]))
+        self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
+        mended = sum(rows.get(place) != cells for place, cells in merged.items())
+        return [*self._doubts(made), *self._told(mended, damaged, *self._missing(made, iteration, due))]
+
+    def _merged(self, rows: dict[int, list[str]], iteration: int, states: Iterable[Kept], stays: bool) -> _Merged:
+        made = _Merged(rows)
+        self._since, self._before = 0, 0
+        for state in (state for state in states if state.content is not None):
+            if not (_sound(state) and all(map(self._is_sound, state.content[_ROWS])) and self._fits(state)):
+                made.odd.append(state.done)
+                continue
+            since, before = self._add(made, state)
+            goes_on = state.done == iteration and not stays
+            self._since, self._before = (since, before) if goes_on else (state.done, made.expected)
+        return made
+
+    def _add(self, made: _Merged, state: Kept) -> tuple[int, int]:
+        """The rows of one state; since which update they are, and how many there were before. Where nothing vouches for it,
+        they only fill in what the file lacks."""
+        since, before, done = state.content[_SINCE], state.content[_BEFORE], state.done
+        own = {self._place(cells): cells for cells in state.content[_ROWS]}
+        if state.vouched:
+            made.rows = {k: cells for k, cells in made.rows.items() if not since < k + self._lag <= done} | own
+        else:
+            made.doubted += [done] * any(made.rows.get(k, cells) != cells for k, cells in own.items())
+            made.rows = own | made.rows
+            before = sum(k + self._lag <= since for k in made.rows)
+        if since > made.covered:
+            made.gaps.append((made.covered + 1 - self._lag, since - self._lag))
+        made.covered, made.expected = done, before + len(own)
+        return since, before
+
+    def _missing(self, made: _Merged, iteration: int, due: Callable[[], Iterable[int]]) -> tuple[int, Spans]:
+        """How many rows there must have been that nothing is left of, and of which updates."""
+        missing = made.expected - sum(place + self._lag <= made.covered for place in made.rows)
+        spans = [(max(0, first), end) for first, end in made.gaps] if missing > 0 else []
+        last = max([made.covered - self._lag, *made.rows])
+        lost = [place for place in due() if last < place <= iteration - self._lag] if made.covered < iteration else []
+        return max(0, missing) + len(lost), spans + [(lost[0], lost[-1]) for _ in lost[:1]]
+
+    def read(self) -> list[Row]:
+        """The rows that are whole."""
+        return [dict(zip(self.columns, cells)) for cells in self._found()[0]]
+
+    def _doubts(self, made: _Merged) -> list[str]:
+        """What there is to say of states that are not believed."""
+        name = self.path.name
+        odd = [f"warning: the state of ckpt-{done} holds what cannot be rows of {name}: left out" for done in made.odd]
+        return odd + [
+            f"warning: {name} and the state of ckpt-{done} differ, and nothing vouches for the state: the file's rows stay"
+            for done in made.doubted
+        ]
+
+    def _told(self, mended: int, damaged: int, missing: int, where: Spans) -> list[str]:
+        name, notes = self.path.name, []
+        if mended:
+            notes.append(f"warning: {name} had {mended} missing or damaged {_rows(mended)}: made anew from the checkpoints")
+        elif damaged:
+            notes.append(f"warning: {name} had {damaged} damaged {_rows(damaged)}, left out")
+        if missing:
+            spans = " and ".join(f"updates {first} to {last}" if last > first else f"update {last}" for first, last in where)
+            place = f" of {spans}" if spans else ""
+            notes.append(
+                f"warning: {name} lacks {missing} {_rows(missing)}{place}, of which no checkpoint is left to make them from"
+            )
+        return notes
+
+    def _found(self) -> tuple[list[list[str]], int, bool, int]:
+        """The rows of the file that are whole; how many are not; whether it wants writing anew all the same: its last line
+        was cut short, as the process ended while writing, or its header is not there once; and the place of a row that was
+        cut short, -1 if there is none or it cannot be told."""
+        if not os.path.lexists(self.path):
+            return [], 0, False, -1
+        if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):  # it is replaced by a file of the run's own
+            return [], 1, True, -1
+        whole, damaged, heads, rest = [], 0, [], ""
+        for number, line in enumerate(_lines(self.path)):
+            if not line.endswith("\n"):
+                rest = line
+                break
+            line = line[:-1]
+            cells = line.removesuffix("\r").split(",")
+            if tuple(cells) == self.columns:
+                heads.append(number)
+                continue
+            sound = self._is_sound(cells)
+            damaged += not sound
+            if damaged > MOST_DAMAGED:
+                raise _beyond(self.path, f"{MOST_DAMAGED:,} lines that are no rows")
+            whole += [cells] * sound
+        begun = rest.split(",")[self.columns.index("iteration") :]
+        cut = int(begun[0]) if len(begun) > 1 and begun[0].isascii() and begun[0].isdigit() and len(begun[0]) < 19 else -1
+        return whole, damaged, bool(rest) or heads != [0], cut
+
+    def _is_sound(self, cells: Sequence[str]) -> bool:
+        if len(cells) != len(self.columns) or not all(cell.isascii() and cell.isprintable() for cell in cells):
+            return False
+        try:
+            numbers = [float(cell) for name, cell in zip(self.columns, cells) if name != "name" and cell]
+            return abs(self._place(cells)) < 1 << 63 and len(numbers) > 1
+        except ValueError:
+            return False
+
+    def _fits(self, state: Kept) -> bool:
+        """Whether the rows of a state are of its updates."""
+        return all(state.content[_SINCE] < self._place(cells) + self._lag <= state.done for cells in state.content[_ROWS])
+
+    def _place(self, cells: Sequence[str]) -> int:
+        return int(cells[self.columns.index("iteration")])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file with what ends them, one after another; what is longer than any row comes in pieces."""
+    with input_files.opened(path) as file, io.BufferedReader(file) as lines:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise _beyond(path, f"the {MOST_BYTES:,} bytes that are read of a run's rows")
+        while line := lines.readline(_LONGEST):
+            whole = line.endswith(b"\n") or len(line) < _LONGEST
+            yield line.decode("utf-8", errors="replace") + "\n" * (not whole)
+
+
+def _beyond(path: Path, most: str) -> OSError:
+    told = f"Has more than {most}; move it elsewhere, and the rows that the checkpoints keep are made anew"
+    return OSError(errno.EFBIG, told, str(path))
+
+
+def _text(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _sound(state: Kept) -> bool:
+    """Whether a state holds what `kept` gives: there is at most one row of each update, and one of the beginning."""
+    content = state.content
+    return (
+        isinstance(content, Mapping)
+        and all(type(content.get(name)) is int for name in (_SINCE, _BEFORE))
+        and 0 <= content[_SINCE] <= state.done
+        and 0 <= content[_BEFORE] <= content[_SINCE] + 1
+        and isinstance(content.get(_ROWS), list)
+        and all(isinstance(cells, list) for cells in content[_ROWS])
+        and all(isinstance(cell, str) for cells in content[_ROWS] for cell in cells)
+    )

@@ -1,1 +1,0 @@
-"""What a model costs: counted without TensorFlow."""

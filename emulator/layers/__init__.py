@@ -1,0 +1,1 @@
+"""The layer vocabulary in TensorFlow: norms, number formats, checks, gradients."""

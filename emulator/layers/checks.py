@@ -1,0 +1,61 @@
+"""Checks of the arithmetic: the first result or gradient that is not finite ends the session call and names its layer. They
+change no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from emulator.layers.gradients import by_rule
+from emulator.layers.tensor_layers import TensorLayers
+
+MARK = "floating-point exception"
+OVERFLOW, INVALID = "overflow or division by zero", "invalid operation (NaN)"
+CHECKED = (
+    "conv", "norm", "norm_activation", "proxy_norm_activation", "relu", "relu6", "swish", "sigmoid", "add", "gate",
+    "max_pool", "global_mean", "dense", "dropout", "drop_path",
+)  # fmt: skip
+
+
+def checked(x: tf.Tensor, where: str) -> tf.Tensor:
+    """x; where it is not finite the session call fails with [MARK] [what happened] [where]."""
+    kind = tf.where_v2(tf.reduce_any(tf.math.is_inf(x)), OVERFLOW, INVALID)
+    finite = tf.reduce_all(tf.math.is_finite(x))
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=finite, data=[MARK, kind, where])]):
+        return tf.identity(x)
+
+
+def _checked_gradient(x: tf.Tensor, where: str) -> tf.Tensor:
+    """x, the gradient that is handed back for it checked."""
+
+    return by_rule("Identity", tf.identity, x, rule=lambda dy: checked(dy, where))
+
+
+class CheckedLayers(TensorLayers):
+    """The vocabulary, every result and every gradient checked."""
+
+    _layer = ""  # that reads at present
+
+    def _read(self, x: tf.Tensor, *, halves: bool = False) -> tf.Tensor:
+        return _checked_gradient(super()._read(x, halves=halves), f"{self._layer}, backward")
+
+
+def _checking(name: str) -> Callable[..., Any]:
+    """The layer `name`, with checks around it."""
+
+    def layer(self: CheckedLayers, x: tf.Tensor, *rest: Any, **options: Any) -> Any:
+        outer, where = self._layer, self.path(name)
+        self._layer = where
+        y = getattr(super(CheckedLayers, self), name)(x, *rest, **options)
+        self._layer = outer
+        first, *others = y if isinstance(y, tuple) else (y,)
+        first = self._same(checked(first, f"{where}, forward"), first)
+        return (first, *others) if others else first
+
+    return layer
+
+
+for _name in CHECKED:
+    setattr(CheckedLayers, _name, _checking(_name))

@@ -1,0 +1,127 @@
+"""Half precision, emulated: FP32 tensors whose values lie on FP16's grid. Whatever an operation does inside, it does in
+FP32, and rounds once.
+
+With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of halves. What is
+larger than 65504 after rounding becomes NaN, as the IPU has it, or 65504 where overflow is to saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import tensorflow.compat.v1 as tf
+
+from base import draws
+from base.tracing import Pass, compiled
+from emulator.layers.gradients import by_rule
+
+LARGEST = 65504.0
+SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there
+BEYOND_EXPONENT = 127 + 16  # of numbers that are too large for FP16
+FRACTION, SIGN, EXPONENT = 23, -0x80000000, 0x7F800000  # of FP32's bits
+DROPPED = 13  # bits of the fraction that FP16 lacks
+Asked = Callable[[], bool]
+
+
+def always() -> bool:
+    """Whether a gradient is rounded where nothing is known of it."""
+    return True
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays.
+
+    tf.abs, tf.sign, tf.floor and their like are avoided: XLA, which compiles this for every shape, takes 14 ms longer for
+    each of them, as it makes a kernel of its own of it by way of MLIR.
+    """
+
+    stochastic: bool = False
+    saturate: bool = False
+    trap: bool = False  # overflow gives infinity, so that whoever checks can tell it from other NaNs
+
+    def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
+        """x on the grid. `noise`: uint64 [batch, 1, ...] or [], what the random numbers are a function of, with `salt` and
+        the element's place; without it ties to even."""
+        if x.dtype != tf.float32:
+            raise TypeError(f"half precision is emulated in FP32, not in {x.dtype.name}")
+        bits = tf.bitcast(x, tf.int32)
+        size = tf.bitcast(tf.bitwise.bitwise_and(bits, ~SIGN), tf.float32)
+        exponent = tf.maximum(tf.bitwise.bitwise_and(bits, EXPONENT), SMALLEST_EXPONENT << FRACTION)
+        exponent = tf.minimum(exponent, BEYOND_EXPONENT << FRACTION)  # or steps and shifters would overflow themselves
+        y = self._at_random(size, exponent, noise[0], salt) if noise else _to_nearest(size, exponent)
+        beyond = float("inf") if self.trap else LARGEST if self.saturate else float("nan")
+        y = tf.where_v2(y > LARGEST, beyond, y)
+        return tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
+
+    @staticmethod
+    def _at_random(size: tf.Tensor, exponent: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
+        """A neighbour of a size on the grid, the upper one as often as the size is near to it."""
+        step = tf.bitcast(exponent - ((FRACTION - DROPPED) << FRACTION), tf.float32)
+        steps = size / step  # exact: a power of two
+        below = tf.math.floordiv(size, step)
+        # a sample's elements are counted from 0, so that a micro-batch may be any part of a batch
+        own = size.shape[1:] if noise.shape.rank else size.shape
+        place = tf.reshape(tf.range(own.num_elements(), dtype=tf.int32), [*([1] if noise.shape.rank else []), *own])
+        up = draws.uniform_of_words(draws.bits(salt, noise), place) < steps - below
+        return (below + tf.cast(up, tf.float32)) * step
+
+
+def _to_nearest(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
+    """FP32's own rounding, at a number so large that its last place is FP16's: 1.5 x 2^(exponent + 13)."""
+    shifter = tf.bitcast(exponent + ((DROPPED << FRACTION) | (1 << (FRACTION - 1))), tf.float32)
+    return (x + shifter) - shifter
+
+
+@cache
+def _passes(rounding: Rounding) -> tuple[Pass, Pass]:
+    """Forward and backward, compiled: (x, *noise) -> x on the grid."""
+    return (
+        compiled(lambda x, *noise: rounding(x, noise, salt=0)),
+        compiled(lambda dy, *noise: rounding(dy, noise, salt=1)),
+    )
+
+
+def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
+    """x on FP16's grid; so is the gradient that is handed on, unless `arriving`, asked in the backward pass, says that what
+    arrives is half as it comes."""
+    forward, backward = _passes(rounding)
+    return by_rule("PartitionedCall", forward, x, *noise, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
+
+
+def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
+    """x as it is; the gradient that is handed on is half."""
+    _, backward = _passes(rounding)
+    return by_rule("Identity", tf.identity, x, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
+
+
+def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
+    _, backward = _passes(rounding)
+
+    def gradient(dy: tf.Tensor) -> tf.Tensor:
+        return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))
+
+    return by_rule("Mean", lambda x: tf.reduce_mean(x, axis=[1, 2], keepdims=True), x, rule=gradient)
+
+
+@cache
+def _adding(rounding: Rounding, count: int) -> Pass:
+    def add(total: tf.Tensor, x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
+        share = rounding(rounding(x, noise, salt=0) / count, noise, salt=1)
+        return rounding(total + share, noise, salt=2)
+
+    return compiled(add)
+
+
+def added(total: tf.Tensor, x: tf.Tensor, count: int, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """total + x / count, where x, its share and the sum come onto FP16's grid one after another; of any shape."""
+    flat = (tf.reshape(each, [-1]) for each in (total, x))
+    return tf.reshape(_adding(rounding, count)(*flat, *noise), total.shape)
+
+
+def on_grid(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+    """x on FP16's grid, of any shape; nothing is differentiated."""
+    return tf.reshape(_passes(rounding)[0](tf.reshape(x, [-1]), *noise), x.shape)

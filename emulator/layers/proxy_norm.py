@@ -1,0 +1,92 @@
+"""The arithmetic of proxy normalisation (Labatie et al., arXiv 2106.03743), with the IPU harness' constants.
+
+A proxy variable [6, 1, 1, channels] has the rows beta, gamma, proxy mean, inverse proxy deviation, beta', gamma'. The two
+statistics are those that the activation has on a Gaussian in place of the normalised channel, computed in FP32 over 200
+quantiles of it:
+
+    value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
+    mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
+
+They follow from the other rows after every update. So the network differentiates with respect to all six, and `chained`
+carries what arrives at the statistics on to the rows that they are made of, once per update.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from base.tracing import Pass, traced
+from emulator.layers.gradients import gradients
+from Models._layers import ProxyRule
+
+ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
+SAMPLES = 200
+QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / SAMPLES) for i in range(SAMPLES)])
+DECAYED = (EXTRA_BETA, EXTRA_GAMMA)  # weight decay spares the others
+
+
+def activated(rule: ProxyRule, x: tf.Tensor) -> tf.Tensor:
+    """The rule's activation."""
+    return {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": tf.nn.silu}[rule.activation](x)
+
+
+def statistics(rule: ProxyRule, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and inverse deviation [1, 1, channels] as they follow from the other rows of a proxy variable."""
+    beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
+    quantiles = tf.constant(QUANTILES.reshape(-1, 1, 1, 1), value.dtype)
+    inner = (1 + extra_gamma) * quantiles + extra_beta
+    values = activated(rule, gamma * inner + beta)
+    mean = tf.reduce_mean(values, 0)
+    variance = tf.reduce_mean(tf.square(values - mean), 0)
+    return mean, tf.math.rsqrt(variance + rule.epsilon)
+
+
+def refreshed(rule: ProxyRule, value: tf.Tensor) -> tf.Tensor:
+    """The variable with the statistics that its other rows give."""
+    return _functions(rule)[0](value)
+
+
+def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """`other` with the statistics of `value`."""
+    own = _mask((MEAN, INVERSE_DEVIATION), value.dtype)
+    return tf.where_v2(own > 0, value, other)
+
+
+def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    """The gradient with respect to the four trained rows, of which the statistics are functions; nought for these."""
+    return _functions(rule)[1](value, gradient)
+
+
+@cache
+def _functions(rule: ProxyRule) -> tuple[Pass, Pass]:
+    """`refreshed` and `chained`, each a hundred operations, which every proxy would have of its own."""
+
+    def refresh(value: tf.Tensor) -> tf.Tensor:
+        beta, gamma, _, _, extra_beta, extra_gamma = tf.unstack(value)
+        return tf.stack([beta, gamma, *statistics(rule, value), extra_beta, extra_gamma])
+
+    def chain(value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        arriving = tf.unstack(gradient)
+        (through,) = gradients(statistics(rule, value), [value], [arriving[MEAN], arriving[INVERSE_DEVIATION]])
+        return (gradient + through) * _mask([row for row in ROWS if row not in (MEAN, INVERSE_DEVIATION)], value.dtype)
+
+    return traced(refresh), traced(chain)
+
+
+def decayed_rows(value: tf.Tensor) -> tf.Tensor:
+    """The variable where weight decay applies, nought elsewhere."""
+    return value * _mask(DECAYED, value.dtype)
+
+
+def initial(rule: ProxyRule, channels: int, dtype: tf.DType) -> tf.Tensor:
+    """Offset 0, scale 1, no correction, and the statistics of that."""
+    start = tf.reshape(tf.one_hot(GAMMA, len(ROWS), dtype=dtype), [len(ROWS), 1, 1, 1])
+    return refreshed(rule, tf.tile(start, [1, 1, 1, channels]))
+
+
+def _mask(rows: list[int] | tuple[int, ...], dtype: tf.DType) -> tf.Tensor:
+    return tf.constant([float(row in rows) for row in ROWS], dtype, [len(ROWS), 1, 1, 1])

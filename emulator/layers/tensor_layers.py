@@ -1,0 +1,372 @@
+"""The vocabulary as TensorFlow operations: the reader that trains.
+
+Weights come in as tensors by name, so that the caller decides how they are stored, cast and differentiated;
+this module creates no variable. Random draws are keyed by (seed, layer, sample position).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from base import draws
+from emulator.layers import fused, half, proxy_norm
+from emulator.layers.half import Rounding
+from emulator.layers.watch import GradientWatch
+from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
+
+
+def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Initial values as a function of (seed, name)."""
+    if variable.proxy:
+        return proxy_norm.initial(variable.proxy, variable.shape[-1], dtype)
+    if not isinstance(variable.initial, Initial):
+        return tf.fill(variable.shape, tf.constant(variable.initial, dtype))
+    fan_in, fan_out = variable.fans
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2, "fixed": 1}
+    fan = fans[variable.initial.mode]
+    deviation = math.sqrt(variable.initial.scale / max(fan, 1))
+    key = draws.stateless_seed(seed, f"initial/{variable.name}")
+    if variable.initial.distribution == "uniform":
+        limit = math.sqrt(3.0) * deviation
+        values = tf.random.stateless_uniform(variable.shape, key, -limit, limit)
+    else:
+        # a normal cut at two deviations has 0.8796 of the uncut one's deviation
+        values = tf.random.stateless_truncated_normal(variable.shape, key, stddev=deviation / 0.87962566103423978)
+    return tf.cast(values, dtype)
+
+
+@dataclass
+class _Gradient:
+    """What arrives at a tensor in the backward pass, and who brings it onto FP16's grid. It is known when the backward pass
+    is built, for by then all readers are."""
+
+    segment: str  # in which they read
+    rounded: bool  # by the layer whose result the tensor is
+    readers: int = 0
+    halves: bool = True  # each reader hands back halves by itself
+    arrives_half: bool = False  # the next segment sees to it
+    summed: tf.Tensor | None = None  # what readers read, so that what they hand back meets in one place
+
+    def needs_rounding(self) -> bool:
+        """In the layer whose result the tensor is."""
+        return self.readers + self.arrives_half != 1 or not self.halves
+
+    def sum_needs_rounding(self) -> bool:
+        """Where several readers' gradients have been added."""
+        return self.readers > 1 and not self.rounded
+
+    def summand_needs_rounding(self) -> bool:
+        """Where a reader hands it back."""
+        return self.readers > 1 or not self.rounded
+
+
+class TensorLayers(Layers):
+    """The vocabulary on tensors [batch, height, width, channels]."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, tf.Tensor],
+        *,
+        training: bool,
+        seed: draws.Seed = 0,
+        positions: tf.Tensor | None = None,
+        norm_parts: int = 1,
+        rounding: Rounding | None = None,
+        watch: GradientWatch | None = None,
+        across: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    ) -> None:
+        """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
+        endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
+        the batch whose batch-norm statistics are kept apart. `rounding`: every result is half, and so is every gradient
+        that a layer hands back, and their sum where several layers read one tensor; without it they are what the weights
+        are. `watch` counts the gradients that arrive.
+        `across`: the mean of a tensor over the processes whose batch-norm statistics are one."""
+        super().__init__()
+        self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
+        self._weights = weights
+        self._training = training
+        self._seed = seed
+        self._positions = positions
+        self._norm_parts = norm_parts
+        self._rounding = rounding
+        self._watch = watch
+        self._across = across
+        self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
+        self._gradients: dict[str, _Gradient] = {}  # by the name of the tensor that they belong to
+        self._parameters: set[str] = set()  # names of tensors that are made of weights alone
+
+    def _result(self, x: tf.Tensor) -> tf.Tensor:
+        """What a layer puts out, in the precision that it computes in."""
+        if self._rounding is None:
+            return x
+        gradient = _Gradient(self._segment, rounded=True)
+        y = half.half(x, self._rounding, self._noise(x.shape.rank), arriving=gradient.needs_rounding)
+        self._gradients[y.name] = gradient
+        return y
+
+    def _halved(self, y: tf.Tensor) -> tf.Tensor:
+        """The same of a layer that rounds by itself what it puts out and what arrives there."""
+        if self._rounding is not None:
+            self._gradients[y.name] = _Gradient(self._segment, rounded=True)
+        return y
+
+    def _read(self, x: tf.Tensor, *, halves: bool = False) -> tf.Tensor:
+        """What a layer takes in. What it hands back is half, and so is the sum of what several layers hand back. `halves`:
+        it hands back halves by itself, given halves.
+
+        Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
+        the bits must not depend on that."""
+        if self._rounding is None or not self._training or x.name in self._parameters:
+            return x
+        gradient = self._gradients.get(x.name)
+        if gradient is None or gradient.segment != self._segment:
+            if gradient is not None:
+                gradient.arrives_half = True
+            gradient = self._gradients[x.name] = _Gradient(self._segment, rounded=False)
+        if gradient.summed is None:
+            noise = self._noise(x.shape.rank)
+            gradient.summed = half.half_back(x, self._rounding, noise, arriving=gradient.sum_needs_rounding)
+        gradient.readers += 1
+        gradient.halves &= halves
+        if halves:
+            return gradient.summed
+        return half.half_back(
+            gradient.summed, self._rounding, self._noise(x.shape.rank), arriving=gradient.summand_needs_rounding
+        )
+
+    def _same(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+        """`new`, which stands for `old` from here on."""
+        if old.name in self._gradients:
+            self._gradients[new.name] = self._gradients[old.name]
+        return new
+
+    def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
+        """What the next result's random rounding is a function of, [batch, 1, ...]; nothing if it is not random."""
+        if self._rounding is None or not self._rounding.stochastic or self._positions is None:
+            return ()
+        self._rounded += 1
+        key = draws.key(self._seed, f"rounding/{self._segment}/{self._rounded}")
+        return (draws.bits(key, tf.reshape(self._positions, [-1] + [1] * (rank - 1))),)
+
+    def begin_segment(self, name: str) -> None:
+        self._segment, self._rounded = name, 0
+
+    def channels(self, x: tf.Tensor) -> int:
+        return x.shape[-1]
+
+    def side(self, x: tf.Tensor) -> int:
+        return x.shape[1]
+
+    def conv(
+        self,
+        x: tf.Tensor,
+        filters: int,
+        kernel: int,
+        initial: Initial,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> tf.Tensor:
+        weights = self._weights[self.path("conv", "conv2d", "kernel")]
+        x = self._read(x)
+        if groups == filters == self.channels(x) and groups > 1:
+            depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
+            y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
+        elif groups > 1 and not _native_group_gradients(x.dtype):
+            pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
+            y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
+        else:
+            y = tf.nn.conv2d(x, weights, stride, "SAME")
+        y = self._result(y)
+        if bias:
+            y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
+        return self._watched(y, "conv")
+
+    def _biased(self, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+        return self._result(tf.nn.bias_add(self._read(x, halves=True), bias))
+
+    def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
+        """A layer's result, the gradients that arrive at it counted."""
+        return y if self._watch is None else self._same(self._watch.watched(y, self.path(kind)), y)
+
+    def norm(
+        self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
+    ) -> tf.Tensor:
+        if policy.kind == "none":
+            return x
+        if policy.kind == "group":
+            with self.scope("GroupNorm"):
+                gamma = self._weights[self.path("gamma")] if scale else None
+                beta = self._weights[self.path("beta")] if centre else None
+            x = self._read(x, halves=True)
+            return self._halved(fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise()))
+        with self.scope("batch_norm"):
+            return self._result(self._batch_norm(self._read(x), policy))
+
+    def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
+        gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+        names = self.path("moving_mean"), self.path("moving_variance")
+        if not self._training:
+            moving = self._weights[names[0]], self._weights[names[1]]
+            return _fused_norm(x, gamma, beta, moving, policy.epsilon, training=False).y
+        if self._across is not None:
+            y, mean, variance = _norm_across(x, self._norm_parts, gamma, beta, policy.epsilon, self._across)
+            self.statistics |= {names[0]: tf.reduce_mean(mean, 0), names[1]: tf.reduce_mean(variance, 0)}
+            return y
+        unused = (tf.constant([], tf.float32),) * 2
+        parts = tf.split(x, self._norm_parts) if self._norm_parts > 1 else [x]
+        results = [_fused_norm(part, gamma, beta, unused, policy.epsilon, training=True) for part in parts]
+        count = tf.cast(tf.size(parts[0]) // self.channels(x), x.dtype)
+        # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
+        biased = [result.batch_variance * ((count - 1) / count) for result in results]
+        self.statistics |= {names[0]: _mean([result.batch_mean for result in results]), names[1]: _mean(biased)}
+        return tf.concat([result.y for result in results], 0) if len(results) > 1 else results[0].y
+
+    def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
+        if policy.kind == "batch" and self._rounding is not None:
+            with self.scope("batch_norm"):
+                y = self._batch_norm(self._read(x), policy)
+            return self._halved(fused.halved_activation(y, activation, self._rounding, self._noise()))
+        if policy.kind != "group":
+            return super().norm_activation(x, policy, activation)
+        x = self._read(x, halves=True)
+        with self.scope("GroupNorm"):
+            gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+        return self._halved(fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
+
+    def proxy_norm_activation(
+        self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        proxy = self._weights[self.path("act", "proxy")]
+        own = tf.unstack(proxy)
+        rows = tuple(tf.reshape(own[row], [-1]) for row in proxy_norm.ROWS[:4])
+        x = self._read(x, halves=True)
+        y = fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise())
+        factor = own[proxy_norm.INVERSE_DEVIATION][None]
+        self._parameters.add(factor.name)
+        return y, factor  # not _halved: FP32 sums are made of what arrives, so that it must be half before
+
+    def relu(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(self._read(x, halves=True))
+
+    def relu6(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu6(self._read(x, halves=True))
+
+    def swish(self, x: tf.Tensor) -> tf.Tensor:
+        return self._halved(fused.swish(self._read(x, halves=True), self._rounding, self._noise()))
+
+    def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
+        return self._result(tf.sigmoid(self._read(x)))
+
+    def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return self._result(self._read(x, halves=True) + self._read(y, halves=True))
+
+    def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        return self._result(self._read(x) * self._read(factor))
+
+    def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.concat([self._read(x, halves=True), self._read(y, halves=True)], -1)
+
+    def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
+        return tf.nn.max_pool2d(self._read(x), kernel, stride, padding)
+
+    def global_mean(self, x: tf.Tensor) -> tf.Tensor:
+        if self._rounding is None:
+            return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
+        return self._result(half.pixel_mean(self._read(x, halves=True), self._rounding, self._noise()))
+
+    def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
+        missing = channels - self.channels(x)
+        x = self._read(x, halves=True)
+        return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
+
+    def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
+        kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
+        product = self._result(tf.matmul(_flat(self._read(x)), kernel))
+        return self._watched(self._biased(product, bias), "dense")
+
+    def flatten(self, x: tf.Tensor) -> tf.Tensor:
+        return _flat(self._read(x, halves=True))
+
+    def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
+        if not self._training or rate <= 0:
+            return x
+        elements = tf.reshape(tf.range(math.prod(x.shape[1:]), dtype=tf.int64), [1, *x.shape[1:]])
+        return self._keep(x, 1 - rate, "dropout", self._per_sample(), elements)
+
+    def drop_path(self, x: tf.Tensor, survival: float) -> tf.Tensor:
+        if not self._training or survival >= 1:
+            return x
+        return self._keep(x, survival, "drop_path", self._per_sample())
+
+    def _per_sample(self) -> tf.Tensor:
+        return tf.reshape(self._positions, [-1, 1, 1, 1])
+
+    def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
+        drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
+        return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
+
+
+def _flat(x: tf.Tensor) -> tf.Tensor:
+    """[batch, all of a sample's numbers]."""
+    return tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _fused_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
+) -> Any:
+    """TensorFlow's fused batch norm; the raw operation, because the wrapper in tf.nn quietly raises small epsilons."""
+    if x.dtype == tf.float64:
+        return _composed_norm(x, gamma, beta, moving, epsilon, training)
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
+    )
+
+
+def _norm_across(
+    x: tf.Tensor, parts: int, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, across: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Batch norm whose statistics are means over several processes too: y, and the mean and the biased variance of each of
+    the batch's `parts`, [parts, channels]."""
+    flat = tf.reshape(x, [parts, -1, x.shape[-1]])
+    mean = across(tf.reduce_mean(flat, 1))
+    centred = flat - mean[:, None]
+    variance = across(tf.reduce_mean(tf.square(centred), 1))
+    y = centred * (tf.math.rsqrt(variance + epsilon) * gamma)[:, None] + beta
+    return tf.reshape(y, tf.shape(x)), mean, variance
+
+
+class _Normed(NamedTuple):
+    y: tf.Tensor
+    batch_mean: tf.Tensor
+    batch_variance: tf.Tensor  # unbiased
+
+
+def _composed_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
+) -> _Normed:
+    """The same from operations that have float64, which the fused one lacks."""
+    mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
+    y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
+    count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
+    return _Normed(y, mean, variance * count / (count - 1))
+
+
+def _mean(values: list[tf.Tensor]) -> tf.Tensor:
+    """The mean, added in order."""
+    total = values[0]
+    for value in values[1:]:
+        total += value
+    return total / len(values) if len(values) > 1 else total
+
+
+def _native_group_gradients(dtype: tf.DType) -> bool:
+    """Whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, and only in FP32."""
+    return dtype == tf.float32 and os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

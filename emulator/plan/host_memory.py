@@ -1,0 +1,171 @@
+"""Host memory: what this process takes at most to carry out a plan, from the plan and the trace alone.
+
+The memory of the machine that emulates, never that of the IPUs that it stands for. The constants were fitted on 24 processes
+(ResNet-8, 18, 20, 50 and EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 1024; 0 to 2 slots;
+recomputation, four stages, folded micro-batches, validation) with TensorFlow 2.21 on two cores of an Intel Xeon.
+Predicted resident peaks are 0.90 to 1.08 of those measured, address space 0.78 to 1.11, writable memory 0.69 to 1.17; a core
+more or less is about 0.1 GB of these two. Records of photographs are not in it: they are kept while memory allows
+(`Datasets._payloads`). Nor are the traces of a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from base import host_limits
+from base.host_limits import Limit
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.precision import Precision
+from emulator.plan.trace import Operation, Trace
+
+TENSORFLOW = 750_000_000  # its libraries, Python's, and a graph of a few layers
+OPERATION = 500_000  # the graph of one layer, its kernels and its part in the executors, forward, backward and update
+COMPILER = 80_000_000  # XLA, which half precision, group norm and swish need
+COMPILED_HALF, COMPILED = 2_200_000, 200_000  # what it adds for one layer, with half precision and without
+# copies of the trained weights in FP32: gradients and their sums; with two slots the values on the way to them; what a
+# checkpoint holds, times itself, what is read of it, what is handed to the writer, and what TensorFlow makes of that
+GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
+WORKED_ON = 2.0  # times what the largest layer takes in and gives out: gradients and an operation's own memory
+FETCHED = 4  # calls' pictures in host memory: one being made, two waiting, one in use
+FP32 = 4
+CERTAIN = 0.8  # of the prediction: more than this is what every run took that was measured
+# how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
+_OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
+_IN_PLACE = ("norm", "add")  # give their memory to the operation behind them, where that is one of
+_TAKES_OVER = ("relu", "relu6", "add")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Bytes at the peak. `fixed`: TensorFlow and the graph; `weights`: weights, slots, gradients and the copies that
+    updating and saving make; `activations`: what calls in flight keep for their backward pass; `pictures`: of the infeed."""
+
+    fixed: int
+    weights: int
+    activations: int
+    pictures: int
+
+    @property
+    def peak(self) -> int:
+        """Resident bytes, as in VmHWM of /proc/<pid>/status."""
+        return self.fixed + self.weights + self.activations + self.pictures
+
+    def of_kind(self, kind: str) -> int:
+        """The peak as a limit of that kind counts it."""
+        factor, rest = _OTHER_KINDS.get(kind, (1.0, 0))
+        return int(self.peak * factor + rest)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{gigabytes(size)} {what}"
+            for size, what in (
+                (self.fixed, "TensorFlow and graph"),
+                (self.weights, "weights"),
+                (self.activations, "activations"),
+                (self.pictures, "pictures"),
+            )
+        ]
+        return f"about {gigabytes(self.peak)} GB at the peak ({', '.join(parts)})"
+
+
+def gigabytes(size: int) -> str:
+    """Billions of bytes, as people say them."""
+    return f"{size / 1e9:,.1f}" if size >= 50_000_000 else f"{size / 1e9:,.2f}"
+
+
+def training(
+    trace: Trace, plan: ExecutionPlan, *, slots: int, picture: int, records: int = 0, validated: int = 0,
+    trained: Callable[[str], bool],
+) -> HostMemory:  # fmt: skip
+    """Of a training process. `slots`: of the optimiser, for each weight; `picture`: numbers in one; `records`: bytes of the
+    data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0 without it; `trained`: the names
+    that updates move."""
+    moved = [v for v in trace.variables if v.trainable and trained(v.name)]
+    saved = sum(_kept(plan, v.name, v.elements, slots) for v in moved)
+    saved += sum(FP32 * v.elements for v in trace.variables) - sum(FP32 * v.elements for v in moved)
+    copies = GRADIENTS + SLOWED * max(0, slots - 1)
+    weights = copies * FP32 * sum(v.elements for v in moved) + SAVED * saved
+    scoring = inference(trace, plan.precision, validated, picture) if validated else None
+    return HostMemory(
+        fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
+        weights=int(weights) + (scoring.weights if scoring else 0),
+        activations=max(_in_flight(trace, plan), scoring.activations if scoring else 0),
+        pictures=FETCHED * plan.call_batch * picture * FP32 + records,
+    )
+
+
+def inference(trace: Trace, precision: Precision, batch: int, picture: int, records: int = 0) -> HostMemory:
+    """Of a process that only validates, in micro-batches of `batch` pictures: nothing is kept for a backward pass."""
+    return HostMemory(
+        fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
+        weights=2 * FP32 * trace.parameters,
+        activations=int(WORKED_ON * batch * _largest(trace.operations)),
+        pictures=FETCHED * batch * picture * FP32 + records,
+    )
+
+
+def _compiler(trace: Trace, precision: Precision) -> int:
+    """What XLA takes where it is needed."""
+    if precision.half:
+        return COMPILER + COMPILED_HALF * len(trace.operations)
+    needed = any(o.kind == "swish" or _is_group_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
+    return COMPILER + COMPILED * len(trace.operations) if needed else 0
+
+
+def _is_group_norm(operation: Operation) -> bool:
+    return operation.kind == "norm" and any("GroupNorm" in variable.name for variable in operation.variables)
+
+
+def _kept(plan: ExecutionPlan, name: str, elements: int, slots: int) -> int:
+    """Bytes of a weight and its slots in a checkpoint."""
+    precision = plan.precision
+    half = precision.keeps_half(name)
+    if half and precision.fp32_copy:
+        return (2 + FP32 * (slots + 1)) * elements
+    return (2 if half else FP32) * (slots + 1) * elements
+
+
+def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
+    """What the calls in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
+    kept = dict.fromkeys(trace.segments, 0)
+    taken_in: dict[str, int] = {}
+    for operation, following in pairwise([*trace.operations, None]):
+        kept[operation.segment] += _kept_for_backward(operation, following)
+        taken_in.setdefault(operation.segment, FP32 * operation.source.elements)
+    total = 0
+    for stage, window in zip(plan.stages, plan.windows):
+        if plan.recompute:
+            total += window * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
+        else:
+            total += window * sum(kept[name] for name in stage)
+    return int(plan.call_batch * (total + WORKED_ON * _largest(trace.operations)))
+
+
+def _kept_for_backward(operation: Operation, following: Operation | None) -> int:
+    """Bytes of one picture's result that the backward pass needs: a norm's or a sum's is overwritten by a ReLU behind it,
+    and group norm is one operation with the activation behind it."""
+    behind = following.kind.split()[0] if following else ""
+    fused = behind == "proxy" or (behind == "swish" and _is_group_norm(operation))
+    if operation.kind in _IN_PLACE and (behind in _TAKES_OVER or fused):
+        return 0
+    return FP32 * operation.result.elements
+
+
+def _largest(operations: Iterable[Operation]) -> int:
+    """Bytes that the largest layer takes in and gives out, for one picture; what can overwrite its input gives out none."""
+    own = (operation for operation in operations if operation.kind not in (*_IN_PLACE, *_TAKES_OVER))
+    return max(FP32 * (operation.source.elements + operation.result.elements) for operation in own)
+
+
+def refused(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:
+    """The limit that the prediction is above, the tightest one, and whether it is so far above that the run cannot succeed;
+    (None, False) if there is room. `sharing`: processes of the run on this machine, which take as much each."""
+    above = [limit for limit in limits if _needed(need, limit, sharing) > limit.bytes]
+    worst = max(above, key=lambda limit: _needed(need, limit, sharing) / max(limit.bytes, 1), default=None)
+    return worst, bool(worst) and CERTAIN * _needed(need, worst, sharing) > worst.bytes
+
+
+def _needed(need: HostMemory, limit: Limit, sharing: int) -> int:
+    return need.of_kind(limit.kind) * (sharing if limit.shared else 1)

@@ -1,0 +1,53 @@
+"""What was measured of the cells of one weight update; no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emulator.plan.schedules import Action
+
+GRAPH, SESSION, OPTIMISED = "graph", "session and initial weights", "optimisation of the graph"
+LOADED, READY = "loading of the optimised graph", "executors"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The end of a phase of the compilation, which began where the one before ended."""
+
+    phase: str
+    at: float  # seconds of time.perf_counter
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A cell, and when it ran: seconds of the machine's clock."""
+
+    action: Action
+    begin: float
+    end: float
+
+
+def order(cells: Sequence[Ran], stage: int) -> tuple[Action, ...]:
+    """What a stage did, in the order of its beginnings."""
+    own = [cell for cell in cells if cell.action.stage == stage]
+    return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
+
+
+def idle_fraction(cells: Sequence[Ran], stages: int) -> float:
+    """The share of the stages' time, from the first cell's beginning to the last one's end, in which they did nothing."""
+    length = max((cell.end for cell in cells), default=0.0) - min((cell.begin for cell in cells), default=0.0)
+    return max(0.0, 1 - sum(cell.end - cell.begin for cell in cells) / (stages * length)) if length > 0 else 0.0
+
+
+def busy_at_once(cells: Sequence[Ran]) -> int:
+    """The largest number of stages that were at work at the same time."""
+    begun = [(cell.begin, 1, cell.action.stage) for cell in cells]
+    changes = sorted(begun + [(cell.end, -1, cell.action.stage) for cell in cells])
+    open_cells: dict[int, int] = {}
+    most = 0
+    for _, change, stage in changes:
+        open_cells[stage] = open_cells.get(stage, 0) + change
+        most = max(most, sum(count > 0 for count in open_cells.values()))
+    return most

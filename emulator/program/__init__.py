@@ -1,0 +1,1 @@
+"""Programs of TensorFlow that carry out a plan."""

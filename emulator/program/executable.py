@@ -1,0 +1,92 @@
+"""A program as TensorFlow runs it: its graph, optimised, and the names of what is fed and fetched.
+
+What differs from run to run is not in it, so that one serves them all. A key that is drawn from the run's seed has a
+placeholder, which gets the key when the graph is loaded; the data set is built beside it, and found by the infeed's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.grappler import tf_optimizer
+
+from base import draws
+
+GRAPH, NAMES = "graph.pb", "names.json"  # of its files
+
+
+@dataclass(frozen=True)
+class Executable:
+    """`names`: in the graph, by what they are for. `about`: what else the program has to know, as JSON has it. `keys`: the
+    names of the placeholders, by what a key is for."""
+
+    graph: bytes
+    names: Mapping[str, Sequence[str]]
+    about: Mapping[str, Any]
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def files(self) -> dict[str, bytes]:
+        """To be kept, by name."""
+        return {GRAPH: self.graph, NAMES: json.dumps({"names": self.names, "about": self.about, "keys": self.keys}).encode()}
+
+    @classmethod
+    def of(cls, files: Mapping[str, bytes]) -> Executable:
+        """From what `files` gave."""
+        found = json.loads(files[NAMES])
+        return cls(files[GRAPH], found["names"], found["about"], found["keys"])
+
+
+class Store(Protocol):
+    """Where a program's executable is kept."""
+
+    @property
+    def keeps_passes(self) -> bool:
+        """Whether XLA finds a pass that it has compiled once in this process."""
+
+    def load(self) -> Executable | None:
+        """What was kept, if anything that is whole was."""
+
+    def refuse(self, error: Exception) -> None:
+        """What was loaded is of no use."""
+
+    def keep(self, executable: Executable) -> None:
+        """From now on."""
+
+    def ran(self) -> None:
+        """The program has run: XLA has compiled what it compiles."""
+
+
+def optimised(
+    graph: tf.Graph, config: tf.ConfigProto, names: Mapping[str, Sequence[str]], about: Mapping[str, Any],
+    keys: Mapping[str, str],
+) -> Executable:  # fmt: skip
+    """The graph as a session of this configuration would optimise it, for all that `names` has; the rest is left out."""
+    wanted = sorted({name for several in names.values() for name in several})
+    meta = tf.MetaGraphDef()
+    meta.graph_def.CopyFrom(graph.as_graph_def())
+    meta.collection_def["train_op"].node_list.value.extend([*wanted, *keys.values()])
+    found = tf_optimizer.OptimizeGraph(config, meta)
+    there = {node.name for node in found.node}
+    missing = [name for name in wanted if name.split(":")[0] not in there]
+    if missing:
+        raise RuntimeError(f"TensorFlow's optimisation left {missing[0]} out, which is asked for")
+    return Executable(found.SerializeToString(), names, about, {k: name for k, name in keys.items() if name in there})
+
+
+def load(executable: Executable, seed: int) -> None:
+    """Puts the graph into the present one, which has nothing of it yet."""
+    definition = tf.GraphDef()
+    definition.ParseFromString(executable.graph)
+    purposes = {name: what for what, name in executable.keys.items()}
+    for node in definition.node:
+        if node.name in purposes:
+            node.op = "Const"
+            node.attr.clear()
+            node.attr["dtype"].type = tf.uint64.as_datatype_enum
+            value = tf.make_tensor_proto(draws.key(seed, purposes[node.name]), tf.uint64, [])
+            node.attr["value"].tensor.CopyFrom(value)
+    tf.import_graph_def(definition, name="")

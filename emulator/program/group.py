@@ -1,0 +1,158 @@
+"""The instances of one run, processes that train together: TensorFlow's own runtime between them.
+
+Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
+is counted up, so all instances must build the same graphs, and call what is collective, in the same order. Liveness is not
+watched here: a collective waits for a peer as long as `BACKSTOP`.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import collective_ops
+
+from emulator.layers.gradients import with_gradient
+
+JOB = "worker"
+BACKSTOP = 4 * 3600  # seconds; an update, a validation or a slow disk on one instance may take so long
+_KINDS = ("CPU", "GPU")
+
+
+class Group:
+    """This process among the instances of a run."""
+
+    def __init__(
+        self, addresses: Sequence[str], instance: int, homes: Sequence[str] = ("/cpu:0",), threads: int = 0
+    ) -> None:
+        """Starts the server. `addresses`: host:port of each instance; `homes`: the devices that the stages live on;
+        `threads`: for the arithmetic of one operation, 0 for as many as there are cores."""
+        self.addresses, self.instance = tuple(addresses), instance
+        config = tf.ConfigProto(intra_op_parallelism_threads=threads)
+        cpus = [int(home.split(":")[1]) + 1 for home in homes if home.startswith("/cpu")]
+        config.device_count["CPU"] = max(cpus, default=1)
+        config.inter_op_parallelism_threads = max(threads, len(set(homes)) + 1) if len(set(homes)) > 1 else 0
+        self._server = tf.distribute.Server(
+            tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self.joined(config)
+        )
+        self._keys = itertools.count(1)
+
+    @property
+    def size(self) -> int:
+        """Instances."""
+        return len(self.addresses)
+
+    @property
+    def device(self) -> str:
+        """Of this instance; graphs are built inside of it."""
+        return f"/job:{JOB}/task:{self.instance}"
+
+    def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
+        """A session on this instance's server, with variables of its own."""
+        return tf.Session(self._server.target, graph=graph, config=self.joined(config))
+
+    def joined(self, config: tf.ConfigProto) -> tf.ConfigProto:
+        """The configuration with what collectives need."""
+        config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
+        config.device_filters.append(f"/job:{JOB}/replica:0/task:{self.instance}")
+        config.isolate_session_state = True
+        return config
+
+    def added(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
+        """The sum of every instance's x, or of those `among` them; the same bits in each."""
+        among = among or range(self.size)
+        if len(among) == 1:
+            return x
+        x = tf.identity(x)  # which has the device of this place in the graph
+        return collective_ops.all_reduce(
+            x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id", timeout=BACKSTOP
+        )
+
+    def arrived(self) -> tf.Tensor:
+        """int32 0, as soon as every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
+        and an instance asks instance 0 for the first number: there must be no call that instance 0 may end alone."""
+        return self.added(tf.constant([0]))[0]
+
+    def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
+        """The mean of every instance's x among them, which can be differentiated: of a loss that is a mean, too."""
+
+        @with_gradient
+        def averaged(x: tf.Tensor) -> tuple[tf.Tensor, object]:
+            return self.added(x, among) / len(among), lambda dy: self.added(dy, among) / len(among)
+
+        return averaged(x)
+
+    def _key_of(self, among: range, device: str) -> int:
+        """A ring's key: TensorFlow lets each have one device of an instance only."""
+        kind, number = (
+            (tf.DeviceSpec.from_string(device).device_type or "CPU"),
+            tf.DeviceSpec.from_string(device).device_index,
+        )
+        place = 2 * (number or 0) + _KINDS.index(kind)
+        return 1 + (place * self.size + among.start) * (self.size + 1) + len(among)
+
+    # On the host, between the programs' steps.
+
+    def gathered(self, text: str) -> list[str]:
+        """Every instance's text, in their order."""
+        own = text.encode()
+        lengths = self._all([len(own)])[:, 0]
+        padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring cannot do without an element
+        padded[: len(own)] = np.frombuffer(own, np.uint8)
+        rows = self._all(padded)
+        return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(rows, lengths)]
+
+    def _all(self, row: Sequence[int]) -> np.ndarray:
+        """Every instance's row of as many whole numbers, [instances, n]."""
+        with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
+            own = tf.constant(np.asarray(row, np.int32)[None])
+            ring = self._key_of(range(self.size), own.device)
+            rows = collective_ops.all_gather(own, self.size, ring, next(self._keys), timeout=BACKSTOP)
+            return self._run(graph, rows)
+
+    def totals(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The sums over all instances, by name, in float64."""
+        with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
+            added = self.added(tf.constant(list(values.values()), tf.float64))
+            return dict(zip(values, map(float, self._run(graph, added))))
+
+    def shared(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+        """What instance 0 gives, in every instance; the others' `values` do not matter."""
+        first = self.instance == 0
+        words = np.frombuffer(_packed(values or {}), np.int32) if first else np.zeros(0, np.int32)
+        count = int(self._sent(np.asarray([len(words)], np.int32), 1)[0])
+        return _unpacked(self._sent(words, count).tobytes())
+
+    def _sent(self, words: np.ndarray, count: int) -> np.ndarray:
+        """Instance 0's words."""
+        with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
+            fed = tf.placeholder(tf.int32, [count])
+            ring, key = self._key_of(range(self.size), fed.device), next(self._keys)
+            if self.instance == 0:
+                found = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+            else:
+                found = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+            with tf.control_dependencies([found]):
+                arrived = self.arrived()
+            return self._run(graph, [found, arrived], {fed: words} if self.instance == 0 else {})[0]
+
+    def _run(self, graph: tf.Graph, wanted: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
+        """One call of a graph of its own, in all instances."""
+        with self.session(graph, tf.ConfigProto()) as session:
+            return session.run(wanted, feeds)
+
+
+def _packed(values: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as bytes, whole words of them."""
+    file = io.BytesIO()
+    np.savez(file, **{f"{i}": value for i, value in enumerate(values.values())}, names=np.asarray(list(values)))
+    return file.getvalue() + bytes(-file.tell() % 4)
+
+
+def _unpacked(content: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return {str(name): file[f"{i}"] for i, name in enumerate(file["names"])}

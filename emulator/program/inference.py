@@ -1,0 +1,198 @@
+"""The validation program: a device loop over micro-batches that adds up scores, in a graph of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from base.draws import Seed
+from emulator.layers import half
+from emulator.plan import record
+from emulator.plan.precision import SINGLE, Precision
+from emulator.plan.record import Mark
+from emulator.program.executable import Executable, Store, load
+from emulator.program.executor import (
+    Infeed,
+    NextFeatures,
+    Stream,
+    Written,
+    built_for,
+    named_faults,
+    new_graph,
+    new_session,
+    operation_events,
+    refuse_missing_devices,
+    session_config,
+    with_what_is_kept,
+)
+from emulator.program.stages import layers_of, rounding, rounding_of
+from emulator.program.weights import State, Weights
+from Models import _segments
+from Models._layers import Variable
+from Models._segments import Segment
+
+
+@dataclass(frozen=True)
+class Score:
+    """What validation adds up: the names of the sums, the sums of a micro-batch from (logits, labels), and the shape of
+    each of them."""
+
+    names: tuple[str, ...]
+    sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
+    shape: tuple[int, ...] = ()
+
+
+class InferenceProgram:
+    """A compiled validation program in a graph of its own: the loop over micro-batches runs on the device.
+
+    Samples labelled below 0 fill up the last micro-batch and count for nothing.
+    """
+
+    def __init__(
+        self,
+        segments: list[Segment],
+        variables: tuple[Variable, ...],
+        stream: Stream,
+        score: Score,
+        home: str = "/cpu:0",
+        precision: Precision = SINGLE,
+        seed: int = 0,
+        store: Store | None = None,
+    ) -> None:
+        """`home` is the TensorFlow device of the network; `seed`: of the stream; `store`: where the executable is looked
+        for and kept."""
+        refuse_missing_devices((home,))
+        self._device = ThreadPoolExecutor(1)
+        self._store = store
+        self.names = score.names
+        self.marks: list[Mark] = []
+
+        def set_up(found: Executable | None) -> None:
+            self.graph = new_graph()
+            with self.graph.as_default(), tf.device(home):
+                infeed = Infeed(stream)
+
+                def written(seed: Seed) -> Written:
+                    with tf.device(home):
+                        return _written(segments, variables, infeed.features(seed), score, precision)
+
+                if store is None:
+                    self._names, _, self.weights = written(seed)
+                else:
+                    found = found or built_for(store, written, session_config((home,)), self._mark)
+                    load(found, seed)
+                    self._names, self.weights = found.names, State.loaded(found)
+                self._rewind = infeed.rewind
+            self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
+            self.session = new_session(self.graph, (home,), optimised=store is not None)
+            self.session.run(self._names["initialise"])
+            self._mark(record.SESSION)
+
+        with_what_is_kept(store, set_up)
+
+    def _mark(self, phase: str, note: str = "") -> None:
+        self.marks.append(Mark(phase, time.perf_counter(), note))
+
+    def compile(self) -> None:
+        """Sets the executors up, with a step of no micro-batches."""
+        self.rewind()
+        self.step(0, 0)
+        self._mark(record.OPTIMISED if self._store is None else record.READY)
+
+    def load(self, values: Mapping[str, np.ndarray]) -> None:
+        """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""
+        self.weights.put(self.session, values, self.weights.model)
+
+    def rewind(self) -> None:
+        """Puts the stream back to its first micro-batch."""
+        self.session.run(self._rewind)
+
+    def step(self, first: int, end: int) -> dict[str, np.ndarray]:
+        """Sums over micro-batches first..end-1, which must be the stream's next ones. What a signal raises ends the call at
+        its next micro-batch, and then the program is of no more use."""
+        with named_faults(lambda: "validation"):
+            # the calling thread stays free for signals, which would wait for the end of the session call otherwise
+            running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))
+            try:
+                found = running.result()
+            except BaseException:
+                if not running.done():
+                    self.session.run(self._names["stop"])
+                    wait([running])
+                raise
+        if end > first and self._store is not None:
+            self._store.ran()
+        return dict(zip(self.names, found))
+
+    def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
+        """The same step; when each of its operations ran, as events of a Chrome trace."""
+        options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
+        self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
+        return operation_events(trace)
+
+    def close(self) -> None:
+        """Frees the session's memory."""
+        self._device.shutdown()
+        self.session.close()
+
+
+def logits_of(
+    segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
+) -> tf.Tensor:
+    """The network's answer [batch, classes] to a micro-batch of prepared images, float32 [batch, side, side, channels]."""
+    image = half.on_grid(image, rounding(precision)) if precision.half else image
+    layers = layers_of(precision)(weights, training=False, rounding=rounding_of(precision))
+    return _segments.run(segments, layers, image)
+
+
+def _written(
+    segments: list[Segment], variables: tuple[Variable, ...], features: NextFeatures, score: Score, precision: Precision
+) -> Written:
+    """Writes a validation program into the present graph."""
+    weights = Weights(variables, 0, {}, precision=precision)
+    fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
+    stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
+    names = {
+        "fed": fed,
+        "step": _sums(segments, weights, features, score, precision, stop, *fed),
+        "stop": [stop.assign(True, read_value=False)],
+        "initialise": [tf.global_variables_initializer()],
+    }
+    named = {what: [each.name for each in several] for what, several in names.items()}
+    return Written(named, {}, State.of(weights))
+
+
+def _sums(
+    segments: list[Segment],
+    weights: Weights,
+    features: NextFeatures,
+    score: Score,
+    precision: Precision,
+    stop: tf.Variable,
+    first: tf.Tensor,
+    end: tf.Tensor,
+) -> list[tf.Tensor]:
+    """The device loop over micro-batches; float64 sums in the order of their names."""
+    values = weights.read()
+
+    def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.control_dependencies([i]):
+            found = features(tf.constant(0, tf.int64), i)
+        logits = logits_of(segments, values, found["image"], precision)
+        sums = score.sums(logits, found["label"])
+        return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
+
+    start = [first, *(tf.zeros(score.shape, tf.float64) for _ in score.names)]
+
+    def going_on(i: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([i]):
+            return tf.logical_and(i < end, tf.logical_not(stop.read_value()))
+
+    _, *totals = tf.while_loop(going_on, body, start, parallel_iterations=1, back_prop=False)
+    return totals

@@ -1,0 +1,164 @@
+"""The variables of a graph: how weights and slots are kept, used and updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from base import draws
+from emulator.layers import proxy_norm
+from emulator.layers.half import on_grid
+from emulator.layers.tensor_layers import initial_value
+from emulator.plan.kept import FP32_COPY, STEP, halved
+from emulator.plan.precision import OFF, SINGLE, Precision
+from emulator.program.executable import Executable
+from emulator.program.stages import rounding
+from Models._layers import Variable
+
+_VARIABLE = "variable "  # before its name, among an executable's names
+
+
+class Weights:
+    """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
+
+    With half master weights, what gradients move and its slots are FP16 variables, unless a name is forced; moving
+    statistics and the proxies are FP32 always.
+    """
+
+    def __init__(
+        self,
+        variables: tuple[Variable, ...],
+        seed: draws.Seed,
+        slots: Mapping[str, float],
+        trained: Callable[[str], bool] = lambda name: True,
+        dtype: tf.DType = tf.float32,
+        precision: Precision = SINGLE,
+    ) -> None:
+        self.model: dict[str, tf.Variable] = {}
+        self.slots: dict[str, dict[str, tf.Variable]] = {}
+        self._precision, self._seed, self._dtype = precision, seed, dtype
+        self._variables = {variable.name: variable for variable in variables}
+        for name, variable in self._variables.items():
+            half = halved(variable, precision)
+            own, copied = tf.half if half else dtype, half and precision.fp32_copy
+            self.model[name] = _variable(name, lambda v=variable, k=own: initial_value(v, seed, k), variable.trainable)
+            if variable.trainable and trained(name):
+                kind = dtype if copied else own
+                kept = {slot: lambda v=variable, x=x, k=kind: tf.cast(tf.fill(v.shape, x), k) for slot, x in slots.items()}
+                if copied:
+                    kept[FP32_COPY] = lambda v=variable: tf.cast(initial_value(v, seed, tf.half), dtype)
+                self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in kept.items()}
+        self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
+
+    @property
+    def saved(self) -> dict[str, tf.Variable]:
+        """What a checkpoint holds, by name."""
+        slots = {f"{name}/{slot}": v for name, named in self.slots.items() for slot, v in named.items()}
+        return {**self.model, **slots, STEP: self.step}
+
+    def read(self) -> dict[str, tf.Tensor]:
+        """The model's weights as the layers use them."""
+        return {name: self._used(self._variables[name], variable.read_value()) for name, variable in self.model.items()}
+
+    def _used(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
+        value = tf.cast(value, self._dtype)
+        kept_half = self._precision.keeps_half(variable.name) and not variable.proxy
+        if not self._precision.half or not variable.trainable or kept_half:
+            return value
+        halved = on_grid(value, rounding(self._precision))
+        return proxy_norm.with_statistics_of(value, halved) if variable.proxy else halved
+
+    def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """What an update moves: the master weights and the slots."""
+        slots = {slot: tf.cast(v.read_value(), self._dtype) for slot, v in self.slots[name].items()}
+        return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
+
+    def put(self, name: str, value: tf.Tensor, slots: Mapping[str, tf.Tensor], step: tf.Tensor) -> list[tf.Operation]:
+        """The operations that store an update's results, as finely as they are kept; `step`: updates done before."""
+        variable, kept = self._variables[name], self.slots[name]
+        if variable.proxy:
+            value = proxy_norm.refreshed(variable.proxy, self._rounded(name, "value", value, step))
+        found = [kept[FP32_COPY].assign(value, read_value=False)] if FP32_COPY in kept else []
+        targets = {"value": (self.model[name], value), **{slot: (kept[slot], new) for slot, new in slots.items()}}
+        for what, (target, new) in targets.items():
+            if target.dtype.base_dtype == tf.half and FP32_COPY not in kept:
+                new = self._rounded(name, what, new, step)
+            found.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
+        return found
+
+    def _rounded(self, name: str, what: str, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """A half, where masters are; stochastic unless that is off."""
+        if not self._precision.keeps_half(name):
+            return value
+        stochastic = self._precision.stochastic != OFF
+        noise = (draws.bits(draws.key(self._seed, f"update/{name}/{what}"), step),) if stochastic else ()
+        return on_grid(value, rounding(self._precision, stochastic), noise)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A variable of a graph, by the names of its value, of what is fed to set it, and of the operation that does."""
+
+    dtype: tf.DType
+    shape: tf.TensorShape
+    read: str
+    value: str
+    set: str
+
+
+class State:
+    """A program's variables, to be read and set in its session: all that a checkpoint holds, and the model's of them."""
+
+    def __init__(self, saved: Mapping[str, Stored], model: Sequence[str]) -> None:
+        self.saved = dict(saved)
+        self.model = {name: self.saved[name] for name in model}
+
+    @classmethod
+    def of(cls, weights: Weights) -> State:
+        """The graph gets operations that read them."""
+        saved = {
+            name: Stored(v.dtype.base_dtype, v.shape, v.read_value().name, v.initializer.inputs[1].name, v.initializer.name)
+            for name, v in weights.saved.items()
+        }
+        return cls(saved, list(weights.model))
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """For an executable; those of the variables' values, feeds and operations."""
+        return {f"{_VARIABLE}{name}": (stored.read, stored.value, stored.set) for name, stored in self.saved.items()}
+
+    def about(self) -> dict[str, Any]:
+        """For an executable: kinds and shapes."""
+        kinds = {name: [stored.dtype.name, stored.shape.as_list()] for name, stored in self.saved.items()}
+        return {"variables": kinds, "model": list(self.model)}
+
+    @classmethod
+    def loaded(cls, executable: Executable) -> State:
+        """From what `names` and `about` gave."""
+        saved = {
+            name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
+            for name, (kind, shape) in executable.about["variables"].items()
+        }
+        return cls(saved, executable.about["model"])
+
+    def values(self, session: tf.Session) -> dict[str, np.ndarray]:
+        """Of every variable."""
+        return session.run({name: stored.read for name, stored in self.saved.items()})
+
+    def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+        """Sets the variables of these names, through their initialisers; a value that is missing is a KeyError."""
+        feeds = {self.saved[name].value: values[name] for name in names}
+        session.run([self.saved[name].set for name in names], feeds)
+
+
+def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:
+    """Its initial value can be replaced by another one that is fed."""
+
+    def initial() -> tf.Tensor:
+        made = value()
+        return tf.placeholder_with_default(made, made.shape)
+
+    return tf.get_variable(name, initializer=initial, trainable=trainable, use_resource=True)

@@ -1,0 +1,1 @@
+"""Checkpoints: found, read, compared, written, averaged."""

@@ -1,0 +1,82 @@
+"""Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
+
+The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. What a file
+claims of itself is compared with the bytes that are there, and with MOST_BYTES, before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import bounds, plugins
+from base.fields import brief
+from base.storage import npz
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SUFFIX = ".npz"
+FOREIGN = (".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".whl")  # what tools/import_weights.py reads besides
+OPTIONS = "options"  # the entry with the JSON text
+MOST_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
+FOLDER = plugins.ROOT / "Models" / "_weights"
+BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
+
+
+class ArchiveError(Exception):
+    """A file of weights that cannot be read. One line, the file named."""
+
+
+def located(path: Path) -> Path | None:
+    """The file of weights that a path speaks of: a .npz, or the short name of one that comes with the project."""
+    if path.suffix == SUFFIX:
+        return path
+    bundled = BUNDLED.get(str(path))
+    return bundled if bundled and not path.exists() else None
+
+
+def options(path: Path) -> dict[str, Any]:
+    """The options that were recorded with the weights; empty if there are none."""
+    entries = _read(path, lambda name: name == OPTIONS)
+    if not entries:
+        return {}
+    try:
+        text = entries[OPTIONS]
+        found = bounds.json_value(str(text) if text.dtype.kind == "U" and not text.ndim else "")
+        if not isinstance(found, dict) or not isinstance(found.get("asked", {}), dict):
+            raise ValueError("it holds something else")
+    except ValueError as error:
+        raise ArchiveError(
+            f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options; {bounds.reason(error)}"
+        ) from None
+    return found
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every array by the name of its variable, in the precision it is kept in."""
+    found = _read(path, lambda name: name != OPTIONS)
+    odd = [name for name, value in found.items() if value.dtype.kind not in "fiu"]
+    if odd:
+        raise ArchiveError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
+    return found
+
+
+def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
+    """The same values give the same bytes."""
+    import numpy as np
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
+
+
+def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+    try:
+        return npz.read(path, MOST_BYTES, wanted)
+    except FileNotFoundError:
+        remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
+        raise ArchiveError(f"weights {path}: no such file{remedy}") from None
+    except (OSError, ValueError) as error:
+        raise ArchiveError(f"weights {path} cannot be read: {bounds.reason(error)}") from None

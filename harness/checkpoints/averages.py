@@ -1,0 +1,96 @@
+"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to the type that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base.storage import files
+from harness.checkpoints import checkpoints, manifests
+from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
+from harness.options.sections import TrainingOptions
+from harness.run.horizon import Horizon
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MEAN, EXPONENTIAL = "mean", "exponential"
+Values = dict[str, "np.ndarray"]
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """Every *ckpt-<n> that lies directly in a folder, in order of n."""
+    checkpoints.require_folder(folder)
+    prefixes = (str(index).removesuffix(".index") for index in checkpoints.indices(folder))
+    counted = ((prefix, manifests.number(Path(prefix).name)) for prefix in prefixes)
+    numbered = [Checkpoint(prefix, number) for prefix, number in counted if number is not None]
+    if not numbered:
+        raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
+    return sorted(numbered, key=lambda checkpoint: (checkpoint.iteration, checkpoint.prefix))
+
+
+def trained(among: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Without the initial weights, ckpt-0."""
+    return [checkpoint for checkpoint in among if checkpoint.iteration > 0]
+
+
+def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
+    """The averages to make after training: (name below ckpt/, N or decay)."""
+    of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
+    return of_epochs + [(f"weight_avg_exp_{decay:g}", decay) for decay in options.weight_avg_exp]
+
+
+def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Checkpoint, int, list[str]]:
+    """Makes one of the `wanted` averages of a finished run's checkpoints; it, how many went into it, and a line on each
+    that is damaged and left out."""
+    # where a run was stopped and went on there is one more, which the same run in one go has not
+    used = [
+        checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if horizon.is_checkpoint(checkpoint.iteration)
+    ]
+    if name.startswith("weight_avg_N"):
+        first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
+        used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]
+    used, damaged = checkpoints.whole(used)
+    if not used:
+        raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
+    values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
+    return checkpoints.write(files.own_folder(folder / "ckpt") / name, values), len(used), damaged
+
+
+def mean(used: Sequence[Checkpoint]) -> Values:
+    """The arithmetic mean."""
+    total: Values = {}
+    for values in _read(used):
+        total = {name: total.get(name, 0.0) + value.astype("float64") for name, value in values.items()}
+    return _as(values, {name: value / len(used) for name, value in total.items()})
+
+
+def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
+    """The first of them, then decay * average + (1 - decay) * next."""
+    average: Values = {}
+    for values in _read(used):
+        exact = {name: value.astype("float64") for name, value in values.items()}
+        average = {name: decay * average[name] + (1 - decay) * x for name, x in exact.items()} if average else exact
+    return _as(values, average)
+
+
+def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
+    """Each whole checkpoint's tensors, which must be those of the first."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for checkpoint in used:
+        values = checkpoints.read(checkpoint, verified=True)
+        those = {name: value.shape for name, value in values.items()}
+        shapes = shapes or those
+        differing = sorted(name for name in shapes.keys() | those.keys() if shapes.get(name) != those.get(name))
+        if differing:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.prefix} cannot be averaged with {used[0].prefix}: {differing[0]} is not the same "
+                f"in both (and {len(differing) - 1} more); they are of different networks or optimisers"
+            )
+        yield values
+
+
+def _as(like: Values, average: Values) -> Values:
+    """In the types of `like`."""
+    return {name: average[name].astype(value.dtype) for name, value in like.items()}

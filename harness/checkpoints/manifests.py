@@ -1,0 +1,123 @@
+"""Whether a checkpoint is whole: a manifest with the length and the digest of each of its files, written after them."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from base import bounds
+from base.storage import files, input_files
+
+_SUFFIX = ".manifest.json"
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def write(prefix: Path) -> None:
+    """After all files of the checkpoint are written: they are on the disk then, and the manifest says so."""
+    described = {file.name: _described(file, sync=True) for file in _files(prefix)}
+    files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
+
+
+def there(prefix: Path) -> bool:
+    """Whether a checkpoint has one."""
+    return os.path.lexists(_path(prefix))
+
+
+def vouches(file: Path, prefix: Path) -> bool:
+    """Whether the manifest of a checkpoint says of one of its files what it is."""
+    with suppress(*_UNREADABLE):
+        return _renamed(_wanted(prefix), prefix).get(file.name) == _described(file)
+    return False
+
+
+def damage(prefix: Path) -> str | None:
+    """What is wrong with the files of a checkpoint by its manifest; None if all is well. Without a manifest, as with
+    checkpoints that other programs wrote, they must be regular files at least."""
+    try:
+        wanted = _wanted(prefix)
+    except FileNotFoundError:
+        return next(filter(None, map(_irregular, _files(prefix))), None)
+    except _UNREADABLE:
+        return f"{_path(prefix).name} cannot be read"
+    wanted = _renamed(wanted, prefix)
+    for file in _files(prefix):
+        if file.name not in wanted:
+            return f"{file.name} is not in its manifest, which is of {', '.join(sorted(wanted)[:3]) or 'nothing'}"
+    for name, described in wanted.items():
+        wrong = _differs(prefix, name, described)
+        if wrong:
+            return wrong
+    return None
+
+
+def _wanted(prefix: Path) -> dict[str, Any]:
+    """What the manifest says of each file."""
+    return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
+
+
+def _renamed(wanted: dict[str, Any], prefix: Path) -> dict[str, Any]:
+    """Under the present name of a checkpoint that somebody has given another one, which promises no other update."""
+    written = next((name.removesuffix(".index") for name in wanted if name.endswith(".index")), prefix.name)
+    promised = number(prefix.name)
+    if promised not in (None, number(written)) or not all(name.startswith(f"{written}.") for name in wanted):
+        return wanted
+    return {prefix.name + name[len(written) :]: described for name, described in wanted.items()}
+
+
+def number(name: str) -> int | None:
+    """The updates that a checkpoint's name promises; None for a name of another kind."""
+    match = re.search(r"ckpt-(0|[1-9][0-9]{0,17})$", name)
+    return int(match[1]) if match else None
+
+
+def _differs(prefix: Path, name: str, described: Any) -> str | None:
+    file = prefix.with_name(Path(name).name)
+    try:
+        found = _described(file)
+    except FileNotFoundError:
+        return f"{file.name} is missing"
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    if found == described:
+        return None
+    same = isinstance(described, dict) and found["bytes"] == described.get("bytes")
+    return f"{file.name} has other bytes than were written" if same else f"{file.name} is cut short or overwritten"
+
+
+def _irregular(file: Path) -> str | None:
+    try:
+        input_files.opened(file).close()
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    return None
+
+
+def _path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + _SUFFIX)
+
+
+def _files(prefix: Path) -> list[Path]:
+    """Of the checkpoint: its index, its tensors and its state."""
+    beside = [*prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"), *map(prefix.with_name, _named(prefix))]
+    return sorted(file for file in beside if os.path.lexists(file))
+
+
+def _named(prefix: Path) -> list[str]:
+    return [f"{prefix.name}.index", f"{prefix.name}.state.json"]
+
+
+def _described(file: Path, sync: bool = False) -> dict[str, Any]:
+    """Length and digest; with `sync` not before the file is on the disk."""
+    digest = hashlib.sha256()
+    with input_files.opened(file) as opened:
+        if sync:
+            os.fsync(opened.fileno())
+        while part := opened.read(1 << 22):
+            digest.update(part)
+        return {"bytes": opened.tell(), "sha256": digest.hexdigest()}

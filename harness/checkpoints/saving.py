@@ -1,0 +1,137 @@
+"""Writes checkpoints: in a folder of their own first, onto the disk, then renamed into place, the index last; so a
+checkpoint that is listed is whole. A writer does it in a thread of its own while training goes on.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from base.process import quiet
+from base.storage import files
+from harness.checkpoints import manifests
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_OWN = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
+_BESIDE = ".saving-"  # what is not whole yet lies in folders called so
+
+
+class SaveError(Exception):
+    """A checkpoint that could not be written; those before it are as they were."""
+
+
+def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
+    """Writes a checkpoint of these values, and what is to be kept beside them; another one of that name is replaced."""
+    beside = None
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=prefix.parent))
+        _write_tensors(beside / prefix.name, values)
+        if state is not None:
+            (beside / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
+        manifests.write(beside / prefix.name)
+        delete(prefix)
+        for file in sorted(beside.iterdir(), key=lambda file: file.suffix == ".index"):
+            os.replace(file, prefix.parent / file.name)
+        _sync(prefix.parent)
+    except Exception as error:
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("tensorflow"):
+            raise
+        raise SaveError(_told(prefix, values, error)) from error
+    finally:
+        if beside:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def delete(prefix: Path) -> None:
+    """Removes a checkpoint's files, the index first: without it the others are none. Whatever else somebody has called like
+    them stays, a backup for instance."""
+    beside = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
+    own = [
+        file for file in beside if _OWN.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
+    ]
+    for file in sorted(own, key=lambda file: file.suffix != ".index"):
+        file.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a process that was killed has left unfinished. Nothing else may be writing in the folder."""
+    averages = folder / "ckpt"
+    for place in (folder, *[averages] * (not averages.is_symlink())):
+        for left in place.glob(f"{_BESIDE}*"):
+            shutil.rmtree(left, ignore_errors=True)
+    for left in list(files.unfinished(folder)):
+        left.unlink(missing_ok=True)
+
+
+class Writer:
+    """Carries out one task at a time in a thread of its own; what goes wrong is raised where the next one begins. `newest`:
+    the name of the checkpoint that the run can go on from, which the tasks keep."""
+
+    def __init__(self, newest: str | None = None) -> None:
+        self.newest = newest
+        self._thread = ThreadPoolExecutor(1)
+        self._task: Future[None] | None = None
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        try:
+            self.settle()
+        except SaveError as missed:
+            if error is None:
+                raise
+            print(missed, flush=True)  # beside the error that ends the run
+        finally:
+            self._thread.shutdown()
+
+    def begin(self, task: Callable[[], None]) -> None:
+        """Starts a task when the one before it is settled."""
+        self.settle()
+        self._task = self._thread.submit(task)
+
+    def settle(self, wait: bool = True) -> None:
+        """Ends the present task: waits for it, or looks only whether it is done."""
+        task = self._task
+        if task is not None and (wait or task.done()):
+            self._task = None
+            task.result()
+
+
+def _write_tensors(prefix: Path, values: Mapping[str, np.ndarray]) -> None:
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        fed = {name: tf.placeholder(value.dtype, value.shape) for name, value in values.items()}
+        save = tf.raw_ops.SaveV2(
+            prefix=str(prefix), tensor_names=[*fed], shape_and_slices=[""] * len(fed), tensors=[*fed.values()]
+        )
+        session.run(save, {fed[name]: value for name, value in values.items()})
+
+
+def _sync(folder: Path) -> None:
+    """The names themselves are on the disk, where the system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some network file systems cannot
+    finally:
+        os.close(descriptor)
+
+
+def _told(prefix: Path, values: Mapping[str, np.ndarray], error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else quiet.device_error(error).rsplit("; ", 1)[-1]
+    megabytes = sum(value.nbytes for value in values.values()) / 1e6
+    return f"checkpoint {prefix} cannot be written: {reason} (it takes {megabytes:,.1f} MB)"

@@ -1,0 +1,1 @@
+"""What all commands do alike, and the small ones."""

@@ -1,0 +1,308 @@
+"""argv + configs.yml -> RunOptions: command line over configuration over model default over field default.
+
+Says where every value came from, refuses what is unknown, misspelt or contradictory, and never imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import HINT, brief
+from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
+from harness.options.configs import Block
+from harness.options.sections import EXCLUSIVE, SECTIONS, MainOptions, RunOptions
+from harness.options.sources import (
+    COMMAND_LINE,
+    CONFIGURATION,
+    RECORDED,
+    Given,
+    Layer,
+    chosen_block,
+    command_layer,
+    complete,
+    config_layer,
+    recorded_layer,
+    tokens,
+    universe,
+)
+from harness.run import data
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The options, and lines about them that the user should read."""
+
+    options: RunOptions
+    notes: tuple[str, ...]
+    catalogue: Catalogue
+
+
+def parse(
+    argv: list[str],
+    script: str = "train",
+    recorded: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    record: Path | None = None,
+) -> Parsed:
+    """All layers of one call of `script` ("train", "validation" or "restore") as RunOptions.
+
+    `recorded`: option values of an earlier run, a layer between the configuration and the defaults; `record`: their file.
+    """
+    notes: list[str] = []
+    origin = f"{RECORDED} ({record})" if record else RECORDED
+    main, block = _main_values(argv, script, recorded, origin)
+    if "config_path" in main and "config" not in main:
+        notes.append(f"--config-path {main['config_path'].raw} is not read: --config NAME chooses a block of it")
+    model = plugins.load("Models", main["model"].raw, main["model"].where)
+    schedule = plugins.load("LR_Schedules", main["lr_schedule"].raw, main["lr_schedule"].where)
+    known = catalogue(model.Options, schedule.Options, script)
+    found = [command_layer(known, argv, notes)]
+    if block:
+        found.append(config_layer(known, block, notes))
+    if recorded:
+        found.append(recorded_layer(known, recorded, origin))
+    values, sources, lost, spelled = _merge(known, found)
+    notes += _meant_with(schedule, known, spelled, values, sources, lost)
+    values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
+    if block:
+        _complete_block(block, values, sources, notes)
+    if not values.get("help"):
+        _model_defaults(model, known, values, sources, lost, environ)
+    options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
+    return Parsed(options, tuple(notes + _hint_notes(known, values, sources)), known)
+
+
+def _complete_block(block: Block, values: dict[str, Any], sources: dict[str, str], notes: list[str]) -> None:
+    """The release whose values a configuration has, and cuts for a base that leaves them to the blocks that merge it."""
+    if block.release:
+        values["release"] = block.release
+        sources.setdefault("release", sources["config"] if "@" in block.name else f"the last with {block.name}")
+    stages = values.get("shards", 1)
+    own = all(sources.get(name, "").startswith("configuration") for name in ("pipeline", "shards"))
+    if own and values["pipeline"] and stages > 1 and "pipeline_splits" not in values:
+        values["pipeline_splits"], sources["pipeline_splits"] = ("auto",), f"configuration {block.name} names none"
+        notes.append(f"configuration {block.name} has {stages} stages but no pipeline_splits: auto cuts them by cost")
+
+
+def _meant_with(
+    schedule: ModuleType,
+    known: Catalogue,
+    spelled: Mapping[str, str],
+    values: dict[str, Any],
+    sources: dict[str, str],
+    lost: set[str],
+) -> list[str]:
+    """Fills in what older spellings of a schedule's options meant besides; a line about it."""
+    if not hasattr(schedule, "meant_with"):
+        return []
+    spelling, meant = schedule.meant_with(spelled, values)
+    if not meant:
+        return []
+    missing = {name: value for name, value in meant.items() if name not in values and name not in lost}
+    flag = "--" + spelling.replace("_", "-")
+    values |= missing
+    sources |= dict.fromkeys(missing, f"default with {flag}")
+    told = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
+    curve = f"{flag} means the curve of the releases that had it{': ' + told if told else ''}"
+    return [f"{curve}; log rows tell the learning rate of their first update"]
+
+
+def _model_defaults(
+    model: ModuleType,
+    known: Catalogue,
+    values: dict[str, Any],
+    sources: dict[str, str],
+    lost: set[str],
+    environ: Mapping[str, str],
+) -> None:
+    """Fills in what nobody gave, from the model's table for this kind of data."""
+    values["dataset"], inferred = data.name_of(
+        values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", "")
+    )
+    if inferred:
+        sources["dataset"] = inferred
+    family = data.family(values["dataset"])
+    defaults = dict(model.DEFAULTS[family])
+    exponents = model.LEARNING_RATE_EXPONENTS[family]
+    optimiser = values.get("optimiser", known.options["optimiser"].default)
+    exponent = exponents.get(optimiser.lower()) if isinstance(exponents, dict) else exponents
+    defaults["base_learning_rate_exponent"] = exponent
+    if optimiser.lower() == "lars":  # has a decay of its own
+        defaults["weight_decay"] = 0.0
+    for group in EXCLUSIVE:
+        if any(values.get(name) for name in group):
+            lost |= set(group)
+    for name, value in defaults.items():
+        if name in known.options and values.get(name) is None:
+            if name in lost:
+                value = False if known.options[name].base is bool else None
+            else:
+                sources[name] = f"default of {values['model']} on {family}-sized data"
+            values[name] = value
+    if "model_size" in known.options:
+        values["model_size"] = _model_size(model, family, values["model_size"], sources)
+
+
+def _model_size(model: ModuleType, family: str, size: Any, sources: Mapping[str, str]) -> Any:
+    sizes = model.sizes(family)
+    found = size.upper() if isinstance(size, str) else size
+    if found not in sizes:
+        listed = ", ".join(map(str, sizes))
+        near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
+        raise OptionError(
+            f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}\nThere are: {listed}"
+        )
+    return found
+
+
+def _hint_notes(known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
+    hints = [
+        known.options[name].flag
+        for name in values
+        if known.options[name].meta["kind"] == HINT and values[name] != known.options[name].default
+    ]
+    return [f"recorded, without effect on the emulated arithmetic: {' '.join(hints)}"] if hints else []
+
+
+def help_text(parsed: Parsed, prog: str, intro: str) -> str:
+    """The assembled parser's help, in argument groups; those of the model and of the schedule are the chosen ones'."""
+    known, chosen = parsed.catalogue, parsed.options.main
+    parser = argparse.ArgumentParser(prog=prog, description=intro, add_help=False, usage=f"{prog} [options]")
+    titles: dict[str, tuple[str | None, ...]] = {name: (cls.__doc__,) for name, cls in SECTIONS.items()}
+    published = getattr(plugins.load("Models", chosen.model), "TITLE", chosen.model)
+    titles["model"] = published, _others("Models", "--model", chosen.model)
+    curve = f"Learning-rate schedule {chosen.lr_schedule}"
+    titles["schedule"] = curve, _others("LR_Schedules", "--lr-schedule", chosen.lr_schedule)
+    for section in known.sections():
+        group = parser.add_argument_group(*titles[section])
+        for option in known.options.values():
+            if option.section == section:
+                _add_help(group, option)
+    return parser.format_help()
+
+
+def _others(folder: str, flag: str, chosen: str) -> str:
+    return f"(--help with {flag} {'|'.join(name for name in plugins.names(folder) if name != chosen)} shows theirs)"
+
+
+def explain(options: RunOptions) -> str:
+    """Every value and where it came from."""
+    rows = [(name, brief(shown(value)), options.sources.get(name, "default")) for name, value in options.values().items()]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    second = min(second, 36)
+    return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
+
+
+# Finding the model before the options are known
+
+
+def _main_values(
+    argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
+) -> tuple[dict[str, Given], Block | None]:
+    """The main options that decide which others there are (--model, --lr-schedule, --config and what belongs to it), and
+    the configuration."""
+    known = Catalogue(section_options("main", MainOptions))
+    everything = universe(script).flags()
+    # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
+    shared = Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]).flags()
+    found: dict[str, Given] = {}
+    for flag, values in tokens(argv, everything, lenient=True):
+        spelling = known.flags().get(complete(flag, shared, lenient=True))
+        if spelling is not None and spelling.takes == "one" and values:
+            found[spelling.option.name] = Given(values[0], f"{COMMAND_LINE}: {flag}")
+    wanted = ("model", "lr_schedule")
+    chosen = chosen_block(found)
+    if chosen:
+        block = {key.replace("-", "_"): entry for key, entry in chosen.entries.items()}
+        for name in wanted:
+            if name in block and block[name].value is not None and name not in found:
+                found[name] = Given(block[name].value, block[name].where)
+    for name in wanted:
+        if name not in found and recorded and recorded.get(name):
+            found[name] = Given(recorded[name], origin)
+        found.setdefault(name, Given(known.options[name].default, "default"))
+        found[name] = Given(str(found[name].raw).lower(), found[name].where)
+    return found, chosen
+
+
+# Layers into options
+
+
+def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str], set[str], dict[str, str]]:
+    """The highest layer's value of each option and its source, the options that lost to another of their exclusive group,
+    and the spelling by which each value was given."""
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    lost: set[str] = set()
+    for layer in given_layers:
+        converted = {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
+        if layer.source != RECORDED:
+            _refuse_contradictions(known, layer, converted)
+        won = [name for name in converted if name not in values and name not in lost]
+        for name in won:
+            values[name], sources[name] = converted[name], _source(layer, layer.values[name])
+            spelled[name] = layer.values[name].spelling
+        for group in EXCLUSIVE:
+            asked = {name for name in group if name in won and _asks(name, converted[name])}
+            lost |= set(group) - asked - set(values) if asked else set()
+    return values, sources, lost, spelled
+
+
+def _refuse_contradictions(known: Catalogue, layer: Layer, converted: Mapping[str, Any]) -> None:
+    for group in EXCLUSIVE:
+        asked = [name for name in group if name in converted and _asks(name, converted[name])]
+        if converted.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
+            asked = [name for name in asked if name != "ckpts_per_epoch"]
+        if len(asked) > 1:
+            place = layer.values[asked[1]].where
+            flags = " and ".join(f"{known.options[name].flag} {brief(shown(converted[name]))}" for name in asked)
+            raise OptionError(f"{place}: {flags} exclude each other; give one of them")
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a value takes part in its exclusive group. A switch that is off does not, and an exponent of 0 does;
+    --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
+    return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)
+
+
+def _source(layer: Layer, given: Given) -> str:
+    return f"{layer.source} ({given.where})" if layer.source.startswith(CONFIGURATION) else given.where
+
+
+def _assemble(
+    plugin_options: Mapping[str, type], known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]
+) -> RunOptions:
+    sections = {}
+    for section, cls in {**SECTIONS, **plugin_options}.items():
+        fields = {field.name for field in dataclasses.fields(cls)}
+        given = {name: value for name, value in values.items() if name in fields and known.options[name].section == section}
+        try:
+            sections[section] = cls(**given)
+        except ValueError as error:  # a plug-in's own rule
+            raise OptionError(str(error)) from None
+    return RunOptions(**sections, sources=dict(sources))
+
+
+def _add_help(group: Any, option: Option) -> None:
+    meta = option.meta
+    flags = [option.flag, *meta["flags"]]
+    if option.base is bool and option.default is True:
+        flags = ["--no-" + option.flag[2:]]
+    status = " (recorded; no effect on the arithmetic)" if meta["kind"] == HINT else ""
+    default = "" if option.base is bool or option.default in (None, ()) else f" [{shown(option.default)}]"
+    text = (meta["help"] + default + status).replace("%", "%%")
+    if option.base is bool:
+        group.add_argument(*flags, action="store_true", help=text, dest=option.name)
+        return
+    metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else {int: "N", float: "X", str: "TEXT"}[option.base]
+    group.add_argument(*flags, nargs="+" if option.several else None, metavar=metavar, help=text, dest=option.name)

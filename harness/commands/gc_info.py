@@ -1,0 +1,42 @@
+"""gc-info -l: the emulated devices and their ids, for --select-ipu."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import early
+
+    early.begin("gc-info")
+
+import argparse
+import os
+import sys
+
+from base.process import command_line
+from emulator.plan import devices
+from emulator.plan.machine import this_machine
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the list."""
+    parser = argparse.ArgumentParser(prog="gc-info", description="Lists the emulated IPUs.")
+    parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (this is what happens anyway)")
+    parser.add_argument(
+        "--ipus", type=command_line.whole(1, 1 << 16), default=devices.SMALLEST_SYSTEM, metavar="N",
+        help="of a system with N IPUs: what a configuration that needs more than %(default)s runs on",
+    )  # fmt: skip
+    wanted = parser.parse_args(argv).ipus
+    machine = this_machine()
+    size = devices.system_size(wanted)
+    graphics = f" and {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else ""
+    lines = [f"{size} emulated IPUs; the arithmetic runs on {machine.cores} CPU cores{graphics}"]
+    lines += [f"-+- Id: [{device.id}], target: [emulated], {device.named}" for device in devices.devices(size)]
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""gc-profile -d DIR -- command: runs a command whose training is profiled into DIR.
+
+gc-profile -d profile -- python train.py --config quickstart
+gc-profile -d profile -- python train.py --config quickstart --gc-profile DEVICE_PROFILE
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import early
+
+    early.begin("gc-profile")
+
+import argparse
+import sys
+from pathlib import Path
+
+from harness.processes import launch
+from harness.reports.profile import FOLDER_VARIABLE, STEM
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    own, command = _parted(words)
+    parser = argparse.ArgumentParser(
+        prog="gc-profile", usage="gc-profile -d DIR -- command [arguments]",
+        description="Runs a training command with its second weight update recorded: a Chrome trace and a picture in DIR.",
+    )  # fmt: skip
+    parser.add_argument("-d", "--directory", metavar="DIR", required=True, help="folder of profile.json and profile.svg")
+    folder = Path(parser.parse_args(own).directory or ".").absolute()
+    if not command:
+        parser.error("no command: write it after --, as in gc-profile -d DIR -- python train.py --config quickstart")
+    written = folder / f"{STEM}.json"
+    before = _state(written)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        code = launch.run(command, {FOLDER_VARIABLE: str(folder)})
+    except OSError as error:
+        print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
+        return 2
+    if code == 0 and _state(written) in (None, before):
+        print(f"gc-profile: note: the command wrote no profile into {folder}", file=sys.stderr)
+    return code
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """What is another after the file was written anew, whatever the clock says; None without one."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before and after the first `--`; without one, the command begins after -d DIR."""
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    at = 2 if words[:1] in (["-d"], ["--directory"]) else 1
+    return words[:at], words[at:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

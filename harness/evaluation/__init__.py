@@ -1,0 +1,1 @@
+"""Predictions, and the input pipeline by itself."""

@@ -1,0 +1,62 @@
+"""--dataset-benchmark: pictures per second of the input pipeline alone, and where its time goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from base.process import quiet
+from harness.run.run import Run
+
+SECONDS = 4.0  # measured for each stage, after as many batches as fill the buffers
+_WARMING = 3
+
+
+def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
+    """Measures the stream of training, or of validation, stage by stage: each stage's time is what it adds to the one
+    before, so stages that run at the same time as others can add nothing."""
+    quiet.import_tensorflow()
+    say(run.summary())
+    if run.options.dataset.synthetic_data:
+        say("Synthetic data comes from the device: there is no input pipeline to measure")
+        return
+    batch = run.plan.call_batch if training else run.validation_batch
+    request = run.request(batch)
+    stages = run.source.stages(request, training)
+    before, shares = 0.0, []
+    for name, stream, pictures in stages:
+        each = _seconds_each(stream, pictures, seconds)
+        shares.append((name, max(0.0, each - before)))
+        before = max(before, each)
+    whole = _seconds_each(lambda: _on_device(run, stages[-1][1](), request), batch, seconds)
+    shares.append(("transfer", max(0.0, whole - before)))
+    total = sum(share for _, share in shares)
+    for name, share in shares:
+        say(f"  {name:10} {1e3 * share:8.3f} ms a picture  {100 * share / total:5.1f} %")
+    say(f"mean throughput: {1 / whole:.1f} imgs/sec")
+
+
+def _on_device(run: Run, stream, request):
+    """The last stage: what the device makes of a micro-batch."""
+
+    def ready(features):
+        return run.source.on_device(features["image"], request, features.get("moments")), features["label"]
+
+    return stream.map(ready)
+
+
+def _seconds_each(stream: Callable[[], object], pictures: int, seconds: float) -> float:
+    """Seconds for each picture of a stream of elements of so many pictures."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = tf.data.make_initializable_iterator(stream().repeat())
+        fetch = tf.group(*tf.nest.flatten(iterator.get_next()))
+        session.run(iterator.initializer)
+        for _ in range(_WARMING):
+            session.run(fetch)
+        started, count = time.perf_counter(), 0
+        while (taken := time.perf_counter() - started) < seconds or not count:
+            session.run(fetch)
+            count += 1
+        return taken / (count * pictures)

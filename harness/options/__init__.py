@@ -1,0 +1,1 @@
+"""What can be asked for, and from where: sections, sources, configuration files, rules between options."""

@@ -1,0 +1,319 @@
+"""Named blocks of a YAML file, with merge keys, line numbers, and no code execution.
+
+Works on the composed nodes instead of loaded values: an alias is the same node twice, so nothing is copied,
+every key knows its line, and several `<<` in one mapping (a later one beats an earlier one, explicit keys beat
+all) are plain to follow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import yaml
+
+from base.errors import OptionError
+from base.fields import MOST_SHOWN, brief, decimal_number, whole_number
+from base.storage import input_files
+from harness.options import releases
+from harness.options.releases import Choice, Span
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 40_000  # keys and values: PyYAML needs some 100 microseconds for each
+MAX_MERGES = 1000
+MAX_MERGED = 50_000  # keys of a block, counted again wherever they are merged
+MAX_NESTING = 50
+MOST_LISTED = 24  # names in a message
+STANDARD = "tag:yaml.org,2002:"
+MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
+
+
+class _TooMuch(yaml.MarkedYAMLError):
+    """A file beyond a bound."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-3 as a number, as YAML 1.2 does (1.1 asks for a dot), and keeps bounds: the scanner's time
+    grows with the square of the depth."""
+
+    nodes = 0
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        self._keep_flat(self.flow_level)
+        super().fetch_flow_collection_start(token)
+
+    def add_indent(self, column: int) -> bool:
+        self._keep_flat(len(self.indents))
+        return super().add_indent(column)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _TooMuch(None, None, f"more than {MAX_NODES} keys and values", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def _keep_flat(self, depth: int) -> None:
+        if depth >= MAX_NESTING:
+            raise _TooMuch(None, None, f"more than {MAX_NESTING} lists and mappings within each other", self.get_mark())
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class _Written:
+    """A number with its text as it was written: an option that is text takes 007, 1.50 and 1e3."""
+
+    def __new__(cls, text: str) -> _Written:
+        found = super().__new__(cls, cls.read(text))
+        found.text = text
+        return found
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Whole(_Written, int):
+    read = staticmethod(whole_number)
+
+
+class _Decimal(_Written, float):
+    read = staticmethod(decimal_number)
+
+
+_NUMBERS = {STANDARD + "int": _Whole, STANDARD + "float": _Decimal}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value of a block and the place of its key."""
+
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """A configuration as it was chosen."""
+
+    name: str  # NAME, or NAME@RELEASE where a release was asked for
+    release: str | None  # whose values they are, where the file says
+    entries: dict[str, Entry]
+    notes: tuple[str, ...]  # lines that the user should read
+
+
+def read_block(path: str, name: str) -> dict[str, Entry]:
+    """The block `name` of the file at `path`, merges followed."""
+    return ConfigFile(path).block(name)
+
+
+def choose(path: str, name: str, release: str | None = None) -> Block:
+    """The configuration `name` or `name`@release of the file at `path`, its newest values if there is no release."""
+    file = ConfigFile(path)
+    plain, written = releases.divided(name)
+    if plain not in file.names and name in file.names:  # a name that only looks like one with a release
+        plain, written = name, None
+    if release and written and releases.version(release) != releases.version(written):
+        raise OptionError(f"--config {name} and --release {release} name two releases; give one of them")
+    choice = file.choice(plain, release or written)
+    entries = file.block(choice.block)
+    asked = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
+    notes = [note for note in (choice.note, *file.notes) if note]
+    return Block(asked, choice.release, entries, tuple(dict.fromkeys(notes)))
+
+
+class ConfigFile:
+    """A configuration file, parsed but not yet constructed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.notes: list[str] = []  # what was taken though it is given twice, in the blocks read so far
+        self._merges = self._merged = 0
+        root, self._loader = _compose(path)
+        self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        self._lost: dict[str, yaml.Node] = {}  # first keys of blocks that are defined twice
+        if root is None:
+            return
+        if not isinstance(root, yaml.MappingNode):
+            raise OptionError(f"{self._at(root)}: the file must be a mapping of block names to options")
+        for key, node in root.value:
+            label = self._key(key)
+            if label in self._blocks:  # the last one wins, as in Python's YAML
+                self._lost[label] = self._blocks[label][0]
+            self._blocks[label] = (key, node)
+
+    @property
+    def names(self) -> list[str]:
+        """The blocks' names in the order of the file."""
+        return [name for name in self._blocks if name != releases.TABLE]
+
+    def block(self, name: str) -> dict[str, Entry]:
+        """{option: Entry} of one block."""
+        self._refuse_unknown(name)
+        if name in self._lost:
+            first = self._lost[name]
+            self._note(
+                f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice: this one is taken, not that of "
+                f"{self._at(first)}"
+            )
+        return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
+
+    def values(self) -> dict[str, Any]:
+        """What a file without blocks gives each of its keys."""
+        for label, first in self._lost.items():
+            again = self._at(self._blocks[label][0])
+            raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(first)}")
+        return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
+
+    def choice(self, name: str, release: str | None) -> Choice:
+        """Which block holds a configuration in a release; without one, in the last that has the name."""
+        self._refuse_unknown(name)
+        spans = self.spans()
+        try:
+            return releases.choose(name, release, self.names, spans)
+        except OptionError as error:
+            raise OptionError(f"{self.path}: {error}") from None
+
+    def spans(self) -> dict[str, Span]:
+        """The releases that have each name, as the file's table says."""
+        if releases.TABLE not in self._blocks:
+            return {}
+        found = {}
+        table = self._blocks[releases.TABLE][1]
+        if not isinstance(table, yaml.MappingNode):
+            raise OptionError(f"{self._at(table)}: '{releases.TABLE}' must be a mapping of releases to names")
+        for key, names in table.value:
+            span = Span.read(self._key(key))
+            if span is None or not isinstance(names, yaml.SequenceNode):
+                raise OptionError(f"{self._at(key)}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
+            found |= {self._key(name): span for name in names.value}
+        return found
+
+    def _refuse_unknown(self, name: str) -> None:
+        if name not in self.names:
+            plain = self._plain_names()
+            near = get_close_matches(brief(name), [n for n in plain if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
+
+    def _plain_names(self) -> list[str]:
+        """Without the blocks that hold another's older values."""
+        return [name for name in self.names if releases.divided(name)[1] is None]
+
+    def _note(self, line: str) -> None:
+        if len(self.notes) < MOST_LISTED:
+            self.notes.append(line)
+
+    @staticmethod
+    def _listed(names: list[str]) -> str:
+        shown = names if len(names) <= MOST_LISTED else names[: MOST_LISTED // 3]
+        more = f", ... ({len(names)} in the file)" if len(shown) < len(names) else ""
+        return f"There are: {', '.join(map(brief, shown))}{more}"
+
+    def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
+        self._merges += 1
+        self._merged += len(node.value) if isinstance(node, yaml.MappingNode) else 0
+        if self._merges > MAX_MERGES or depth > MAX_NESTING or self._merged > MAX_MERGED:
+            raise OptionError(
+                f"{self._at(node)}: more than {MAX_MERGES} merges, or {MAX_NESTING} within each other, or of more than "
+                f"{MAX_MERGED} keys; is there a loop?"
+            )
+        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+            return {}
+        if not isinstance(node, yaml.MappingNode) or node.tag != MAPPING_TAG:
+            raise OptionError(f"{self._at(node)}: {what} must be a mapping of options, not {_kind(node)}")
+        merged: dict[str, Entry] = {}
+        explicit: dict[str, Entry] = {}
+        written: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if key.tag == MERGE_TAG:
+                for source in self._merge_sources(value):
+                    merged.update(self._flatten(source, "what '<<' merges", depth + 1))
+                continue
+            label = self._key(key)
+            if label in explicit:  # the last one wins, as in Python's YAML
+                self._note(
+                    f"{self._at(key)}: '{brief(label)}' is given twice in {what}: {_written(value)} is taken, not "
+                    f"{_written(written[label])} of {explicit[label].where}"
+                )
+            explicit[label], written[label] = Entry(self._value(value, label), self._at(key)), value
+        return {**merged, **explicit}
+
+    def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
+        """The mappings of one `<<`; within a list the first one wins, as YAML's merge type has it."""
+        return list(reversed(value.value)) if isinstance(value, yaml.SequenceNode) else [value]
+
+    def _value(self, node: yaml.Node, label: str) -> Any:
+        """A scalar, or a list of scalars."""
+        if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE_TAG:
+            return [self._scalar(item, label) for item in node.value]
+        return self._scalar(node, label)
+
+    def _scalar(self, node: yaml.Node, label: str) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise OptionError(f"{self._at(node)}: '{brief(label)}' must be a value or a list of values, not {_kind(node)}")
+        try:
+            if node.tag in _NUMBERS:
+                return self._number(node)
+            return self._loader.construct_object(node)
+        # what PyYAML raises for `!!bool maybe`, `!!int ""`, `!!timestamp soon`
+        except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
+            tag = node.tag.removeprefix(STANDARD)
+            reason = _first_line(error) if isinstance(error, yaml.YAMLError) else f"'{brief(node.value)}' is no valid {tag}"
+            raise OptionError(f"{self._at(node)}: '{brief(label)}' cannot be read: {reason}") from None
+
+    def _number(self, node: yaml.ScalarNode) -> int | float | str:
+        """A number as people write it. YAML's others (0x11, 1_000, 1:30, .nan) stay text, which no option takes for one."""
+        try:
+            return _NUMBERS[node.tag](node.value)
+        except ValueError:
+            return node.value
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise OptionError(f"{self._at(node)}: a key must be a name, not {_kind(node)}")
+        return node.value
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.path}:{node.start_mark.line + 1}"
+
+
+def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
+    try:
+        loader = _Loader(input_files.text(path, MAX_BYTES))
+        return loader.get_single_node(), loader
+    except OSError as error:
+        raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except _TooMuch as error:
+        raise OptionError(
+            f"{path}:{error.problem_mark.line + 1}: {error.problem}; a configuration file is smaller"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
+
+
+def _written(node: yaml.Node) -> str:
+    """A value as it is written, or the beginning of a long one."""
+    parts = node.value[:MOST_LISTED] if isinstance(node, yaml.SequenceNode) else [node]
+    return f"'{brief(' '.join(part.value if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts))}'"
+
+
+def _kind(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in (MAPPING_TAG, SEQUENCE_TAG):
+        return f"a {brief(node.tag.removeprefix(STANDARD))}"
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"'{brief(node.value)}'"
+
+
+def _first_line(error: BaseException) -> str:
+    return brief((str(error) or type(error).__name__).splitlines()[0])

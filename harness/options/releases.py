@@ -1,0 +1,113 @@
+"""Which values a named configuration had in which release.
+
+`releases` in a configuration file lists the names of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME holds the
+values of the last release with that name; NAME@2.3 those up to 2.3, back to the next older block of that kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from base.errors import OptionError
+from base.fields import brief
+from base.plugins import did_you_mean
+
+TABLE = "releases"
+SIGN = "@"
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The first and the last release with a name."""
+
+    first: Version
+    last: Version
+
+    @classmethod
+    def read(cls, text: str) -> Span | None:
+        """'2.1 to 2.3', or '2.5' alone; None for anything else."""
+        ends = [version(end) for end in text.split(" to ")]
+        if len(ends) > 2 or None in ends or ends[0] > ends[-1]:
+            return None
+        return cls(ends[0], ends[-1])
+
+    def __str__(self) -> str:
+        one = self.first == self.last
+        return f"release {shown(self.first)}" if one else f"releases {shown(self.first)} to {shown(self.last)}"
+
+    def __contains__(self, release: Version) -> bool:
+        return self.first <= release <= self.last
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration in one release: the block that holds its values, and what is to be said of it."""
+
+    block: str
+    release: str | None  # None where the file says nothing of releases
+    note: str = ""
+
+
+def version(text: str) -> Version | None:
+    """'2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
+    found = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def shown(release: Version) -> str:
+    """A version as people write it."""
+    return f"{release[0]}.{release[1]}"
+
+
+def divided(name: str) -> tuple[str, str | None]:
+    """NAME@2.1 as the name and the release; other names whole."""
+    plain, sign, release = name.rpartition(SIGN)
+    return (plain, release) if sign and plain and version(release) else (name, None)
+
+
+def choose(name: str, asked: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> Choice:
+    """The block of `name` in the release that is `asked` for, in its last one if None. OptionError for a release that is not
+    known, or had no such name."""
+    older: dict[str, dict[Version, str]] = {}  # name: release: block
+    for block in blocks:
+        plain, release = divided(block)
+        if release:
+            older.setdefault(plain, {})[version(release)] = block
+    own = dict(sorted(older.get(name, {}).items()))
+    if asked is None:
+        return _newest(name, own, spans.get(name))
+    ends = {end for span in spans.values() for end in (span.first, span.last)}
+    wanted = _known(asked, sorted(ends.union(*older.values())))
+    if name not in spans and not own:
+        raise OptionError(f"configuration '{brief(name)}' has no values by release; leave out --release {brief(asked)}")
+    if name in spans and wanted not in spans[name]:
+        had = [other for other, span in spans.items() if wanted in span]
+        raise OptionError(
+            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(wanted)}{did_you_mean(name, had)}\n"
+            f"Release {shown(wanted)} has: {', '.join(had)}"
+        )
+    holds = next((block for release, block in own.items() if wanted <= release), name)
+    return Choice(holds, shown(wanted), f"configuration {brief(name)} as release {shown(wanted)} has it")
+
+
+def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
+    if span is None:
+        return Choice(name, None)
+    last = shown(span.last)
+    others = " and ".join(f"up to {shown(release)}" for release in own)
+    told = f"configuration {brief(name)} as release {last} has it; {others} it had other values, which --release gives"
+    note = told if own else ""
+    return Choice(name, last, note)
+
+
+def _known(asked: str, known: list[Version]) -> Version:
+    wanted = version(asked)
+    if wanted not in known:
+        listed = [shown(release) for release in known]
+        if not listed:
+            raise OptionError(f"the file says nothing of releases; leave out --release {brief(asked)}")
+        raise OptionError(f"no release '{brief(asked)}'{did_you_mean(asked, listed)}\nThere are: {', '.join(listed)}")
+    return wanted

@@ -1,0 +1,372 @@
+"""Every option of the scripts, typed: what a person can ask for.
+
+One frozen section per argument group. A section checks nothing that needs another section; rules between options
+live in `harness/commands/cli.py` and `harness/run/run.py`. The model's and the schedule's own options are the `Options`
+classes of their plug-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from base.fields import HINT, above, at_least, between, opt
+
+ACCUMULATION = "gradient_accumulation_count"
+
+
+def _percentages(value: int) -> str | None:
+    return None if 1 <= value <= 100 else "must lie between 1 and 100"
+
+
+def _fold(value: str) -> str | None:
+    number = value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0
+    return None if value == "auto" or number else "must be auto or a whole number above 0"
+
+
+def _epochs(values: tuple[int, ...]) -> str | None:
+    return None if all(0 <= value < 2**31 for value in values) else "must be 0 or more epochs"
+
+
+def _device_ids(values: tuple[str, ...]) -> str | None:
+    fit = len(values) <= 2 and all(value == "AUTO" or (value.isascii() and value.isdigit()) for value in values)
+    return None if fit else "must be AUTO or a device id, or one for training and one for validation"
+
+
+def _pipeline_depth(raw: str) -> dict[str, str]:
+    """The old --pipeline-depth D: D micro-batches per update, pipelined if D > 1."""
+    return {ACCUMULATION: raw, "pipeline": "false" if raw == "1" else "true"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MainOptions:
+    """Main"""
+
+    model: str = opt("resnet", "the network: a module of Models/")
+    lr_schedule: str = opt("stepped", "the learning-rate curve: a module of LR_Schedules/")
+    config: str | None = opt(None, "named block of the configuration file")
+    config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
+    release: str | None = opt(None, "with --config: the values that the name had in this release (2.1; default: its last)")
+    restore_path: str | None = opt(
+        None, "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)"
+    )
+    explain: bool = opt(False, "print every value and where it came from, then stop")
+    summary: bool = opt(False, "print every layer by stage: output, parameters, multiply-adds, activations; then stop")
+    dry_run: bool = opt(False, "print the resolved run (batches, updates, learning rate, size), then stop")
+    help: bool = opt(False, "print this help", flags=("-h",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Data set"""
+
+    dataset: str | None = opt(
+        None,
+        "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100, imagenet (inferred from the path), imagefolder",
+    )
+    data_dir: str | None = opt(None, "folder of the data (default: the environment's DATA_DIR)")
+    num_classes: int | None = opt(
+        None, "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)", check=at_least(1)
+    )
+    image_size: int | None = opt(None, "side of the pictures in pixels (default by model or data set)", check=at_least(8))
+    generated_data: bool = opt(False, "random data made once on the host")
+    synthetic_data: bool = opt(False, "random data made on the device, no host input or output")
+    dataset_cache: bool = opt(True, "keep raw records in host memory; --no-dataset-cache reads them each time")
+    normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean")
+    symmetric_input: bool = opt(False, "ImageNet: (x - 127) / 128 instead, as EfficientNet-Lite was trained")
+    hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device")
+    train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation")
+    standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
+    pipeline_num_parallel: int = opt(48, "pictures preprocessed in parallel", check=at_least(1))
+    mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", check=at_least(0))
+    cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", check=between(0, 1))
+    cutmix_version: int = opt(1, "1: the part varies around cutmix-lambda, 2: it is fixed", choices=("1", "2"))
+    hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
+    eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
+    dataset_percentage_to_use: int = opt(100, "ImageNet: the first so many of a hundred shards", check=_percentages)
+    fused_preprocessing: bool = opt(False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros")
+    shuffle_block: int = opt(
+        1, "ImageNet: records that stay together in the shuffled order, for disks that are slow to seek", check=at_least(1)
+    )
+    skip_bad_records: int = opt(
+        0, "ImageNet: go on past so many records that cannot be used; the next good one stands in", check=at_least(0)
+    )
+    dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Training"""
+
+    micro_batch_size: int | None = opt(
+        None, "samples of one micro-batch (default by model)", aliases=("batch_size",), check=at_least(1)
+    )
+    gradient_accumulation_count: int = opt(
+        1, "micro-batches per replica and weight update", aliases=("gradients_to_accumulate",), check=at_least(1),
+        rewrites={"pipeline_depth": _pipeline_depth}, factors=("gradients_to_accumulate", "pipeline_depth"),
+    )  # fmt: skip
+    global_batch_size: int | None = opt(
+        None, "samples per weight update; sets the accumulation count (validation: for the epoch shown)",
+        aliases=("total_batch_size",), check=at_least(1),
+    )  # fmt: skip
+    epochs: float | None = opt(
+        None, "length of training in passes over the data (default by model)", aliases=("epoch",), check=above(0)
+    )
+    iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
+    keep_going: bool = opt(False, "go on when the loss is not finite, or when a checkpoint cannot be written")
+    stop_after: int | None = opt(
+        None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1)
+    )
+    base_learning_rate_exponent: float | None = opt(
+        None,
+        "learning rate = 2^exponent x global batch (default by model)",
+        aliases=("base_learning_rate",),
+        check=between(-126, 64),
+    )
+    abs_learning_rate: float | None = opt(None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0))
+    optimiser: str = opt(
+        "SGD",
+        "weight update rule",
+        choices=("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
+    )
+    momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
+    weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))
+    loss_scaling: float = opt(128.0, "the loss is multiplied by it before differentiation", check=above(0))
+    label_smoothing: float | None = opt(
+        None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
+    )
+    stable_norm: bool | None = opt(None, "two-pass statistics in group norm (default by model)")
+    rmsprop_decay: float | None = opt(None, "decay of the mean square", check=between(0, 1))
+    rmsprop_base_decay_exp: float | None = opt(None, "decay = 1 - global batch x 2^exp")
+    rmsprop_epsilon: float = opt(0.001, "added inside the root", check=above(0))
+    lars_epsilon: float = opt(0.0, "added to the trust ratio's denominator", check=at_least(0))
+    lars_eeta: float = opt(0.001, "trust coefficient", check=above(0))
+    lars_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without trust ratio")
+    lars_weight_decay: float | None = opt(None, "LARS' own weight decay (default by model)", check=at_least(0))
+    lamb_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
+    lamb_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
+    lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", check=above(0))
+    lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", check=at_least(0))
+    lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio")
+    variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
+    init_path: str | None = opt(
+        None, "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0"
+    )
+    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights")
+    weight_avg_N: tuple[int, ...] = opt((), "after training: mean of the checkpoints of the last N epochs", check=_epochs)
+    weight_avg_exp: tuple[float, ...] = opt(
+        (), "after training: exponential average of the run's checkpoints, with this decay", check=between(0, 1)
+    )
+    distributed: bool = opt(False, "one of several processes that train together, described by TF_CONFIG")
+    worker_timeout: float = opt(
+        60.0, "seconds after which a process that does not come or answer ends the others", check=at_least(2)
+    )
+    syncs_per_epoch: int = opt(0, "poprun: broadcasts of instance 0's weights per epoch", check=at_least(0))
+    epochs_per_sync: float = opt(0.0, "poprun: epochs between broadcasts of instance 0's weights", check=at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Checkpoints and validation"""
+
+    ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0))
+    epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0))
+    ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0))
+    ckpt_all_instances: bool = opt(False, "every instance writes checkpoints, each in a folder of its own", bare="true")
+    max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
+    safety_ckpt_minutes: float = opt(
+        10.0, "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
+        "replaces it; 0 is off",
+        check=at_least(0),
+    )  # fmt: skip
+    validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")
+    valid_batch_size: int | None = opt(
+        None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1)
+    )
+    repeat: int = opt(
+        1, "validation.py, inference_embedded.py: times to run each checkpoint", check=at_least(1),
+        scripts=("validation", "inference_embedded"),
+    )  # fmt: skip
+    num_inference_thread: int = opt(
+        1, "inference_embedded.py: threads that call the program at once", check=between(1, 1024),
+        scripts=("inference_embedded",),
+    )  # fmt: skip
+    force_recompile: bool = opt(
+        False, "inference_embedded.py: build the program anew, whatever its file holds", scripts=("inference_embedded",)
+    )
+    tmp_execs: bool = opt(
+        False, "inference_embedded.py: keep the program in a temporary file only", scripts=("inference_embedded",)
+    )
+    inference: bool = opt(
+        False,
+        "validation.py: leaves out sums over replicas, of which there are none here: the same row",
+        bare="true",
+        scripts=("validation",),
+    )
+    predict: tuple[str, ...] = opt(
+        (), "validation.py: name what these photographs (JPEG, PNG) show, instead of validating", scripts=("validation",)
+    )
+    latency: bool = opt(False, "measure the latency of one validation batch at a time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Device layer"""
+
+    shards: int = opt(1, "IPUs per replica", check=at_least(1))
+    replicas: int = opt(1, "copies of the model that share each update", check=at_least(1))
+    pipeline: bool = opt(False, "run the stages as a pipeline")
+    pipeline_splits: tuple[str, ...] = opt(
+        (), "segments that begin the 2nd, 3rd, ... stage; auto balances by cost", aliases=("pipeline_split",)
+    )
+    pipeline_schedule: str = opt(
+        "Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential")
+    )
+    sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these")
+    sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these")
+    enable_recomputation: bool = opt(
+        False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute")
+    )
+    fold: str = opt(
+        "auto", "micro-batches that share one call of the network: a number, or auto", check=_fold, read=str.lower
+    )
+    fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one call", check=at_least(1))
+    batches_per_step: int = opt(
+        1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
+    )
+    precision: str = opt("16.16", "compute.master", choices=("16.16", "16.32", "32.32"))
+    stochastic_rounding: str = opt(
+        "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all; also "
+        "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",
+        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF",
+    )  # fmt: skip
+    fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half")
+    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN")
+    fp_exceptions: bool = opt(
+        False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
+    )
+    seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
+    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device")
+    BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1))
+    device: str = opt("auto", "what does the arithmetic; auto takes the GPUs there are", choices=("auto", "cpu", "gpu"))
+    select_ipu: tuple[str, ...] = opt(
+        ("AUTO",), "emulated device: an id of gc-info -l for training and maybe one for validation, or AUTO",
+        aliases=("select_ipus",), check=_device_ids, read=str.upper,
+    )  # fmt: skip
+    compile_only: bool = opt(False, "build the programs, report and stop")
+    executable_cache: bool = opt(True, "keep compiled programs for the next call; --no-executable-cache builds them anew")
+    executable_cache_path: str | None = opt(
+        None, "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)"
+    )
+    executable_cache_size: int = opt(1000, "megabytes that it may take; the longest unused are removed", check=at_least(1))
+    memory_check: bool = opt(
+        True, "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same"
+    )
+    disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
+    rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
+    min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))
+    available_memory_proportion: tuple[float, ...] = opt(
+        (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
+    )
+    enable_half_partials: bool = opt(False, "half-precision partial sums: sums inside an operation are FP32 here", kind=HINT)
+    gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
+    enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
+    internal_exchange_optimisation_target: str | None = opt(
+        None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT
+    )
+    max_cross_replica_buffer_size: int = opt(
+        10485760, "bytes of gradients that several processes add up at once; 0: each tensor by itself", check=at_least(0)
+    )
+    max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
+    scheduling_algorithm: str = opt(
+        "choose-best", "compiler scheduling", kind=HINT,
+        choices=("choose-best", "clustering", "post-order", "look-ahead", "shortest-path"),
+    )  # fmt: skip
+    on_demand: bool = opt(True, "attach to devices only when needed", kind=HINT)
+    prefetch_depth: int | None = opt(None, "micro-batches fetched ahead: 1 to 255", kind=HINT, check=between(1, 255))
+    num_io_tiles: int = opt(0, "tiles reserved for host input and output", kind=HINT, check=between(0, 1472))
+    gcl_method: str | None = opt(None, "collectives' method", kind=HINT)
+    gcl_max_broadcast_size: int | None = opt(None, "bytes of one broadcast", kind=HINT, check=at_least(0))
+    poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)
+    gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients reduced by their mean", kind=HINT)
+    only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
+    force_weight_to_fp16: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP16")
+    force_weight_to_fp32: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP32")
+    force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
+    analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
+    profile: str | None = opt(
+        None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
+    )
+    gc_profile: str | None = opt(
+        None, "the same in profile.* of the run's folder, or of gc-profile -d, with execution.json and stdout.txt (what was "
+        "printed)", bare="IPU_PROFILE", off="NO_PROFILE",
+        choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
+    )  # fmt: skip
+    profile_compilation: bool = opt(
+        False, "say where the time until the first update goes: a table, and compilation.json in the run's folder"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingOptions:
+    """Logging"""
+
+    log_dir: str = opt("./logs/", "parent of the run folders")
+    logs_path: str | None = opt(None, "the run folder itself, instead of a generated name below log-dir")
+    name_suffix: str | None = opt(None, "appended to the run's name")
+    logs_per_epoch: int | None = opt(None, "log lines per epoch (default 16 when epochs are given)", check=at_least(0))
+    log_freq: int | None = opt(
+        None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1)
+    )
+    logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
+    log_all_instances: bool = opt(False, "every instance prints and writes logs, each in a folder of its own", bare="true")
+    mlperf_logging: bool = opt(
+        False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
+    )
+    wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in")
+    wandb_project: str = opt("tf-cnn", "its project")
+    wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",))
+
+
+SECTIONS: dict[str, type] = {
+    "main": MainOptions,
+    "dataset": DatasetOptions,
+    "training": TrainingOptions,
+    "checkpoint": CheckpointOptions,
+    "device": DeviceOptions,
+    "logging": LoggingOptions,
+}
+# at most one of each group may be asked for in one layer; a higher layer's choice drops the others'
+EXCLUSIVE: tuple[tuple[str, ...], ...] = (
+    ("iterations", "epochs"),
+    ("abs_learning_rate", "base_learning_rate_exponent"),
+    ("abs_end_learning_rate", "poly_lr_end_ratio"),
+    ("group_norm", "batch_norm"),
+    ("generated_data", "synthetic_data"),
+    ("normalise_input", "symmetric_input"),
+    ("epochs_per_ckpt", "ckpts_per_epoch"),
+    ("log_freq", "logs_per_epoch"),
+    ("epochs_per_sync", "syncs_per_epoch"),
+    ("global_batch_size", ACCUMULATION),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What was asked, complete but for the values that only the data can give."""
+
+    main: MainOptions
+    dataset: DatasetOptions
+    training: TrainingOptions
+    checkpoint: CheckpointOptions
+    device: DeviceOptions
+    logging: LoggingOptions
+    model: Any  # the model plug-in's Options
+    schedule: Any  # the schedule plug-in's Options
+    sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value came from
+
+    def values(self) -> dict[str, Any]:
+        """Every option by its name."""
+        sections = [getattr(self, name) for name in (*SECTIONS, "model", "schedule")]
+        return {name: value for section in sections for name, value in vars(section).items()}

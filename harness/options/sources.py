@@ -1,0 +1,287 @@
+"""What one call was given, layer by layer: the command line's words and a configuration block's keys as raw
+values of options. Nothing here knows which layer wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import brief
+from harness.options import configs
+from harness.options.catalogue import Catalogue, Option, Spelling, section_options, shown
+from harness.options.configs import Block, Entry
+from harness.options.sections import SECTIONS
+
+COMMAND_LINE = "command line"
+CONFIGURATION = "configuration"
+RECORDED = "the recorded run"
+COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
+NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
+DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value of one layer: as it was written, and where."""
+
+    raw: Any
+    where: str  # "command line: --batch-size" or "configs.yml:12"
+    spelling: str = ""  # batch_size
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values by option, from one place."""
+
+    source: str  # short name, for --explain
+    values: Mapping[str, Given]
+
+
+def value_of(argv: list[str], name: str, script: str) -> str | None:
+    """The last value of one option on the command line, before the others are known."""
+    everything = universe(script).flags()
+    found = [
+        values[0]
+        for flag, values in tokens(argv, everything, lenient=True)
+        if values and everything.get(flag) is not None and everything[flag].option.name == name
+    ]
+    return found[-1] if found else None
+
+
+def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
+    """argv as (full flag, its values); prefixes are completed, negative numbers are values."""
+    found: list[tuple[str, list[str]]] = []
+    for token in argv:
+        if not token.startswith("-") or _is_number(token):
+            if not found:
+                if lenient:
+                    continue
+                raise OptionError(f"{COMMAND_LINE}: '{brief(token)}' is not an option; options begin with --")
+            found[-1][1].append(token)
+            continue
+        written, equals, value = token.partition("=")
+        found.append((complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
+    return found
+
+
+def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
+    """A flag or the unambiguous beginning of one."""
+    if written in flags:
+        return written
+    matches = [flag for flag in flags if flag.startswith(written)] if written.startswith("--") and len(written) > 2 else []
+    meant = {(flags[flag].option.name, "--no-" in flag[:5]) for flag in matches}
+    if len(meant) == 1:
+        return matches[0]
+    if lenient:
+        return written
+    if matches:
+        raise OptionError(
+            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out"
+        )
+    raise OptionError(_unknown_flag(written, flags))
+
+
+def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
+    owners = _owners(written.lstrip("-").replace("-", "_"))
+    shown_flag = brief(written)
+    if owners:
+        return f"{COMMAND_LINE}: {shown_flag} is an option of {' and '.join(owners)} only"
+    other = [
+        s
+        for s in ("validation", "restore", "inference_embedded")
+        if written in Catalogue([o for n, c in SECTIONS.items() for o in section_options(n, c, s)]).flags()
+    ]
+    if other:
+        return f"{COMMAND_LINE}: {shown_flag} is an option of {other[0]}.py only"
+    return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, list(flags))}"
+
+
+def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
+    """The command line's values; a line about each older spelling goes to `notes`."""
+    flags = known.flags()
+    values: dict[str, list[tuple[str, Given]]] = {}
+    for flag, words in tokens(argv, flags):
+        spelling = flags[flag]
+        where = f"{COMMAND_LINE}: {flag}"
+        raw = _raw_value(spelling, words, where)
+        for name, rewritten in _rewritten(spelling, raw, where).items():
+            values.setdefault(name, []).append((flag, Given(rewritten, where, flag.lstrip("-").replace("-", "_"))))
+        if not spelling.canonical:
+            notes.append(f"{flag} is an older spelling of {_new_spelling(spelling, raw)}")
+    return Layer(COMMAND_LINE, {name: _agreed(known.options[name], given) for name, given in values.items()})
+
+
+def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
+    """The words after a flag as one raw value, their number checked."""
+    if spelling.takes == "several":
+        if not words:
+            raise OptionError(f"{where}: needs at least one value")
+        return words
+    if not words and spelling.takes in ("nothing", "optional"):
+        return spelling.option.meta["bare"] or True if spelling.takes == "optional" else True
+    if (
+        spelling.takes == "nothing"
+        and spelling.option.base is bool
+        and len(words) == 1
+        and words[0].lower() in ("true", "false")
+    ):
+        return words[0]
+    if spelling.takes == "nothing" or len(words) > 1:
+        allowed = "no value" if spelling.takes == "nothing" else "one value"
+        raise OptionError(f"{where}: takes {allowed}, but was given {brief(' '.join(words))}")
+    if not words:
+        raise OptionError(f"{where}: needs a value")
+    return words[0]
+
+
+def _rewritten(spelling: Spelling, raw: Any, where: str) -> dict[str, Any]:
+    try:
+        return spelling.rewrite(raw)
+    except ValueError:
+        raise OptionError(f"{where}: {spelling.option.name} is '{brief(raw)}' but must be true or false") from None
+
+
+def _new_spelling(spelling: Spelling, raw: Any) -> str:
+    names = list(spelling.rewrite(raw))
+    return " and ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
+    """The last value of one spelling; two spellings must agree, but for those that are factors of the value."""
+    last = dict(given)
+    distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
+    pairs = " and ".join(f"{flag} {brief(shown(value))}" for flag, value in distinct.items())
+    where = given[-1][1].where.split(": --")[0]
+    if len(last) > 1 and all(entry.spelling in option.meta["factors"] for entry in last.values()):
+        above = [flag for flag, value in distinct.items() if value > 1]
+        if len(above) > 1:
+            raise OptionError(
+                f"{where}: {pairs} are both above 1, and a pipeline accumulates by its depth; give one of them"
+            )
+        return last[above[0]] if above else given[-1][1]
+    if len(set(distinct.values())) > 1:
+        raise OptionError(f"{where}: {pairs} are two spellings of {option.name} with different values; give one of them")
+    return given[-1][1]
+
+
+def config_path(main: Mapping[str, Given]) -> str:
+    """The configuration file of this call."""
+    return main["config_path"].raw if "config_path" in main else str(DEFAULT_CONFIG_PATH)
+
+
+def chosen_block(main: Mapping[str, Given]) -> Block | None:
+    """The configuration that this call asks for."""
+    if "config" not in main:
+        if "release" in main:
+            asked = f"{main['release'].where} {main['release'].raw}"
+            raise OptionError(f"{asked}: a release is one of a configuration's; give --config NAME too")
+        return None
+    release = main["release"].raw if "release" in main else None
+    block = configs.choose(config_path(main), main["config"].raw, release)
+    notes = [_short(note) for note in block.notes]
+    return dataclasses.replace(block, entries=_understood(block.entries, notes), notes=tuple(notes))
+
+
+def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
+    """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
+    name = block.name
+    notes += block.notes
+    values: dict[str, list[tuple[str, Given]]] = {}
+    unused = []
+    for key, entry in block.entries.items():
+        where = _short(entry.where)
+        if key.replace("-", "_") in COMMAND_LINE_ONLY:
+            raise OptionError(f"{where}: {name}: {key} has a meaning on the command line only")
+        spelling = known.spellings.get(key.replace("-", "_"))
+        if spelling is None:
+            if _owners(key.replace("-", "_")) or key in universe(None).spellings:
+                unused.append(key)
+                continue
+            raise OptionError(
+                f"{where}: {name}: unknown key '{brief(key)}'{plugins.did_you_mean(key, list(known.spellings))}"
+            )
+        for option, raw in _rewritten(spelling, entry.value, where).items():
+            values.setdefault(option, []).append((key, Given(raw, where, key.replace("-", "_"))))
+        if not spelling.canonical:
+            notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
+    if unused:
+        notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
+    return Layer(
+        f"{CONFIGURATION} {name}", {option: _agreed(known.options[option], given) for option, given in values.items()}
+    )
+
+
+def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
+    """Without the keys of old files that changed nothing in their time: those that no release read, and a key with hyphens
+    beside the same with underscores."""
+    found = {}
+    for key, entry in entries.items():
+        named = NEVER_READ.get(key.replace("-", "_"))
+        instead = f"no release read it; {named} is what it may mean" if named else ""
+        if not named and "-" in key and key.replace("-", "_") in entries:
+            instead = f"{key.replace('-', '_')} is given too"
+        if instead:
+            notes.append(f"{_short(entry.where)}: {key} is left out: {instead}")
+        else:
+            found[key] = entry
+    return found
+
+
+def _short(where: str) -> str:
+    """file:line with the file as the user would write it."""
+    return where.replace(str(DEFAULT_CONFIG_PATH), "configs.yml")
+
+
+def recorded_layer(known: Catalogue, recorded: Mapping[str, Any], where: str) -> Layer:
+    """The values of an earlier run."""
+    values = {name: Given(value, where) for name, value in recorded.items() if name in known.options and value is not None}
+    return Layer(RECORDED, values)
+
+
+def universe(script: str | None) -> Catalogue:
+    """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
+    return Catalogue(every_option(script))
+
+
+def every_option(script: str | None) -> list[Option]:
+    """The same one by one, of which some share a name; those of all scripts, if `script` is None."""
+    options = [option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]
+    for folder, section in (("Models", "model"), ("LR_Schedules", "schedule")):
+        for name in plugins.names(folder):
+            options += section_options(section, plugins.load(folder, name).Options, script)
+    return options
+
+
+def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
+    """Of every model and kind of data: the names of all options there are, and the values that the model fills in."""
+    found, shared = [], {option.name for option in every_option(None) if option.section != "model"}
+    for model in (plugins.load("Models", name) for name in plugins.names("Models")):
+        own = {option.name: option.default for option in section_options("model", model.Options)}
+        always = {name: value for name, value in own.items() if value is not None}
+        found += [({*shared, *own}, {**always, **defaults}) for defaults in model.DEFAULTS.values()]
+    return found
+
+
+def _owners(name: str) -> list[str]:
+    """The models and schedules that have an option of this spelling."""
+    found = []
+    for folder, flag in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):
+        for plugin in plugins.names(folder):
+            options = section_options("", plugins.load(folder, plugin).Options)
+            if name in Catalogue(options).spellings:
+                found.append(f"{flag} {plugin}")
+    return found
+
+
+def _is_number(token: str) -> bool:
+    """Whether a word that begins with a dash is meant as a number; whether it is one, its option says."""
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,265 @@
+"""Several instances of a program, laid out over hosts and started with mpirun, or directly where all are on this host."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from base import plugins
+from base.errors import OptionError
+from base.process import tether
+from base.process.signals import URGENT
+from harness.run import cluster
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+_NODES = Path("/sys/devices/system/node")
+_SILENT = plugins.ROOT / "base" / "process" / "silent.py"
+# handed on to every instance where they are set
+_PASSED = (
+    "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OPAL_PREFIX", "DATA_DIR", "DATASETS_DIR", "TF_POPLAR_FLAGS",
+    "POPLAR_ENGINE_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_LOG_LEVEL", "POPRUN_LOG_LEVEL",
+    "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES", "GCL_REAL_COLLECTIVES", "GCL_NUM_IO_TILES",
+)  # fmt: skip
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+_GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the instances are. `hosts`: that of each instance; `ports`: what each listens on."""
+
+    replicas: int  # of all instances
+    ipus_per_replica: int
+    hosts: tuple[str, ...]
+    ports: tuple[int, ...]
+
+    @property
+    def instances(self) -> int:
+        """Processes."""
+        return len(self.hosts)
+
+    @property
+    def local(self) -> bool:
+        """Whether all of them are on this host."""
+        return all(host in LOCAL for host in self.hosts)
+
+    def variables(self, instance: int) -> dict[str, str]:
+        """What tells an instance its place."""
+        replicas = self.replicas // self.instances
+        host = self.hosts[instance]
+        return {
+            cluster.TOTAL: str(self.replicas),
+            cluster.LOCAL: str(replicas),
+            cluster.UNIFORM: "1",
+            cluster.OFFSET: str(instance * replicas),
+            cluster.IPUS: str(self.ipus_per_replica),
+            cluster.PLACE: str(self.hosts[:instance].count(host)),
+            cluster.ADDRESSES: ",".join(f"{host}:{port}" for host, port in zip(self.hosts, self.ports)),
+        }
+
+    def table(self) -> str:
+        """One line for each instance."""
+        each = self.replicas // self.instances
+        lines = [f"{'instance':>8}  {'address':<24} {'replicas':>8}  IPUs"]
+        for k, (host, port) in enumerate(zip(self.hosts, self.ports)):
+            first, count = k * each * self.ipus_per_replica, each * self.ipus_per_replica
+            address = f"{host}:{port}"
+            lines.append(f"{k:>8}  {address:<24} {each:>8}  {first} to {first + count - 1}")
+        return "\n".join(lines)
+
+
+def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Layout:
+    """The instances over the hosts, as evenly as they divide, neighbours together."""
+    if replicas % instances:
+        raise OptionError(
+            f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
+            f"nearest: {' or '.join(str(n) for n in _divisors_near(replicas, instances))} instances"
+        )
+    names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
+    if len(names) > instances:
+        raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
+    each = math.ceil(instances / len(names))
+    placed = tuple(names[k // each] for k in range(instances))
+    return Layout(replicas, ipus_per_replica, placed, _ports(placed, first_port))
+
+
+def _divisors_near(number: int, wanted: int) -> list[int]:
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:2])
+
+
+def _ports(hosts: Sequence[str], first: int | None) -> tuple[int, ...]:
+    """A port for each instance: from `first` on; otherwise free ones here, and likely ones elsewhere."""
+    return free_ports(len(hosts)) if first is None else tuple(first + k for k in range(len(hosts)))
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports that nothing on this host uses now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:  # all of them at once, or one would be given twice
+        probe.bind(("", 0))
+    ports = tuple(probe.getsockname()[1] for probe in probes)
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def mpi_command(
+    mpirun: str, where: Layout, program: Sequence[str], environ: Mapping[str, str], *, shown: int | None = None,
+    numa: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (), marked: bool = False,
+) -> list[str]:  # fmt: skip
+    """The command that starts every instance, one context of mpirun for each. `shown`: the one whose output is wanted;
+    `marked`: they are told which process starts them, as `run` does."""
+    head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
+    if not any("bind-to" in word for word in (*global_args, *local_args)):
+        head += ["--bind-to", "numa" if numa and numa_nodes() > 1 and where.instances > 1 else "none"]
+    head += ["--oversubscribe", *global_args]
+    passed = [word for name in _PASSED if name in environ for word in ("-x", name)]
+    passed += ["-x", tether.MARK] * marked
+    command = head
+    for k, host in enumerate(where.hosts):
+        told = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
+        placed = [] if where.local else ["--host", host]
+        command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *told, *passed, *local_args]
+        command += [*_silenced(k, shown), *program]
+    return command
+
+
+def _silenced(instance: int, shown: int | None) -> list[str]:
+    return [] if shown in (None, instance) else [sys.executable, str(_SILENT)]
+
+
+def numa_nodes() -> int:
+    """Of this host."""
+    return max(1, len(list(_NODES.glob("node[0-9]*"))))
+
+
+def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_mpirun: bool = False) -> int:
+    """Runs a command to its end; signals go on to it, or to mpirun's instances. Its exit code. `more`: for its
+    environment."""
+    with _Children(through_mpirun) as children:
+        children.start(command, {**os.environ, **(more or {}), tether.MARK: tether.mark()})
+        return children.wait()
+
+
+def run_directly(
+    where: Layout,
+    program: Sequence[str],
+    environ: Mapping[str, str],
+    shown: int | None = None,
+    executable: str | None = None,
+) -> int:
+    """Starts every instance on this host without MPI; when one fails, the others are ended. The first exit code that is not
+    0."""
+    found = executable or shutil.which(program[0], path=environ.get("PATH"))
+    if found is None:
+        raise OptionError(f"no program '{program[0]}' is found; check its name and PATH")
+    with _Children() as children:
+        for k in range(where.instances):
+            told = {**environ, **where.variables(k), tether.MARK: tether.mark()}
+            children.start([found, *program[1:]], told, subprocess.DEVNULL if shown not in (None, k) else None)
+        return children.wait()
+
+
+class _Children:
+    """Processes to which every signal goes on that would end this one, between `with`; should it be killed, the kernel tells
+    them where it can. They are in sessions of their own, or a terminal's Ctrl-C would come to them twice."""
+
+    def __init__(self, through_mpirun: bool = False) -> None:
+        self._started: list[subprocess.Popen] = []
+        self._received: list[int] = []
+        self._through_mpirun = through_mpirun
+
+    def __enter__(self) -> _Children:
+        ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
+        self._earlier = {number: signal.signal(number, self._forward) for number in ending}
+        self._wakeup = signal.set_wakeup_fd(-1)  # whose reader ends this process at the second Ctrl-C
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str], stdout: int | None = None) -> None:
+        """One more, unless a signal has come."""
+        if self._received:
+            return
+        child = subprocess.Popen(
+            command, env=environ, stdout=stdout, start_new_session=True, preexec_fn=_ending_with_this_process()
+        )
+        self._started.append(child)
+        for number in self._received:  # while it was being started
+            child.send_signal(self._heard(number))
+
+    def wait(self) -> int:
+        """Until all have ended; the first exit code that is not 0, 128 + n for signal n."""
+        failed, last, end = 0, [signal.SIGTERM, signal.SIGKILL], math.inf
+        while [child for child in self._started if child.poll() is None]:  # all of them are asked
+            failed = failed or self._failed()
+            if failed and end == math.inf:
+                end = time.monotonic() + (tether.GRACE if self._received else _GRACE)
+            if self._received and len(last) > 1:  # they have been told, and may be saving
+                last, end = last[1:], time.monotonic() + tether.GRACE if failed else math.inf
+            if time.monotonic() > end and last:
+                self._send(last.pop(0))
+                end = time.monotonic() + _GRACE
+            time.sleep(0.05)
+        code = failed or self._failed()
+        if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
+            return 128 + self._received[0]
+        return code if code >= 0 else 128 - code
+
+    def _failed(self) -> int:
+        """The first exit code that is not 0."""
+        return next((child.returncode for child in self._started if child.returncode), 0)
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._received.append(number)
+        self._send(self._heard(number))
+
+    def _send(self, number: int) -> None:
+        for child in self._started:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    def _heard(self, number: int) -> int:
+        """What they are sent. mpirun kills its instances a quarter of a second after most signals, before they could save;
+        SIGUSR1 it hands on as it is."""
+        again = sum(earlier in URGENT for earlier in self._received) > 1
+        if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
+            return number
+        return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
+
+
+def _ending_with_this_process() -> Callable[[], None] | None:
+    """To be called in a child before its program begins: the kernel sends it SIGUSR1 when this process ends, however it
+    does; once for each of its threads, so that it must be a signal that may come again. None where there is no such thing;
+    instances watch their launcher besides."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, this = ctypes.CDLL(None).prctl, os.getpid()
+
+    def begin() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        if os.getppid() != this:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    return begin
+
+
+def joined(command: Sequence[str]) -> str:
+    """As a person would type it."""
+    return shlex.join(command)

@@ -1,0 +1,192 @@
+"""The instances of a run at work: they meet, compare what they were asked for, and go on together until the end.
+
+A run in one process is a team of one, for which nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from base import plugins
+from base.errors import OptionError
+from base.process import quiet, versions
+from emulator.plan import machine
+from harness.processes import heartbeat
+from harness.run.cluster import ALONE, Cluster
+from harness.run.run import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ipu_utils import Group
+
+# may differ between instances: where things lie on a host, and what only shows
+_OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "name_suffix", "restore_path",
+        "select_ipu", "wandb", "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel",
+        "dataset_cache", "worker_timeout", "executable_cache", "executable_cache_path", "executable_cache_size")  # fmt: skip
+_FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
+_PACKAGES = ("tensorflow", "numpy")
+
+
+class Team:
+    """This process among the instances of a run, between `with`. `before_exit`: what is to be done, with a reason, when
+    another instance is lost and this one must end."""
+
+    def __init__(self, cluster: Cluster = ALONE, timeout: float = 60.0, prog: str = "train.py") -> None:
+        self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
+        self.group: Group | None = None
+        self.before_exit: Callable[[str], None] = lambda reason: None
+        self.cards: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
+        self.agreed_to_stop = False  # all instances know that the run is to end here
+        self._prog, self._timeout = prog, timeout
+        self._heart: heartbeat.Heartbeat | None = None
+        self._leaving = threading.Event()
+
+    @property
+    def first(self) -> bool:
+        """Whether this instance logs and saves for all of them."""
+        return self.instance == 0
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if self._heart is None:
+            return
+        if self.agreed_to_stop and error is not None:
+            self.part()
+        if error is not None and type(error).__module__.startswith("tensorflow"):
+            # most likely because an instance is lost: then the heartbeat names it, and ends this process
+            self._leaving.wait(min(15.0, self._timeout))
+        if self._leaving.is_set():
+            time.sleep(self._timeout)
+        self._heart.stop()
+
+    def meet(self, run: Run) -> int:
+        """Starts the server, waits for all instances and compares what they were asked for; the seed that all use."""
+        if self.size == 1:
+            return run.seed
+        refuse_taken_port(self.cluster)
+        quiet.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
+        from ipu_utils import Group
+
+        threads = max(1, machine.cores() // self.cluster.neighbours)
+        self.group = Group(self.cluster.addresses, self.instance, run.plan.homes, threads)
+        self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
+        self._heart.gather()
+        self._heart.watch()
+        self.cards = [json.loads(text) for text in self.group.gathered(json.dumps(_card(run)))]
+        _compare(self.cards, self.cluster)
+        return self.cards[0]["seed"]
+
+    def told(self, text: str = "") -> str:
+        """What instance 0 says."""
+        return self.group.gathered(text if self.first else "")[0] if self.group else text
+
+    def shared(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+        """What instance 0 gives, in every instance."""
+        return self.group.shared(values if self.first else None) if self.group else dict(values or {})
+
+    def totals(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Sums over all instances."""
+        return self.group.totals(values) if self.group else dict(values)
+
+    def largest(self, value: float) -> float:
+        """Of all instances' values."""
+        return max(map(float, self.group.gathered(repr(value)))) if self.group else value
+
+    def part(self) -> None:
+        """Waits until all instances have come to the end."""
+        if self.group:
+            self.group.gathered("done")
+            self._heart.stop()
+            time.sleep(0.2)  # for what the others have yet to fetch from here
+
+    def _lost(self, reason: str) -> None:
+        """In the heartbeat's thread: ends the process, whose main thread may be waiting for the lost one for good."""
+        self._leaving.set()
+        told = f"{reason}: no instance can go on without it"
+        worker = threading.Thread(target=self.before_exit, args=(told,), daemon=True)
+        worker.start()
+        worker.join(0.2 * self._timeout)
+        print(f"{self._prog}: error: {told}", file=sys.stderr, flush=True)
+        time.sleep(min(2.0, 0.05 * self._timeout))  # so that the others notice the same one first
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def refuse_taken_port(cluster: Cluster) -> None:
+    """OptionError if another program listens where this instance is to."""
+    address = cluster.addresses[cluster.instance]
+    port = int(address.rsplit(":", 1)[1])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise OptionError(
+                f"{cluster.named(cluster.instance)} cannot listen on port {port}: {error.strerror}; end what uses it, or "
+                "choose another port for this instance"
+            ) from None
+
+
+def introduction(cluster: Cluster) -> list[str]:
+    """For the head of the log."""
+    if cluster.size == 1:
+        return []
+    port = cluster.addresses[cluster.instance].rsplit(":", 1)[1]
+    return [
+        f"{cluster.size} instances by {cluster.source}: {', '.join(cluster.addresses)}; this is instance {cluster.instance}",
+        f"listening on port {port} of every network interface, without authentication: for private networks only",
+    ]
+
+
+def code_version() -> str:
+    """A digest of the project's source files, and the versions of what computes."""
+    digest = hashlib.blake2b(digest_size=6)
+    packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
+    for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
+        digest.update(file.name.encode() + file.read_bytes())
+    return ", ".join([digest.hexdigest(), *(f"{name} {versions.installed(name)}" for name in _PACKAGES)])
+
+
+def _card(run: Run) -> dict[str, Any]:
+    """What all instances must have in common, and what instance 0 decides."""
+    spec = run.source.spec
+    options = {name: value for name, value in run.options.values().items() if name not in _OWN}
+    data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
+    data["records"] = run.source.digest() if hasattr(run.source, "digest") else ""  # generated ones have none
+    logging = run.options.logging
+    place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
+    return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
+
+
+def _compare(cards: list[dict[str, Any]], cluster: Cluster) -> None:
+    """OptionError that names the first instance that differs from instance 0, and in what."""
+    leader = cards[0]
+    for k, card in enumerate(cards):
+        who = cluster.named(k)
+        if card["code"] != leader["code"]:
+            raise OptionError(
+                f"{who} runs other code than instance 0: {card['code']} instead of {leader['code']}; install the same "
+                "everywhere"
+            )
+        for what, shown in (("options", "--{}"), ("data", "data set: {}")):
+            other = [name for name in leader[what] if card[what].get(name) != leader[what][name]]
+            if other:
+                pairs = [(shown.format(n.replace("_", "-")), card[what].get(n), leader[what][n]) for n in other[:4]]
+                told = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
+                raise OptionError(f"{who} was started with something else than instance 0: {told}; start all of them alike")
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) or "(none)" if isinstance(value, list) else str(value)

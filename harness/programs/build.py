@@ -1,0 +1,184 @@
+"""From a run to its programs: the data stream, loss and update rule handed to the device layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import ipu_utils
+from Datasets import _pipeline
+from Datasets._mixing import Mixing
+from Datasets._spec import ReadRequest
+from Datasets.generated import synthetic
+from harness.options import rules
+from harness.programs import embedded, losses, optimisers
+from harness.programs.embedded import Batches
+from harness.run.run import Run
+from ipu_utils import Features, Group, InferenceProgram, Seed, Store, Stream, TrainingProgram
+
+
+def training_program(
+    run: Run, start: int, recording: bool = False, group: Group | None = None, store: Store | None = None
+) -> TrainingProgram:
+    """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
+    the instances that train together; `store`: where it is kept."""
+    training = run.options.training
+    update = optimisers.make(training, run.plan.global_batch)
+    request = run.training_request(start)
+    return ipu_utils.compile_training(
+        run.segments,
+        run.trace,
+        run.plan,
+        seed=run.seed,
+        stream=_stream(run, request, training=True),
+        loss=partial(_loss, training.label_smoothing or 0.0),
+        hits=losses.hits,
+        update=update,
+        scale=optimisers.LossScale(training.loss_scaling, update.linear),
+        weight_decay=training.weight_decay,
+        decayed=run.decayed,
+        trained=run.trained,
+        recording=recording,
+        group=group,
+        store=store,
+    )
+
+
+def validation_program(run: Run, store: Store | None = None) -> InferenceProgram:
+    """The validation program, kept in `store`; sums are hits, top-5 hits, loss and the number of real samples."""
+    return ipu_utils.compile_inference(
+        run.segments,
+        run.trace,
+        stream=_stream(run, run.validation_request(), training=False),
+        names=("hits", "samples", "top5", "loss"),
+        sums=_scores,
+        home=run.plan.homes[0],
+        precision=run.plan.precision,
+        seed=run.seed,
+        store=store,
+    )
+
+
+def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:
+    """A frozen program that takes bytes, with the weights `values`, or the initial ones."""
+    request = replace(run.validation_request(), eight_bit=True)
+    return ipu_utils.freeze(
+        run.segments,
+        run.trace.variables,
+        shape=embedded.shape(run),
+        prepare=lambda images: run.source.on_device(images, request),
+        values=values,
+        seed=run.seed,
+        precision=run.plan.precision,
+        identity=identity,
+    )
+
+
+def byte_batches(run: Run, count: int) -> Batches:
+    """The first `count` micro-batches of the validation set, or all if there are fewer, in host memory."""
+    request = replace(run.validation_request(), eight_bit=True)
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
+        session.run(iterator.initializer)
+        following, found = iterator.get_next(), []
+        try:
+            while True:
+                found.append(session.run([following["image"], following["label"]]))
+        except tf.errors.OutOfRangeError:
+            pass
+    return Batches(tuple(images for images, _ in found), tuple(labels for _, labels in found))
+
+
+def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> InferenceProgram:
+    """A program whose step(k, k + 1) gives the probabilities of picture k; `pictures` [n, side, side, 3]."""
+    side = request.image_size
+
+    def single() -> Iterator[dict[str, np.ndarray]]:
+        for picture in pictures:
+            yield {"image": picture[None], "label": np.zeros(1, np.int32)}
+
+    def dataset() -> tf.data.Dataset:
+        kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
+        return tf.data.Dataset.from_generator(single, output_signature=kinds)
+
+    def prepare(_: Seed, found: Features) -> Features:
+        return {**found, "image": run.source.on_device(found["image"], request)}
+
+    return ipu_utils.compile_inference(
+        run.segments,
+        run.trace,
+        stream=ipu_utils.stream_of(dataset, prepare),
+        names=("probabilities",),
+        sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
+        shape=(run.trace.operations[-1].result.elements,),
+        home=run.plan.homes[0],
+        precision=run.plan.precision,
+    )
+
+
+def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
+    """Of each picture, or of what was mixed into it."""
+    return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
+
+
+def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
+    mixes = training and rules.mixes(run.options.dataset)
+    on_host = run.options.dataset.hostside_image_mixing
+
+    def prepare(seed: Seed, features: Features) -> Features:
+        """What is left to do on the device."""
+        found = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
+        return _mixing(run, seed)(found) if mixes and not on_host else found
+
+    def dataset() -> tf.data.Dataset:
+        found = run.source.train(request) if training else run.source.validation(request)
+        return found.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else found
+
+    if run.options.dataset.synthetic_data:
+        return _synthetic_stream(run, request, training, prepare)
+    return ipu_utils.stream_of(dataset, prepare)
+
+
+def _mixing(run: Run, seed: Seed) -> Mixing:
+    """Mixup and cutmix."""
+    asked = run.options.dataset
+    return Mixing(
+        alpha=asked.mixup_alpha,
+        kept=asked.cutmix_lambda,
+        version=asked.cutmix_version,
+        micro_batch=run.plan.micro_batch,
+        seed=seed,
+    )
+
+
+def _synthetic_stream(
+    run: Run, request: ReadRequest, training: bool, prepare: Callable[[Seed, Features], Features]
+) -> Stream:
+    """Data made on the device. Samples past the validation set's end are marked as filling."""
+    limit = None if training else run.source.spec.validation_images
+    first_update = replace(request, start=run.training_request(0).start) if training else request
+
+    def features(seed: Seed, _: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
+        sample = step * run.plan.micro_batch * run.plan.micro_batches + tf.cast(m, tf.int64) * request.batch_size
+        position = _pipeline.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
+        image, label = synthetic(run.source.spec, replace(request, seed=seed), position)
+        if limit is not None:
+            label = tf.where_v2(position < limit, label, -1)
+        return prepare(seed, {"image": image, "label": label, "position": position})
+
+    return Stream(features)
+
+
+def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    real = tf.cast(labels >= 0, tf.float32)
+    loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
+    return {
+        "hits": tf.reduce_sum(losses.hits(logits, labels)),
+        "samples": tf.reduce_sum(real),
+        "top5": tf.reduce_sum(losses.top_hits(logits, labels, 5)),
+        "loss": tf.reduce_sum(loss),
+    }

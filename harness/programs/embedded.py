@@ -1,0 +1,264 @@
+"""Inference with a program that is built once and kept in a file: its name, what it was made from, and its latencies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import bounds, plugins
+from base.errors import OptionError
+from base.process import versions
+from base.storage import input_files
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.run.run import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ipu_utils import Frozen
+
+SUFFIX = ".frozen.pb"
+MOST_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
+MOST_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
+_TOLD = (("avg", None), ("50th percentile", 50.0), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Micro-batches in host memory: uint8 pictures [batch, side, side, 3], labels [batch], below 0 for filling."""
+
+    pictures: tuple[np.ndarray, ...]
+    labels: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the timed calls of all threads gave."""
+
+    latencies: tuple[float, ...]  # seconds
+    seconds: float  # from the first timed call to the end of the last one
+    inferred: int  # pictures, each as often as it was
+    hits: int  # of pictures that were inferred at least once, each counted once
+    samples: int
+    micro_batches: tuple[int, ...] = ()  # that those pictures are
+
+    def latency(self, percentile: float) -> float:
+        """Milliseconds within which so many per cent of the calls ended."""
+        ordered = sorted(self.latencies)
+        place = max(0, math.ceil(round(percentile / 100 * len(ordered), 6)) - 1)
+        return 1000 * ordered[place]
+
+    @property
+    def mean(self) -> float:
+        """Milliseconds of a call."""
+        return 1000 * sum(self.latencies) / len(self.latencies)
+
+    def told(self) -> str:
+        """One line."""
+        values = (self.mean if percentile is None else self.latency(percentile) for _, percentile in _TOLD)
+        return "Latencies - " + ", ".join(f"{name}: {value:.3f} ms" for (name, _), value in zip(_TOLD, values))
+
+
+def refuse(run: Run) -> None:
+    """OptionError for what this program cannot do."""
+    device = run.options.device
+    asked = {
+        "--profile": device.profile, "--gc-profile": device.gc_profile not in (None, "NO_PROFILE"),
+        "--profile-compilation": device.profile_compilation,
+        "--distributed": run.options.training.distributed,
+    }  # fmt: skip
+    for flag in (flag for flag, on in asked.items() if on):
+        raise OptionError(f"{flag} is for training and validation; leave it out")
+    if run.options.dataset.synthetic_data:
+        raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
+
+
+def notes(run: Run) -> list[str]:
+    """What the log says of options that mean something else here."""
+    found = []
+    if run.options.dataset.hostside_norm:
+        found.append("--hostside-norm is ignored: the program takes bytes and normalises them itself")
+    if "batches_per_step" in run.options.sources:
+        found.append("--batches-per-step only names the program's file: a call takes one micro-batch")
+    return found
+
+
+def file_name(run: Run, checkpoint: Checkpoint) -> str:
+    """After model, size, batch, checkpoint, and whether labels are at hand."""
+    size = getattr(run.options.model, "model_size", None) or ""
+    parts = (
+        f"model_{run.options.main.model}{size}", f"bs_{run.validation_batch}", f"bps_{run.options.device.batches_per_step}",
+        checkpoint.name.replace(os.sep, "_"), "withlabels" if labelled(run) else "nolabels",
+    )  # fmt: skip
+    return "_".join(parts) + SUFFIX
+
+
+def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
+    """What the program is made from: network, pictures, precision, weights and the code that builds it."""
+    digest = hashlib.sha256()
+    for name in sorted(values or {}):
+        digest.update(name.encode() + values[name].tobytes())
+    sources = [
+        file for folder in ("base", "Models", "emulator", "Datasets") for file in (plugins.ROOT / folder).rglob("*.py")
+    ]
+    for source in (*sorted(sources), plugins.ROOT / "harness" / "programs" / "build.py", Path(__file__)):
+        digest.update(source.read_bytes())
+    dataset = run.options.dataset
+    described = {
+        "model": run.options.main.model,
+        **{f"model.{name}": value for name, value in vars(run.options.model).items()},
+        "classes": run.source.spec.num_classes,
+        "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
+        "shape": shape(run),
+        "side": run.image_size,
+        "tensorflow": versions.installed("tensorflow"),
+        "pictures": [
+            run.source.spec.name, run.source.spec.standardised, run.channels,
+            dataset.normalise_input, dataset.symmetric_input,
+        ],
+        "precision": str(run.plan.precision),
+        "seed": run.options.device.seed if values is None else None,  # a drawn one is as good as another
+        "digest": digest.hexdigest(),
+    }  # fmt: skip
+    return json.dumps(described, sort_keys=True, default=str)
+
+
+def shape(run: Run) -> tuple[int, int, int, int]:
+    """Of one micro-batch of pictures as they are sent."""
+    side = 32 if run.source.spec.standardised else run.image_size
+    return (run.validation_batch, side, side, 3)
+
+
+def kept(path: Path, wanted: str) -> tuple[Frozen | None, str]:
+    """The program in a file if it is the wanted one; otherwise why it is not used, or nothing if there is no file."""
+    from ipu_utils import Frozen
+
+    try:
+        found = Frozen(input_files.content(path, MOST_BYTES))
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"{path} cannot be used ({bounds.reason(error)}) and is built anew"
+    if found.identity == wanted:
+        return found, ""
+    found.close()
+    return None, f"{path} was built from other options, weights or code and is built anew"
+
+
+@dataclass(frozen=True)
+class _Thread:
+    """What one thread did: when, and which micro-batches with which answers."""
+
+    started: float
+    ended: float
+    latencies: tuple[float, ...]
+    hits: Mapping[int, int]  # by micro-batch
+    order: Sequence[int]
+
+
+def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served:
+    """`calls` timed calls of each thread, and an untimed one before them; each thread begins at another micro-batch."""
+    ready = threading.Barrier(threads)
+    results: list[_Thread] = []
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            count = len(batches.pictures)
+            first = thread * count // threads
+            program.infer(batches.pictures[first])
+            ready.wait()
+            results.append(_timed(program, batches, [(first + k) % count for k in range(calls)]))
+        except BaseException as error:
+            failures.append(error)
+            ready.abort()
+
+    workers = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
+    real = [int((labels >= 0).sum()) for labels in batches.labels]
+    hits = {k: count for result in results for k, count in result.hits.items()}
+    return Served(
+        latencies=tuple(latency for result in results for latency in result.latencies),
+        seconds=max(result.ended for result in results) - min(result.started for result in results),
+        inferred=sum(real[k] for result in results for k in result.order),
+        hits=sum(hits.values()),
+        samples=sum(real[k] for k in hits),
+        micro_batches=tuple(sorted(hits)),
+    )
+
+
+def _timed(program: Frozen, batches: Batches, order: Sequence[int]) -> _Thread:
+    latencies, hits = [], {}
+    begun = time.perf_counter()
+    for k in order:
+        started = time.perf_counter()
+        _, classes = program.infer(batches.pictures[k])
+        latencies.append(time.perf_counter() - started)
+        if k not in hits:
+            hits[k] = int(((classes == batches.labels[k]) & (batches.labels[k] >= 0)).sum())
+    return _Thread(begun, time.perf_counter(), tuple(latencies), hits, order)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What is known of pictures with true labels beyond the class that was answered: means, and hits in per cent."""
+
+    top5: float
+    loss: float
+
+
+NOT_LABELLED = Scored(-1.0, -1.0)
+
+
+def labelled(run: Run) -> bool:
+    """Whether the pictures' labels are true ones."""
+    return not (run.options.dataset.generated_data or run.options.dataset.synthetic_data)
+
+
+def scored(program: Frozen, batches: Batches, micro_batches: Sequence[int]) -> Scored:
+    """Of some of the micro-batches, in calls that nobody times."""
+    import numpy as np
+
+    top5, loss, samples = 0, 0.0, 0
+    for k in micro_batches:
+        real = batches.labels[k] >= 0
+        logits, labels = program.logits(batches.pictures[k])[real].astype(np.float64), batches.labels[k][real]
+        own = np.take_along_axis(logits, labels[:, None], axis=1)
+        # of equal logits the first one counts as the larger, as in validation
+        before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
+        top5 += int((before.sum(axis=1) < 5).sum())
+        largest = logits.max(axis=1, keepdims=True)
+        loss += float((np.log(np.exp(logits - largest).sum(axis=1, keepdims=True)) + largest - own).sum())
+        samples += len(labels)
+    return Scored(100 * top5 / max(samples, 1), loss / max(samples, 1))
+
+
+def row(run: Run, checkpoint: Checkpoint, served: Served, found: Scored, epoch: float) -> dict[str, Any]:
+    """As a row of validation.csv; pictures without true labels have accuracies and a loss of -1."""
+    accuracy = 100 * served.hits / max(served.samples, 1) if labelled(run) else -1.0
+    return {
+        "name": checkpoint.name,
+        "iteration": checkpoint.iteration,
+        "epoch": epoch,
+        "val_acc": accuracy,
+        "raw_acc": accuracy,
+        "val_time": served.seconds,
+        "val_size": served.samples,
+        "img_per_sec": served.inferred / served.seconds,
+        "latency": served.mean,
+        "top5_acc": found.top5,
+        "loss": found.loss,
+    }

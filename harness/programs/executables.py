@@ -1,0 +1,289 @@
+"""Keeps compiled programs from run to run: `--executable-cache-path`.
+
+An entry is one file: a digest, then an archive of the optimised graph, the names in it, and the passes that XLA compiled.
+Its name is a digest of everything that the program depends on. Nothing is read that is not whole, and an entry is written
+whole or not at all, so several processes may share a folder.
+
+XLA looks for its passes in a folder that TensorFlow is told of once, when it begins; that is one of this process alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import io
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import bounds
+from base.process import quiet
+from base.storage import cache as user_cache
+from base.storage import files, input_files
+from harness.processes.team import code_version
+from harness.run.run import Run
+
+if TYPE_CHECKING:
+    from emulator.program.executable import Executable
+
+SUFFIX, _PASSES = ".program", "passes/"
+MOST_BYTES = 1 << 30  # of an entry, and of what is in it
+_DIGEST = 64  # characters of it, before the archive
+_XLA_FLAGS = "TF_XLA_FLAGS"
+_PASSES_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of passes on the disk
+_FOLDER = f"{_PASSES_FLAG}directory="
+_OWN, _STALE = ".passes-", 86400  # folders of passes; seconds after which one that is left was of a killed process
+# what the original is told it by
+_POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
+_VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
+_NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", _XLA_FLAGS, _POPLAR_FLAGS, "TF_CONFIG")
+_OF_STREAM = ("seed", "shuffle_block", "parallel_calls", "cache")  # and not of a micro-batch
+_OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
+_SECTIONS = ("dataset", "training", "device", "model")
+# options of those that reach no graph
+LEFT_OUT = frozenset((
+    "data_dir", "num_classes",
+    "dataset_cache", "pipeline_num_parallel", "dataset_percentage_to_use", "shuffle_block", "skip_bad_records",
+    "dataset_benchmark", "epochs", "iterations", "keep_going", "stop_after", "base_learning_rate_exponent",
+    "abs_learning_rate", "init_path", "weight_avg_N", "weight_avg_exp", "worker_timeout", "syncs_per_epoch",
+    "epochs_per_sync", "batches_per_step", "seed", "compile_only", "memory_check", "profile", "gc_profile",
+    "profile_compilation", "executable_cache", "executable_cache_path", "executable_cache_size",
+))  # fmt: skip
+
+
+def import_tensorflow(run: Run) -> None:
+    """Imports TensorFlow for a run whose programs are kept: it is told where XLA finds its passes, and to be silent of how
+    it looks for them (it tries a text first, and names features of the processor that only tune the code)."""
+    talks = "tensorflow" in sys.modules and os.environ.get(quiet.LEVEL, "") < "3"  # it was imported for something else
+    if folder(run, os.environ) is None or talks:
+        quiet.import_tensorflow()
+        return
+    if not _told(os.environ):
+        with suppress(OSError):  # no folder for temporary files: XLA compiles the passes each time
+            os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_passes()}".strip()
+    quiet.import_tensorflow("3")
+
+
+def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
+    """Where the run's programs are kept; None where they are not: several instances and GPUs build theirs each time, and so
+    does a run for which XLA is told more than where its passes are, as it may then compile other parts of a kept graph."""
+    device = run.options.device
+    if not all(word.startswith(_PASSES_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
+        return None
+    if not device.executable_cache or run.cluster.size > 1 or any(home.startswith("/gpu") for home in run.plan.homes):
+        return None
+    if device.executable_cache_path:
+        return Path(device.executable_cache_path)
+    for word, following in _pairs(environ.get(_POPLAR_FLAGS, "")):
+        if word.startswith(f"{_POPLAR_FLAG}="):
+            return Path(word[len(_POPLAR_FLAG) + 1 :])
+        if word == _POPLAR_FLAG and following and not following.startswith("--"):
+            return Path(following)
+    return user_cache.folder(environ) / "executables"
+
+
+def store(run: Run, kind: str, **more: Any) -> Entry | None:
+    """Where the program of this kind ("training", "validation") is kept; None if it is not. `more`: what it depends on
+    beside the run."""
+    place = folder(run, os.environ)
+    return Entry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
+
+
+class Entry:
+    """The entry of one program."""
+
+    def __init__(self, place: Path, described: Mapping[str, Any], limit: int) -> None:
+        """`described`: everything that the program depends on; `limit`: bytes of all entries."""
+        text = json.dumps(described, sort_keys=True, default=str)
+        self._place, self._text, self._limit = place, text, limit
+        self.path = place / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
+        self.warnings: list[str] = []
+        self.found = False  # it was there, and is used
+        self._files: dict[str, bytes] = {}
+        self._passes: frozenset[str] = frozenset()  # that were in the entry
+        self._begun = time.perf_counter()
+
+    @property
+    def keeps_passes(self) -> bool:
+        """Whether XLA has a folder of passes."""
+        return _told(os.environ)
+
+    def load(self) -> Executable | None:
+        """The program, if it was kept; XLA finds its passes then."""
+        from emulator.program.executable import Executable
+
+        try:
+            found = _unpacked(input_files.content(self.path, MOST_BYTES), self._text)
+            self._files = {name: found[name] for name in found if not name.startswith(_PASSES)}
+            executable = Executable.of(self._files)
+            passes = {name[len(_PASSES) :]: found[name] for name in found if name.startswith(_PASSES)}
+            with suppress(OSError):  # they are compiled again then
+                for name, content in passes.items():
+                    (_passes() / name).write_bytes(content)
+            with suppress(OSError):
+                os.utime(self.path)  # the last use, for those that are removed first
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # a file of others may be anything; the program can be built without it
+            self.refuse(error)
+            return None
+        self.found, self._passes = True, frozenset(passes)
+        return executable
+
+    def refuse(self, error: Exception) -> None:
+        """What was kept cannot be used after all."""
+        self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
+        self.found = False
+
+    def keep(self, executable: Executable) -> None:
+        """Writes the entry; what XLA compiles follows when the program has run."""
+        self._files = executable.files()
+        self._write()
+
+    def ran(self) -> None:
+        """Writes the entry, unless nothing has come to it."""
+        if self._files and not self._there() <= self._passes:
+            told = len(self.warnings)
+            self._write()
+            for warning in self.warnings[told:]:
+                print(warning, file=sys.stderr, flush=True)
+        self._files = {}
+
+    def told(self) -> list[str]:
+        """For the log, of the time since this entry was asked for: where the program came from, and what went wrong."""
+        seconds = time.perf_counter() - self._begun
+        said = f"taken from {self.path} in {seconds:.1f} s" if self.found else f"built in {seconds:.1f} s"
+        return [*self.warnings, f"The program was {said}."]
+
+    def _there(self) -> frozenset[str]:
+        with suppress(OSError):
+            return frozenset(path.name for path in _passes().iterdir() if not path.name.startswith("."))
+        return frozenset()
+
+    def _write(self) -> None:
+        """Replaces the entry; a folder that cannot be written is no reason to lose a run."""
+        try:
+            self._passes = self._there()
+            passes = {_PASSES + name: (_passes() / name).read_bytes() for name in self._passes}
+            self._place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files.write_atomically(self.path, _packed({**self._files, **passes}, self._text))
+            _trim(self._place, self._limit, self.path)
+        except OSError as error:
+            self._files = {}
+            told = f"warning: the program is not kept: {error.strerror}: {error.filename}"
+            self.warnings.append(f"{told}; --executable-cache-path names another folder, --no-executable-cache does without")
+
+
+@cache
+def _passes() -> Path:
+    """This process' folder of passes, removed when the process ends."""
+    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{_OWN}"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    for left in place.parent.glob(f"cnn-harness{_OWN}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE and left.stat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+    return place
+
+
+def _told(environ: Mapping[str, str]) -> bool:
+    """Whether TensorFlow knows a folder of passes already: this process', or one of the user's own choice."""
+    return _FOLDER in environ.get(_XLA_FLAGS, "")
+
+
+def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that a program depends on."""
+    options = {
+        f"{section}.{name}": value
+        for section in _SECTIONS
+        for name, value in vars(getattr(run.options, section)).items()
+        if name not in LEFT_OUT and (kind == "training" or section != "training" or name == "stable_norm")
+    }
+    spec, plan = run.source.spec, repr(replace(run.plan, updates_per_step=0))
+    request = run.training_request(0)
+    if kind != "training":
+        plan, request = repr((run.plan.precision, run.plan.homes[0])), run.validation_request()
+    return {
+        "kind": kind,
+        "model": run.options.main.model,
+        "options": options,
+        "plan": plan,
+        "network": hashlib.sha256(repr(run.trace).encode()).hexdigest(),
+        "not decayed": list(run.not_decayed),
+        "data": [type(run.source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
+        "request": {name: value for name, value in vars(request).items() if name not in _OF_STREAM},
+        "code": code_version(),
+        "processor": _processor(),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(_VARIABLES) and k not in _NO_MATTER},
+        **more,
+    }
+
+
+@cache
+def _processor() -> list[Any]:
+    """What XLA compiles for."""
+    found = [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0))]
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [next((line for line in lines if line.startswith(name)), "") for name in ("model name", "model\t", "flags")]
+    return found
+
+
+def _packed(members: Mapping[str, bytes], text: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("described.json", text)
+        for name, content in members.items():
+            archive.writestr(name, content)
+    packed = buffer.getvalue()
+    return hashlib.sha256(packed).hexdigest().encode() + packed
+
+
+def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
+    """Members by name; ValueError for what is not whole, or describes another program."""
+    digest, packed = content[:_DIGEST], content[_DIGEST:]
+    if hashlib.sha256(packed).hexdigest().encode() != digest:
+        raise ValueError("it is damaged")
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
+            raise ValueError(f"it holds more than {MOST_BYTES} bytes")
+        found = {member.filename: archive.read(member) for member in archive.infolist()}
+    if found.pop("described.json", b"").decode() != text:
+        raise ValueError("it is of another program")
+    if any("/" in name.removeprefix(_PASSES) or name.startswith(".") for name in found):
+        raise ValueError("it has names that are not ours")
+    return found
+
+
+def _trim(place: Path, limit: int, newest: Path) -> None:
+    """Removes the entries that were not used for the longest time, until all take less than the limit."""
+    entries = []
+    for path in place.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # another process has removed it, or it is a link that leads nowhere
+            entries.append((path.stat().st_mtime, path.stat().st_size, path))
+    total = 0
+    for _, size, path in sorted(entries, reverse=True):
+        total += size
+        if total > limit and path != newest:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _pairs(flags: str) -> list[tuple[str, str]]:
+    try:
+        words = shlex.split(flags)
+    except ValueError:  # a quote that is not closed
+        words = flags.split()
+    return list(zip(words, [*words[1:], ""]))

@@ -1,0 +1,181 @@
+"""Weight update rules, in the precision of what they are given, and the loss scale that fits each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import tensorflow.compat.v1 as tf
+
+from harness.options.rules import SLOTS, named_by, rmsprop_decay
+from harness.options.sections import TrainingOptions
+
+State = dict[str, tf.Tensor]
+Named = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The loss is multiplied by `scale`; the update undoes it in the rate or in the gradient.
+
+    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the
+    gradients before the update.
+    """
+
+    scale: float
+    undone_in_rate: bool
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate."""
+        return loss * self.scale
+
+    def rate(self, rate: tf.Tensor) -> tf.Tensor:
+        """The learning rate to update with."""
+        return rate / self.scale if self.undone_in_rate else rate
+
+    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient to update with."""
+        return gradient if self.undone_in_rate else gradient / self.scale
+
+
+class Optimiser(ABC):
+    """One update rule. `slots` names its state per variable, with its initial value."""
+
+    slots: Mapping[str, float] = {}
+    linear = True  # in the gradient: the loss scale may be undone in the rate
+
+    @abstractmethod
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
+
+
+class SGD(Optimiser):
+    """w -= rate * g."""
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        return w - rate * g, {}
+
+
+@dataclass(frozen=True)
+class Momentum(Optimiser):
+    """a = momentum * a + g; w -= rate * a."""
+
+    momentum: float
+    slots = SLOTS["momentum"]
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        a = self.momentum * slots["Momentum"] + g
+        return w - rate * a, {"Momentum": a}
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimiser):
+    """ms += (g^2 - ms) * (1 - decay); mom = momentum * mom + rate * g / sqrt(ms + epsilon); w -= mom. Not centred; the mean
+    square begins at 1, as TensorFlow's does."""
+
+    decay: float
+    momentum: float
+    epsilon: float
+    slots = SLOTS["RMSprop"]
+    linear = False
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        ms = slots["RMSProp"] + (tf.square(g) - slots["RMSProp"]) * (1 - self.decay)
+        mom = self.momentum * slots["RMSProp_1"] + rate * g * tf.math.rsqrt(ms + self.epsilon)
+        return w - mom, {"RMSProp": ms, "RMSProp_1": mom}
+
+
+@dataclass(frozen=True)
+class LARS(Optimiser):
+    """Layer-wise adaptive rates (You et al., arXiv 1708.03888): rate * trust * (g + decay * w) into the momentum, with
+    trust = eeta * |w| / (|g| + decay * |w| + epsilon), 1 where a norm is nought. Skipped variables: rate * g."""
+
+    momentum: float
+    weight_decay: float
+    eeta: float
+    epsilon: float
+    skipped: Named
+    slots = SLOTS["LARS"]
+    linear = False
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        step = rate * g
+        if not self.skipped(name):
+            of_w, of_g = tf.norm(w), tf.norm(g)
+            trust = self.eeta * of_w / _above_nought(of_g + self.weight_decay * of_w + self.epsilon)
+            step = rate * _where_both(of_w, of_g, trust) * (g + self.weight_decay * w)
+        a = self.momentum * slots["Momentum"] + step
+        return w - a, {"Momentum": a}
+
+
+@dataclass(frozen=True)
+class LAMB(Optimiser):
+    """Layer-wise adaptive moments (You et al., arXiv 1904.00962), with bias correction: w -= rate * |w| / |u| * u for
+    u = m / (sqrt(v) + epsilon) + decay * w. Skipped variables: no decay, and the ratio is 1."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    skipped: Named
+    slots = SLOTS["LAMB"]
+    linear = False
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
+        m = self.beta1 * slots["LAMB_m"] + (1 - self.beta1) * g
+        v = self.beta2 * slots["LAMB_v"] + (1 - self.beta2) * tf.square(g)
+        t = tf.cast(done + 1, tf.float64)
+        first, second = (tf.cast(1 - tf.pow(tf.constant(b, tf.float64), t), w.dtype) for b in (self.beta1, self.beta2))
+        u = m / first / (tf.sqrt(v / second) + self.epsilon)
+        if not self.skipped(name):
+            u += self.weight_decay * w
+            of_w, of_u = tf.norm(w), tf.norm(u)
+            rate *= _where_both(of_w, of_u, of_w / _above_nought(of_u))
+        return w - rate * u, {"LAMB_m": m, "LAMB_v": v}
+
+
+def _where_both(one: tf.Tensor, other: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """`value` where both norms are above nought, otherwise 1."""
+    return tf.where_v2(tf.logical_and(one > 0, other > 0), value, tf.ones_like(value))
+
+
+def _above_nought(x: tf.Tensor) -> tf.Tensor:
+    """Something to divide by."""
+    return tf.where_v2(x > 0, x, tf.ones_like(x))
+
+
+def make(options: TrainingOptions, global_batch: int) -> Optimiser:
+    """The optimiser of `--optimiser`, with its options."""
+    momentum = options.momentum
+    return {
+        "SGD": SGD,
+        "momentum": lambda: Momentum(momentum),
+        "RMSprop": lambda: RMSprop(rmsprop_decay(options, global_batch), momentum, options.rmsprop_epsilon),
+        "LARS": lambda: LARS(
+            momentum=momentum,
+            weight_decay=options.lars_weight_decay or 0.0,
+            eeta=options.lars_eeta,
+            epsilon=options.lars_epsilon,
+            skipped=named_by(options.lars_skip_list),
+        ),
+        "LAMB": lambda: LAMB(
+            beta1=options.lamb_beta1,
+            beta2=options.lamb_beta2,
+            epsilon=options.lamb_epsilon,
+            weight_decay=options.lamb_weight_decay or 0.0,
+            skipped=named_by(options.lamb_skip_list),
+        ),
+    }[options.optimiser]()

@@ -1,0 +1,1 @@
+"""Pictures and profiles of a run."""

@@ -1,0 +1,119 @@
+"""The lines by which MLPerf Training follows a run: `:::MLLOG {...}`, one for each event, as its compliance checker reads
+them, in the run's log and alone in result_<seed>.txt beside it.
+
+Keys and their meaning: MLCommons' mlperf-logging package, rules of the open division.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from base.storage import files
+from harness.run.run import Run
+from log import RunLog
+
+POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
+
+
+class Events:
+    """Writes events, if --mlperf-logging asks for them."""
+
+    def __init__(self, run: Run, log: RunLog) -> None:
+        self._run, self._log = run, log if run.options.logging.mlperf_logging else None
+        self._results = log.folder / f"result_{run.seed}.txt" if self._log and log.folder else None
+        self._block = -1  # the weight update that the present one began with
+        self._over = True  # so that a run that never began is not ended
+        self._zero = time.time() - time.monotonic()  # asked once: times must not go back with the clock
+
+    def _event(self, key: str, value: Any = None, kind: str = POINT, **metadata: Any) -> None:
+        if self._log is None:
+            return
+        now = round(1000 * (self._zero + time.monotonic()))
+        event = {"namespace": "", "time_ms": now, "event_type": kind, "key": key, "value": value}
+        line = ":::MLLOG " + json.dumps({**event, "metadata": {"file": "train.py", "lineno": 0, **metadata}})
+        self._log.note(line)
+        if self._results:
+            try:
+                with files.append(self._results) as results:
+                    results.write(f"{line}\n".encode())
+            except OSError as error:  # no reason to lose the run: log.txt has the lines too
+                self._log.note(f"warning: {self._results} cannot be written ({error.strerror}) and ends here")
+                self._results = None
+
+    def begun(self) -> None:
+        """What is going to run."""
+        self._event("cache_clear", True)
+        self._event("init_start", kind=START)
+        for key, value in _settings(self._run).items():
+            self._event(key, value)
+
+    def built(self, update: int) -> None:
+        """The programs stand; training begins at a weight update."""
+        self._event("init_stop", kind=STOP)
+        self._event("run_start", kind=START)
+        self._over = False
+        self.block_begins(update)
+
+    def block_begins(self, update: int) -> None:
+        """Training goes on from a weight update to the next checkpoint."""
+        horizon = self._run.horizon
+        period = horizon.iterations_per_ckpt or horizon.iterations
+        self._block = update
+        count = max(1, round(min(period, horizon.iterations - update) * horizon.global_batch / horizon.images))
+        self._event("block_start", kind=START, first_epoch_num=self._epoch(update) + 1, epoch_count=count)
+
+    def _epoch(self, update: int) -> int:
+        """Whole epochs done."""
+        return round(self._run.horizon.epoch(update))
+
+    def block_over(self) -> None:
+        """Its checkpoint is due."""
+        if self._block >= 0:
+            self._event("block_stop", kind=STOP, first_epoch_num=self._epoch(self._block) + 1)
+            self._block = -1
+
+    def evaluated(self, update: int, score: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """A validation, between its events; that of averages, which come after the run, without any."""
+        if update < 0:
+            return score()
+        epoch = self._epoch(update)
+        self._event("eval_start", kind=START, epoch_num=epoch)
+        row = score()
+        self._event("eval_accuracy", float(row["val_acc"]) / 100, epoch_num=epoch)
+        self._event("eval_stop", kind=STOP, epoch_num=epoch)
+        return row
+
+    def ended(self, status: str) -> None:
+        """The run is over: "success" or "aborted"; told once."""
+        if not self._over:
+            self.block_over()
+            self._event("run_stop", kind=STOP, status=status)
+        self._over = True
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What the rules ask to be told before training."""
+    training, plan = run.options.training, run.plan
+    lars = training.optimiser == "LARS"
+    decay = training.lars_weight_decay if lars else training.weight_decay
+    model = run.options.main.model
+    return {
+        "submission_benchmark": model,
+        "submission_org": "none",
+        "submission_division": "open",
+        "submission_status": "research",
+        "submission_platform": f"{plan.ipus} emulated IPUs",
+        "seed": run.seed,
+        "global_batch_size": plan.global_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "train_samples": run.source.spec.train_images,
+        "eval_samples": run.source.spec.validation_images,
+        "opt_name": training.optimiser.lower(),
+        "lars_opt_base_learning_rate" if lars else "opt_base_learning_rate": run.peak_rate,
+        "lars_opt_weight_decay" if lars else "opt_weight_decay": decay or 0.0,
+        "opt_learning_rate_warmup_epochs": getattr(run.options.schedule, "warmup_epochs", 0) or 0,
+        "model_bn_span": plan.span * plan.micro_batch,
+    }

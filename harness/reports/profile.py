@@ -1,0 +1,225 @@
+"""The profile of one weight update: a Chrome trace, and a picture of the stages' cells.
+
+`--profile [FILE]` and `--gc-profile [TYPE]` ask for it, and so does `gc-profile -d DIR -- command` by an environment
+variable. The files are `profile.json` and `profile.svg`, in the run's folder, in DIR, or as FILE says. All but `--profile`
+alone have two more beside them, as the IPU's tool had: `execution.json`, the same in numbers, and `stdout.txt`, what the
+command printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from base.errors import OptionError
+from base.storage import files
+from base.storage.files import write_atomically
+from emulator.plan import record
+from emulator.plan.machine import cores
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.record import Ran
+from harness.options.sections import DeviceOptions
+from harness.reports import timeline
+
+FOLDER_VARIABLE = "GC_PROFILE_DIR"
+NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
+STEM, AUTO = "profile", "auto"
+EXECUTION, PRINTED = "execution.json", "stdout.txt"
+STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to record, and where to: the two files' path without its ending."""
+
+    kind: str
+    target: Path
+    reports: bool  # whether execution.json and stdout.txt are wanted beside them
+
+    @property
+    def operations(self) -> bool:
+        """Whether single operations are wanted, not only the stages' cells."""
+        return self.kind != DEVICE
+
+
+def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> Request | None:
+    """The profile that the options or the environment ask for. `folder`: of the run."""
+    around = environ.get(FOLDER_VARIABLE)
+    if options.gc_profile == NONE or (options.gc_profile is None and options.profile is None and not around):
+        return None
+    target = Path(around or folder) / STEM
+    if options.profile not in (None, AUTO):
+        named = Path(options.profile)
+        inside = named.is_dir() or options.profile.endswith("/")
+        target = named / STEM if inside else named.with_suffix("") if named.suffix in (".svg", ".json") else named
+    return Request(options.gc_profile or IPU, target, options.gc_profile is not None or bool(around))
+
+
+def refuse_bad_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
+    """OptionError if the named files could not be written; makes their folder. Asked before a run begins."""
+    request = requested(options, Path(), environ)
+    if request is None or options.profile in (None, AUTO):
+        return
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--profile {options.profile}: no folder {request.target.parent}: {error.strerror}") from None
+    if not os.access(request.target.parent, os.W_OK):
+        raise OptionError(f"--profile {options.profile}: {request.target.parent} cannot be written to")
+
+
+def write(
+    request: Request,
+    plan: ExecutionPlan,
+    title: str,
+    cells: Sequence[Ran],
+    operations: Sequence[Mapping[str, Any]] = (),
+    most_alive: int | None = None,
+) -> list[str]:
+    """Writes both files; lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
+    `most_alive`: bytes of tensors that were alive at once, at most."""
+    trace, drawing = (request.target.with_name(request.target.name + ending) for ending in (".json", ".svg"))
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(trace, json.dumps({"traceEvents": [*_cell_events(cells, len(plan.stages)), *operations]}))
+        write_atomically(drawing, timeline.picture(plan, cells, title, cores()))
+        _write_execution(request, title, operations, _measures(plan, cells, most_alive))
+    except OSError as error:  # no reason to lose the run
+        return [f"The profile was not written: {error.strerror}: {error.filename}"]
+    milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
+    stages = len(plan.stages)
+    idle = 100 * record.idle_fraction(cells, stages)
+    lines = [
+        f"Profile of one weight update ({milliseconds:.1f} ms, stages idle for {idle:.0f} %, up to "
+        f"{record.busy_at_once(cells)} of {stages} at work at once): {drawing}",
+        f"Its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
+    ]
+    if most_alive is not None:
+        lines.append(f"At most {most_alive / 1e6:.1f} MB of tensors were alive at once, besides the weights")
+    if request.kind == TILE:
+        lines.append("TILE_PROFILE: tiles are not emulated; it holds what IPU_PROFILE does")
+    return lines
+
+
+def write_operations(request: Request, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
+    """The trace of something that has no stages; a line about it."""
+    trace = request.target.with_name(request.target.name + ".json")
+    try:
+        request.target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(trace, json.dumps({"traceEvents": list(operations)}))
+        _write_execution(request, title, operations, {})
+    except OSError as error:
+        return f"The profile was not written: {error.strerror}: {error.filename}"
+    return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
+
+
+def _measures(plan: ExecutionPlan, cells: Sequence[Ran], most_alive: int | None) -> dict[str, Any]:
+    """What execution.json says of the stages; times in milliseconds since the first cell began."""
+    began = min(cell.begin for cell in cells)
+    return {
+        "schedule": plan.schedule,
+        "stages": len(plan.stages),
+        "milliseconds": 1000 * (max(cell.end for cell in cells) - began),
+        "idle_share": record.idle_fraction(cells, len(plan.stages)),
+        "busy_at_once": record.busy_at_once(cells),
+        "most_alive_bytes": most_alive,
+        "cells": [
+            {
+                "stage": cell.action.stage,
+                "kind": timeline.WORDS[cell.action.kind],
+                "micro_batch": cell.action.micro_batch,
+                "begin": 1000 * (cell.begin - began),
+                "end": 1000 * (cell.end - began),
+            }
+            for cell in cells
+        ],
+    }
+
+
+def _write_execution(
+    request: Request, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any]
+) -> None:
+    """execution.json: the measures, and how often each type of operation ran and for how long."""
+    if not request.reports:
+        return
+    found: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
+    for event in operations:
+        if "op" in event.get("args", {}):
+            sums = found[event["args"]["op"]]
+            sums["count"] += 1
+            sums["milliseconds"] += event.get("dur", 0) / 1000
+    content = {"title": title, "kind": request.kind, **measures, "operations": found}
+    write_atomically(request.target.with_name(EXECUTION), json.dumps(content, indent=1) + "\n")
+
+
+class _Copied:
+    """A stream whose text goes into a file too, as long as that can be written."""
+
+    def __init__(self, stream: TextIO, copy: TextIO) -> None:
+        self._stream, self._copy = stream, copy
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):  # the log has it too
+            self._copy.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._copy.flush()
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def copied_output(request: Request | None) -> Iterator[None]:
+    """What is printed meanwhile goes to stdout.txt beside the profile too, if that is wanted."""
+    if request is None or not request.reports:
+        yield
+        return
+    path = request.target.with_name(PRINTED)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(path, "")  # a link, a pipe or a file with other names is replaced
+        copy = io.TextIOWrapper(files.append(path), encoding="utf-8", errors="replace")
+    except OSError as error:
+        print(f"What is printed is not copied: {error.strerror}: {path}")
+        yield
+        return
+    try:
+        with contextlib.redirect_stdout(_Copied(sys.stdout, copy)):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            copy.close()
+
+
+def _cell_events(cells: Sequence[Ran], stages: int) -> list[dict[str, Any]]:
+    """The cells as a process of the trace with a row for each stage."""
+    named = [_name("process_name", 0, "stages"), *(_name("thread_name", j, f"stage {j}") for j in range(stages))]
+    events = [
+        {
+            "ph": "X",
+            "name": f"{timeline.WORDS[cell.action.kind]} {cell.action.micro_batch}",
+            "cat": timeline.WORDS[cell.action.kind],
+            "pid": STAGES_PROCESS,
+            "tid": cell.action.stage,
+            "ts": 1e6 * cell.begin,
+            "dur": 1e6 * (cell.end - cell.begin),
+        }
+        for cell in cells
+    ]
+    return [*named, *events]
+
+
+def _name(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": STAGES_PROCESS, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,111 @@
+"""One weight update as a picture: stages as rows, forward, backward and idle, as the schedule has it and as it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from emulator.plan import record, schedules
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.record import Ran
+from emulator.plan.schedules import BACKWARD, FORWARD, Action
+from harness.reports import svg
+
+WIDTH, LEFT, RIGHT, TOP = 1080, 84, 24, 92  # pixels: the picture, and the margins around its panels
+ROW, SPACE, AXIS, GAP = 34, 6, 26, 44  # pixels: a stage's row, between rows, below a panel, above the next
+COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
+WORDS = {FORWARD: "forward", BACKWARD: "backward"}
+IDLE = "#eef0f2"
+MOST_CLOCKS = 64  # drawn; of a longer schedule the beginning, which is what its rest repeats
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """One cell as it is drawn: its place on the panel's axis."""
+
+    action: Action
+    begin: float
+    end: float
+    says: str
+
+
+def picture(plan: ExecutionPlan, ran: Sequence[Ran], title: str, cores: int) -> str:
+    """The schedule of one update above what was measured."""
+    timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.calls, MOST_CLOCKS))[:MOST_CLOCKS]
+    shown = {action for row in timeline for cell in row for action in cell}
+    cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"
+    zero = min((cell.begin for cell in ran), default=0.0)
+    measured = [
+        _Bar(cell.action, 1000 * (cell.begin - zero), 1000 * (cell.end - zero), f"{1000 * (cell.end - cell.begin):.2f} ms")
+        for cell in ran
+        if cell.action in shown
+    ]
+    scheduled_idle = schedules.idle_share(plan.schedule, len(plan.stages), plan.calls)
+    panels = (
+        (f"Scheduled: {100 * scheduled_idle:.0f} % idle{cut}", list(_scheduled(timeline)), "clock"),
+        (f"Measured: {100 * record.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),
+    )
+    rows = len(plan.stages) * (ROW + SPACE)
+    height = TOP + len(panels) * (rows + AXIS + GAP) - GAP
+    parts = [svg.text(LEFT, 30, title, size=16, weight="bold"), svg.text(LEFT, 52, _about(plan, cores), size=12)]
+    for k, (name, bars, unit) in enumerate(panels):
+        parts += _panel(TOP + k * (rows + AXIS + GAP), len(plan.stages), name, bars, unit)
+    return svg.document(WIDTH, height, [*parts, *_legend()])
+
+
+def _about(plan: ExecutionPlan, cores: int) -> str:
+    calls = f"{plan.calls} call{'s' if plan.calls > 1 else ''} of {plan.call_batch} samples"
+    stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
+    return f"One weight update: {calls} through {stages}, {plan.schedule}; measured on {cores} CPU cores"
+
+
+def _scheduled(timeline: schedules.Timeline) -> Iterator[_Bar]:
+    """The timeline's cells; actions that share one share its clock."""
+    places = max(len(cell) for row in timeline for cell in row)
+    for clock, row in enumerate(timeline):
+        for cell in row:
+            for place, action in enumerate(cell):
+                place += places - len(cell) if action.kind == BACKWARD else 0  # a lone backward keeps its place
+                width = 1 / places
+                yield _Bar(action, clock + place * width, clock + (place + 1) * width, f"clock {clock}")
+
+
+def _panel(top: float, stages: int, name: str, bars: Sequence[_Bar], unit: str) -> Iterator[str]:
+    low, high = min((bar.begin for bar in bars), default=0.0), max((bar.end for bar in bars), default=1.0)
+    scale = (WIDTH - LEFT - RIGHT) / ((high - low) or 1.0)
+    bottom = top + stages * (ROW + SPACE)
+    yield svg.text(LEFT, top - 12, name, weight="bold")
+    for stage in range(stages):
+        y = top + stage * (ROW + SPACE)
+        yield svg.text(LEFT - 10, y + ROW / 2 + 4, f"stage {stage}", anchor="end")
+        yield f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{ROW}" fill="{IDLE}"/>'
+    for bar in bars:
+        y = top + bar.action.stage * (ROW + SPACE)
+        yield _drawn(bar, LEFT + (bar.begin - low) * scale, y, (bar.end - bar.begin) * scale)
+    for tick in svg.ticks(low, high, 12):
+        x = LEFT + (tick - low) * scale
+        yield svg.rule(x, bottom - SPACE, x, bottom, "#888") + svg.text(
+            x, bottom + 14, f"{tick:g}", size=11, anchor="middle"
+        )
+    yield svg.text(LEFT - 10, bottom + 14, unit, size=11, anchor="end")
+
+
+def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
+    """A cell with its call's number, if there is room for it, and its story for the mouse."""
+    action = bar.action
+    says = f"stage {action.stage}, {WORDS[action.kind]} of call {action.micro_batch}: {bar.says}"
+    box = f'<rect x="{x:.2f}" y="{y}" width="{max(width - 0.6, 0.4):.2f}" height="{ROW}" fill="{COLOURS[action.kind]}"/>'
+    number = str(action.micro_batch)
+    label = ""
+    if width > 7 * len(number) + 3:
+        label = svg.text(x + width / 2, y + ROW / 2 + 4, number, size=11, anchor="middle", fill="#fff")
+    return f"<g><title>{escape(says)}</title>{box}{label}</g>"
+
+
+def _legend() -> Iterator[str]:
+    x = WIDTH - RIGHT - 345
+    for colour, word in ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are calls")):
+        yield f'<rect x="{x}" y="{TOP - 26}" width="14" height="14" fill="{colour}" stroke="#bbb"/>'
+        yield svg.text(x + 20, TOP - 14, word, size=12)
+        x += 96

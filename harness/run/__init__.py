@@ -1,0 +1,1 @@
+"""A run as a value: what follows from its options, without TensorFlow."""

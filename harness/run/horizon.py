@@ -1,0 +1,162 @@
+"""When is it time: host steps, log rows, checkpoints. Whole numbers only; nothing here keeps a place in the run.
+
+So a resumed run gets the answers of the unbroken one. `first`: updates done before a piece of it; `end`: after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from base.fields import exact
+
+MOST_ITERATIONS = 2**31 - 1
+LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
+OPTIONS = (
+    "epochs", "iterations", "logs_per_epoch", "log_freq", "batches_per_step", "ckpts_per_epoch", "epochs_per_ckpt",
+    "ckpt_epochs_offset",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """The length of a run and its periods, in weight updates unless the name says otherwise."""
+
+    images: int
+    global_batch: int
+    iterations: int
+    epochs: float
+    log_interval: int  # 0: only the first and the last host step
+    iterations_per_step: int
+    iterations_per_ckpt: int  # 0: never
+    ckpt_epochs_offset: float = 0
+    tells_first: bool = False  # of a host step: the learning rate of its log row
+
+    @classmethod
+    def of(
+        cls, *, images: int, global_batch: int, epochs: float | None = None, iterations: int | None = None,
+        logs_per_epoch: int | None = None, log_freq: int | None = None, batches_per_step: int = 1000,
+        ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, tells_first: bool = False,
+    ) -> Horizon:  # fmt: skip
+        """`iterations`, `log_freq`, `epochs_per_ckpt` go before `epochs`, `logs_per_epoch`, `ckpts_per_epoch`."""
+        _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
+               iterations=iterations, log_freq=log_freq)  # fmt: skip
+        if epochs is None and iterations is None:
+            raise ValueError("the length of the run is not given: give epochs or iterations")
+        per_epoch = max(1, images // global_batch)
+        if iterations is None and images * epochs / global_batch > MOST_ITERATIONS:
+            raise ValueError(f"{epochs:g} epochs are more than {MOST_ITERATIONS:,} weight updates; give fewer")
+        if log_freq is None and logs_per_epoch is None:
+            log_freq, logs_per_epoch = (None, LOGS_PER_EPOCH) if iterations is None else (LOG_FREQ, None)
+        interval = log_freq or (max(1, per_epoch // logs_per_epoch) if logs_per_epoch else 0)
+        ckpt = per_epoch * epochs_per_ckpt or (max(1, per_epoch // ckpts_per_epoch) if ckpts_per_epoch else 0)
+        return cls(
+            images=images, global_batch=global_batch, iterations_per_ckpt=ckpt, ckpt_epochs_offset=ckpt_epochs_offset,
+            tells_first=tells_first,
+            iterations=iterations or max(1, int(images * exact(epochs) // global_batch)),
+            epochs=epochs if iterations is None else iterations * global_batch / images,
+            log_interval=interval,
+            # Without log rows in between the grid follows the epoch: it must not depend on the run's length.
+            iterations_per_step=_host_step(interval or per_epoch, batches_per_step),
+        )  # fmt: skip
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        return max(1, self.images // self.global_batch)
+
+    @property
+    def epochs_per_update(self) -> Fraction:
+        return Fraction(self.global_batch, self.images)
+
+    @property
+    def exact_epochs(self) -> Fraction:
+        """The length without a float's error, however it was given."""
+        counted = self.iterations * self.epochs_per_update
+        return counted if float(counted) == self.epochs else exact(self.epochs)
+
+    @property
+    def window_steps(self) -> int:
+        """Host steps in the averaging window, about an epoch."""
+        return max(1, self.iterations_per_epoch // self.iterations_per_step)
+
+    def epoch(self, i: int) -> float:
+        return i * self.global_batch / self.images
+
+    def longer(self, in_iterations: bool) -> list[str]:
+        """The option that makes the run half as long again, or by one epoch or update; nothing if none can."""
+        if in_iterations:
+            more = min(self.iterations + (self.iterations + 1) // 2, MOST_ITERATIONS)
+            return ["--iterations", str(more)] if more > self.iterations else []
+        least = -(-(self.iterations + 1) * self.global_batch // self.images)  # an epoch may be less than an update
+        epochs = max(math.ceil(1.5 * self.epochs), least)
+        return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MOST_ITERATIONS else []
+
+    def told(self, end: int) -> int:
+        """The update whose learning rate stands in the log row after `end` updates."""
+        return self.grid_start(end - 1) if self.tells_first else end - 1
+
+    def grid_start(self, first: int) -> int:
+        """Start of the host step that contains update `first`."""
+        return first - first % self.iterations_per_step
+
+    def grid_end(self, first: int) -> int:
+        return min(self.grid_start(first) + self.iterations_per_step, self.iterations)
+
+    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Pieces (first, end) that tile [start, stop): host steps, cut at a start or stop off their grid."""
+        stop = self.iterations if stop is None else min(stop, self.iterations)
+        while start < stop:
+            end = min(self.grid_end(start), stop)
+            yield start, end
+            start = end
+
+    def logs(self, first: int, end: int) -> bool:
+        """Whether the piece completes a host step that has a log row.
+
+        The row is the whole step's: a piece that a stop cut short has none, the piece that completes the step has it.
+        """
+        whole = self.grid_start(first)
+        if end != self.grid_end(first) or not self.log_interval:
+            return end == self.grid_end(first) and (whole == 0 or end == self.iterations)
+        last_two = self.grid_start(self.iterations - 1) - self.iterations_per_step
+        return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
+
+    def checkpoints(self, first: int, end: int) -> bool:
+        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`.
+
+        Those are the host steps in which an epoch, or the period asked for, ends, and the run's last one, however near.
+        """
+        period = self.iterations_per_ckpt
+        if not period or end != self.grid_end(first):
+            return False
+        late_enough = end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
+        return end == self.iterations or (late_enough and _crosses(period, self.grid_start(first), end))
+
+    def is_checkpoint(self, iteration: int) -> bool:
+        """Whether an unstopped run saves after `iteration` updates."""
+        first = self.grid_start(iteration - 1) if iteration > 0 else 0
+        return iteration > 0 and self.grid_end(first) == iteration and self.checkpoints(first, iteration)
+
+    def log_points(self) -> list[int]:
+        return [end for first, end in self.steps() if self.logs(first, end)]
+
+    def checkpoint_points(self) -> list[int]:
+        return [end for first, end in self.steps() if self.checkpoints(first, end)]
+
+
+def _host_step(interval: int, batches_per_step: int) -> int:
+    """Updates per host step: at most about `batches_per_step`, and a whole number of steps per log interval."""
+    return interval if interval < batches_per_step else interval // round(interval / batches_per_step)
+
+
+def _crosses(period: int, first: int, end: int) -> bool:
+    """Whether a multiple of `period` lies in (first, end]."""
+    return end // period > first // period
+
+
+def _check(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}: it must be greater than 0")

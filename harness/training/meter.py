@@ -1,0 +1,106 @@
+"""From the metrics of weight updates to log rows: host-step averages, the averaging window, times.
+
+A host step may be done in pieces, when a run is stopped and restored; its row is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness.run.horizon import Horizon
+
+
+class Meter:
+    """Collects updates; `row` describes the host step that has just ended."""
+
+    def __init__(
+        self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
+    ) -> None:
+        """`state`: what `state()` gave at the checkpoint, or nothing."""
+        self._horizon = horizon
+        self._increment = step_increment
+        self._rate = rate
+        self._steps = state.get("host_steps", 0)
+        self._seconds = state.get("seconds", 0.0)
+        same_grid = state.get("updates_per_step") == horizon.iterations_per_step
+        # host steps of another length do not mix: the averages begin anew
+        self._window = deque(state.get("window", ()) if same_grid else [], maxlen=horizon.window_steps)
+        self._open = list(state.get("open", ())) if same_grid else []
+        self._since_report: list[float] = [0, 0.0]  # updates, seconds
+        self._skip_time = True
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "host_steps": self._steps,
+            "seconds": self._seconds,
+            "updates_per_step": self._horizon.iterations_per_step,
+            "window": list(self._window),
+            "open": self._open,
+        }
+
+    def add(self, loss: Sequence[float], accuracy: Sequence[float], seconds: float) -> None:
+        """The updates of one piece of a host step; accuracy as a fraction."""
+        self._open += [(float(a), float(b)) for a, b in zip(loss, accuracy)]
+        self._seconds += seconds
+        # the first call of a process warms caches up: it would spoil the average
+        if self._skip_time:
+            self._skip_time, self._first = False, seconds / max(len(loss), 1)
+        else:
+            self._since_report[0] += len(loss)
+            self._since_report[1] += seconds
+
+    def end_host_step(self) -> None:
+        """Closes the host step: its mean enters the window."""
+        self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
+        self._open = []
+        self._steps += 1
+
+    def row(self, end: int) -> dict[str, Any]:
+        """The log row after `end` updates."""
+        loss, accuracy = self._window[-1]
+        loss_average, accuracy_average = (sum(column) / len(self._window) for column in zip(*self._window))
+        updates, seconds = self._since_report
+        seconds_per_update = max(seconds / updates if updates else self._first, 1e-9)
+        self._since_report = [0, 0.0]
+        return {
+            "step": self._steps * self._increment,
+            "iteration": end,
+            "epoch": self._horizon.epoch(end),
+            "lr": self._rate(self._horizon.told(end)),
+            "loss_batch": loss,
+            "loss_avg": loss_average,
+            "train_acc_batch": 100 * accuracy,
+            "train_acc_avg": 100 * accuracy_average,
+            "it_time": seconds_per_update,
+            "img_per_sec": self._horizon.global_batch / seconds_per_update,
+            "total_time": self._seconds,
+        }
+
+
+def state_of_rows(
+    rows: Sequence[Mapping[str, str]], horizon: Horizon, step_increment: int, iteration: int
+) -> dict[str, Any]:
+    """What `Meter.state` gave after so many updates, as far as the rows of training.csv tell: the host steps of the window
+    that have rows. `rows`: up to that update."""
+    per_step = horizon.iterations_per_step
+    steps = -(-iteration // per_step)
+    last = rows[-1] if rows else {}
+    if last:
+        missed = -(-(iteration - int(last["iteration"])) // per_step)
+        steps = int(last["step"]) // step_increment + missed
+    window, end = [], iteration
+    for row in reversed(rows):
+        if int(row["iteration"]) != end or len(window) == horizon.window_steps:
+            break
+        window.insert(0, (float(row["loss_batch"]), float(row["train_acc_batch"]) / 100))
+        end = horizon.grid_start(end - 1)
+    return {
+        "host_steps": steps,
+        "seconds": float(last.get("total_time", 0.0)),
+        "updates_per_step": per_step,
+        "window": window,
+        "open": [],
+    }
