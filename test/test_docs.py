@@ -21,10 +21,11 @@ from harness.options.sources import DEFAULT_CONFIG_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 
 
 def test_the_examples_of_plug_ins_train(tmp_path):
-    for name in ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness"):
+    for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_weights"))
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)
@@ -61,7 +62,7 @@ def test_every_option_without_effect_is_on_the_list():
     assert listed == hints
 
 
-@pytest.mark.parametrize("page", ["recipes.md", "emulation.md", "extending.md", "distributed.md"])
+@pytest.mark.parametrize("page", ["recipes.md", "emulation.md", "extending.md", "distributed.md", "architecture.md"])
 def test_names_in_the_pages_exist(page):
     text = (DOCS / page).read_text()
     names = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names
@@ -81,3 +82,18 @@ def test_names_in_the_pages_exist(page):
 
     known |= {f"--{name}" for name in poprun.OPTIONS}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", text, re.I)) - known == set()
+
+
+def test_the_tour_leads_to_places_that_exist():
+    """Files by their paths, or by their names in the room of that row; and what is named in them."""
+    text = (DOCS / "architecture.md").read_text()
+    rooms = re.findall(r"^\| `([\w/]+/)` \| .* \| (.*) \|$", text, re.M)
+    files = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stem != "__init__"]
+    assert {room for room, _ in rooms} == {f"{path.parent.relative_to(ROOT)}/" for path in files}
+    places = [(room + name, "") for room, names in rooms for name in re.findall(r"`(\w+\.py)`", names)]
+    places += re.findall(r"`(\w+/[\w/]+\.py)(?:: ([\w.]+))?`", text)
+    assert len(places) > 40
+    for path, name in places:
+        code = (ROOT / path).read_text()
+        for part in filter(None, name.split(".")):
+            assert re.search(rf"^ *(def|class) {part}\b", code, re.M), (path, name)
