@@ -33,7 +33,7 @@ from harness.run.run import Run, arguments
 from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:
-    from ipu_utils import Frozen
+    from ipu_utils import FrozenProgram
 
 SCRIPT = "inference_embedded"
 NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "batches_per_step")  # from a training
@@ -96,10 +96,10 @@ def _compile_only(run: Run, checkpoint: Checkpoint) -> int:
     return 0
 
 
-def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
+def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     """From its file in the working directory if that holds the same program, otherwise built, and kept there."""
     from harness.programs.build import frozen_program
-    from ipu_utils import Frozen
+    from ipu_utils import FrozenProgram
 
     options = run.options.checkpoint
     values = None
@@ -115,7 +115,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
             path = Path(folder, f"{secrets.token_hex(8)}{embedded.SUFFIX}")
             log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, deleted after it is loaded)")
             write_atomically(path, frozen_program(run, values, wanted))
-            return Frozen(path.read_bytes())
+            return FrozenProgram(path.read_bytes())
     path = Path(embedded.file_name(run, checkpoint))
     if not options.force_recompile:
         program, reason = embedded.kept(path, wanted)
@@ -130,7 +130,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> Frozen:
         log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, {len(built) / 1e6:.1f} MB)")
     except OSError as error:
         log.note(f"warning: {path} cannot be written ({error.strerror}): the program is not kept; --tmp-execs does without")
-    return Frozen(built)
+    return FrozenProgram(built)
 
 
 def _open_log(run: Run) -> RunLog:

@@ -15,20 +15,20 @@ from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from emulator.program.executable import Store
 from emulator.program.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
-from emulator.program.frozen import Frozen, freeze
-from emulator.program.group import Group
+from emulator.program.frozen import FrozenProgram, freeze
+from emulator.program.group import WorkerGroup
 from emulator.program.inference import InferenceProgram, Score
 from Models._segments import Segment
 
 __all__ = (
-    "Frozen",
-    "Group",
+    "FrozenProgram",
     "InferenceProgram",
     "Metrics",
     "Seed",
     "Store",
     "Stream",
     "TrainingProgram",
+    "WorkerGroup",
     "compile_inference",
     "compile_training",
     "freeze",
@@ -51,7 +51,7 @@ def compile_training(
     decayed: Callable[[str], bool] = lambda name: True,
     trained: Callable[[str], bool] = lambda name: True,
     recording: bool = False,
-    group: Group | None = None,
+    group: WorkerGroup | None = None,
     store: Store | None = None,
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.

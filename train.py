@@ -33,7 +33,7 @@ import validation
 from base.errors import OptionError
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
-from emulator.plan.record import Mark
+from emulator.plan.record import PhaseEnd
 from harness.checkpoints import checkpoints, fitting, saving
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.checkpoints.saving import SaveError, Writer
@@ -48,12 +48,12 @@ from harness.run import cluster as clusters
 from harness.run import records
 from harness.run.horizon import OPTIONS, Horizon
 from harness.run.run import Run, arguments
-from harness.training.loop import Session, Values
+from harness.training.loop import TrainingLoop, Values
 from harness.training.meter import Meter, state_of_rows
 from log import RunLog, wandb_run
 
 if TYPE_CHECKING:
-    from ipu_utils import Group, TrainingProgram
+    from ipu_utils import TrainingProgram, WorkerGroup
 
 
 def main(argv: list[str]) -> int:
@@ -74,7 +74,7 @@ def _begin(argv: list[str]) -> int:
     profile.refuse_bad_target(run.options.device, os.environ)
     with Team(run.cluster, run.options.training.worker_timeout) as team:
         run = replace(run, seed=team.meet(run))
-        run = replace(run, run_id=team.told(_new_id()))
+        run = replace(run, run_id=team.broadcast_text(_new_id()))
         run, folder = folders.begin(run, team)
         return train(run, team, folder, None, {})
 
@@ -128,8 +128,8 @@ def _resume(argv: list[str], path: str, script: str) -> int:
         run = replace(run, notes=(*run.notes, *(line for line in damaged if line not in run.notes)))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
-        run = replace(run, run_id=team.told((checkpoints.run_id(Path(path)) if team.first else "") or _new_id()))
-        iteration = int(team.told(str(newest.iteration) if team.first else ""))
+        run = replace(run, run_id=team.broadcast_text((checkpoints.run_id(Path(path)) if team.first else "") or _new_id()))
+        iteration = int(team.broadcast_text(str(newest.iteration) if team.first else ""))
         newest = newest if team.first else checkpoints.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
         return train(run, team, folder, newest, values, entry.command(script, *argv))
@@ -198,7 +198,7 @@ def compile_only(run: Run) -> int:
     _head(run, log)
     program = _compiled(run, log, 0)
     if run.options.device.profile_compilation:
-        for line in Compilation(program.marks, compilation.target(None, os.environ)).report():
+        for line in Compilation(program.phase_ends, compilation.target(None, os.environ)).report():
             log.note(line)
     megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
     log.note(
@@ -228,11 +228,11 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
         events = mlperf.Events(run, log)
         try:
             events.begun()
-            session = _start(run, team, folder, log, newest, values, signals, writer, events)
+            loop = _start(run, team, folder, log, newest, values, signals, writer, events)
             events.built(start)
-            for first, end in _apart(run.horizon.steps(start, stop), session.apart):
-                session.advance(first, end)
-            session.finish(stop)
+            for first, end in _isolate(run.horizon.steps(start, stop), loop.isolated_updates):
+                loop.advance(first, end)
+            loop.finish(stop)
             team.part()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             log.ending()
@@ -269,7 +269,7 @@ def _leave(run: Run, folder: Path, log: RunLog, writer: Writer, call: str, reaso
         log.note(f"There is no checkpoint in {folder}{delete}")
 
 
-def _apart(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:
+def _isolate(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Iterator[tuple[int, int]]:
     """The pieces, with some updates in pieces of their own."""
     cuts = sorted({cut for update in updates for cut in (update, update + 1)})
     for first, end in pieces:
@@ -358,46 +358,46 @@ def _start(
     signals: Signals,
     writer: Writer,
     events: mlperf.Events,
-) -> Session:
+) -> TrainingLoop:
     """Builds the program, restores or saves the initial weights."""
     begin = newest.iteration if newest else 0
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
-    recorded = bool(team.told("yes" if wanted else ""))  # the instances cut their host steps alike
+    recorded = bool(team.broadcast_text("yes" if wanted else ""))  # the instances cut their host steps alike
     program = _compiled(run, log, begin, wanted is not None, team.group)
     score = _scorer(run, team, log)
     if newest is None:
         meter = Meter(run.horizon, run.step_increment, run.rate, {})
         calls = _calls(team, {}, 0)
-        session = Session(run, team, folder, log, program, meter, signals, writer, score, events, wanted, calls=calls)
+        loop = TrainingLoop(run, team, folder, log, program, meter, signals, writer, score, events, wanted, calls=calls)
         if run.options.training.init_path and team.first:
             _begin_with(run, program, log)
         if team.group:
-            program.load(team.shared(program.values() if team.first else None))
-        if session.saves:
+            program.load(team.broadcast(program.values() if team.first else None))
+        if loop.saves:
             with signals.asking():
-                session.save(0, initial=True)
+                loop.save(0, initial=True)
                 writer.settle()
     else:
         restored = _restore(run, team, log, program, newest, values)
         meter, calls = _meter(run, team, folder, log, newest)
         # not before it is known that the run can go on
         log.arguments({**_values(run, folder, newest), checkpoints.CALLS: calls}, restored=True)
-        validated = json.loads(team.told(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
-        session = Session(
+        validated = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
+        loop = TrainingLoop(
             run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated, calls=calls
         )
     if run.options.device.profile_compilation:
         trace = compilation.target(folder, os.environ) if team.first else None
-        session.compilation = FirstUpdates(Compilation(program.marks, trace), begin)
+        loop.compilation = FirstUpdates(Compilation(program.phase_ends, trace), begin)
     if recorded:
         # the first update of a call warms caches up
-        session.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
+        loop.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
     log.open_board(begin)
     if newest is not None:
-        session.resumes(newest)
+        loop.resumes(newest)
     if newest is not None and run.horizon.is_checkpoint(newest.iteration):
-        session.validate(newest, restored)  # if the run ended between saving and validating it
-    return session
+        loop.validate(newest, restored)  # if the run ended between saving and validating it
+    return loop
 
 
 def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest: Checkpoint, values: Values) -> Values:
@@ -409,7 +409,7 @@ def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest
     if team.first:
         fitting.fit(fitting.of_values(values), fitting.saved(run), newest)
         fitting.refuse_faulty(run, values, newest, going_on=True)
-    restored = team.shared(values if team.first else None)
+    restored = team.broadcast(values if team.first else None)
     values.clear()
     program.load(restored)
     return restored
@@ -417,7 +417,7 @@ def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest
 
 def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> tuple[Meter, list[checkpoints.Call]]:
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
-    state = json.loads(team.told(json.dumps(checkpoints.state(newest)) if team.first else ""))
+    state = json.loads(team.broadcast_text(json.dumps(checkpoints.state(newest)) if team.first else ""))
     calls = _calls(team, state, newest.iteration)
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
@@ -425,7 +425,7 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
     log.go_on_after(newest.iteration, states, stays, _rows_before(run, folder))
     if team.first:
         state = _averages(run, newest, state, log)
-    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.told(json.dumps(state)))), calls
+    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
 
 
 def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], list[int]]]:
@@ -442,7 +442,9 @@ def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], list[int]]]:
 
 def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
     """The calls of the run up to this one, which all instances name alike."""
-    return checkpoints.calls({checkpoints.CALLS: json.loads(team.told(json.dumps(checkpoints.calls(state, begun))))})
+    return checkpoints.calls(
+        {checkpoints.CALLS: json.loads(team.broadcast_text(json.dumps(checkpoints.calls(state, begun))))}
+    )
 
 
 def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
@@ -471,9 +473,11 @@ def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
         )
 
 
-def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group: Group | None = None) -> TrainingProgram:
+def _compiled(
+    run: Run, log: RunLog, begin: int, recording: bool = False, group: WorkerGroup | None = None
+) -> TrainingProgram:
     """The training program, its data beginning at update `begin`."""
-    prepared = Mark(compilation.PREPARED, time.perf_counter())
+    prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
     executables.import_tensorflow(run)
     from harness.programs.build import training_program
 
@@ -481,7 +485,7 @@ def _compiled(run: Run, log: RunLog, begin: int, recording: bool = False, group:
     store = executables.store(run, "training", recording=recording)
     program = training_program(run, begin, recording, group, store)
     program.compile()
-    program.marks[:0] = [prepared, Mark(compilation.IMPORTED, started)]
+    program.phase_ends[:0] = [prepared, PhaseEnd(compilation.IMPORTED, started)]
     log.note(f"Compilation time: {time.perf_counter() - started:.1f}s.")
     for line in store.told() if store else ():
         log.note(line)

@@ -27,7 +27,7 @@ from base.errors import OptionError
 from base.process import quiet
 from base.process.signals import StopRequest
 from Datasets import _photo_bytes
-from emulator.plan.record import Mark
+from emulator.plan.record import PhaseEnd
 from harness.checkpoints import checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.commands import entry
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     profile.refuse_bad_target(run.options.device, os.environ)
     with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
         team.meet(run)
-        listed = json.loads(team.told(json.dumps([[each.prefix, each.iteration] for each in found])))
+        listed = json.loads(team.broadcast_text(json.dumps([[each.prefix, each.iteration] for each in found])))
         return _all(run, team, [Checkpoint(*each) for each in listed], epoch_batch(run, recorded))
 
 
@@ -134,7 +134,7 @@ def _values(checkpoint: Checkpoint, among: list[Checkpoint], team: Team, log: Ru
             if len(among) == 1:
                 raise
             log.note(f"left out: {error}")
-    return team.shared(values) if team.told("" if values is None else "read") else None
+    return team.broadcast(values) if team.broadcast_text("" if values is None else "read") else None
 
 
 def _compile_only(run: Run) -> int:
@@ -143,7 +143,7 @@ def _compile_only(run: Run) -> int:
     log.note(_what(run))
     program = build(run, log)
     if run.options.device.profile_compilation:
-        for line in Compilation(program.marks, compilation.target(None, os.environ)).report():
+        for line in Compilation(program.phase_ends, compilation.target(None, os.environ)).report():
             log.note(line)
     report_compiled(program, log)
     log.close()
@@ -174,7 +174,7 @@ def report_compiled(program: InferenceProgram, log: RunLog) -> None:
 
 def build(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
-    prepared = Mark(compilation.PREPARED, time.perf_counter())
+    prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
     executables.import_tensorflow(run)
     from harness.programs.build import validation_program
 
@@ -182,7 +182,7 @@ def build(run: Run, log: RunLog) -> InferenceProgram:
     store = executables.store(run, "validation")
     program = validation_program(run, store)
     program.compile()
-    program.marks[:0] = [prepared, Mark(compilation.IMPORTED, started)]
+    program.phase_ends[:0] = [prepared, PhaseEnd(compilation.IMPORTED, started)]
     log.note(f"Validation program ready in {time.perf_counter() - started:.1f}s.")
     for line in store.told() if store else ():
         log.note(line)
@@ -192,7 +192,7 @@ def build(run: Run, log: RunLog) -> InferenceProgram:
 def _profile(run: Run, program: InferenceProgram, wanted: profile.Request | None, log: RunLog) -> None:
     """Records the compilation and one micro-batch, if that is asked for."""
     if run.options.device.profile_compilation:
-        found = Compilation(program.marks, compilation.target(log.folder, os.environ))
+        found = Compilation(program.phase_ends, compilation.target(log.folder, os.environ))
         program.rewind()
         program.step(0, 1)
         found.over("first micro-batch")

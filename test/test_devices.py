@@ -10,7 +10,7 @@ from runs import run, succeed
 from base.errors import OptionError
 from emulator.plan import devices, machine, plan
 from emulator.plan.machine import Machine
-from emulator.plan.plan import PlanError, Wishes
+from emulator.plan.plan import PlanError, PlanRequest
 from harness.commands import cli, gc_info
 from harness.run.run import Run, prepare
 
@@ -22,11 +22,11 @@ def prepared(words: str) -> Run:
     return prepare(cli.parse(words.split(), "train", environ={}).options, {})
 
 
-def resolved(words: str, there: Machine, **wishes: object) -> plan.ExecutionPlan:
+def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPlan:
     run = prepared(words)
-    asked = Wishes(micro_batch=4, shards=run.options.device.shards, pipeline=run.options.device.pipeline,
+    asked = PlanRequest(micro_batch=4, shards=run.options.device.shards, pipeline=run.options.device.pipeline,
                    splits=run.options.device.pipeline_splits, accumulation=8)  # fmt: skip
-    return plan.resolve(dataclasses.replace(asked, **wishes), run.trace, there)
+    return plan.resolve(dataclasses.replace(asked, **request), run.trace, there)
 
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
@@ -111,7 +111,7 @@ def test_gc_info_lists_every_device(capsys):
 
 
 def test_stages_go_to_the_graphics_cards_there_are():
-    names = lambda there, **wishes: resolved(STAGED, there, **wishes).homes
+    names = lambda there, **request: resolved(STAGED, there, **request).stage_devices
     assert names(Machine(2, 0)) == ("/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3")
     assert names(Machine(2, 2)) == ("/gpu:0", "/gpu:0", "/gpu:1", "/gpu:1")
     assert names(Machine(2, 8)) == ("/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3")

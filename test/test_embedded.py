@@ -20,7 +20,7 @@ from harness.programs import embedded
 from harness.programs.build import byte_batches, frozen_program
 from harness.programs.embedded import Batches, Served, kept
 from harness.run.run import prepare
-from ipu_utils import Frozen
+from ipu_utils import FrozenProgram
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
 
@@ -105,7 +105,7 @@ def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
 
 def test_threads_share_one_program():
     asked = prepare(cli.parse(NET.split(), "validation", environ={}).options, {}, training=False)
-    program = Frozen(frozen_program(asked, None, "x"))
+    program = FrozenProgram(frozen_program(asked, None, "x"))
     batches = byte_batches(asked, 4)
     alone = [program.infer(images) for images in batches.pictures]
     calls = []

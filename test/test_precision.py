@@ -16,11 +16,11 @@ from emulator.layers.half import Rounding
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.layers.watch import GradientWatch
 from emulator.plan.machine import Machine
-from emulator.plan.plan import Wishes, resolve
+from emulator.plan.plan import PlanRequest, resolve
 from emulator.plan.precision import ALL, OFF, named
 from emulator.plan.trace import trace
 from emulator.program import stages
-from emulator.program.cells import Cells, Order
+from emulator.program.cells import Cells, StageOrder
 from emulator.program.executor import new_graph, session_config
 from emulator.program.stages import Network, chunks
 from harness.commands import cli
@@ -250,7 +250,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
     counted = trace(segments, side)
-    plan = resolve(Wishes(micro_batch=4, precision=precision, recompute=recompute), counted, Machine(2, 0))
+    plan = resolve(PlanRequest(micro_batch=4, precision=precision, recompute=recompute), counted, Machine(2, 0))
     trained = {}
     for o in counted.operations:
         trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)
@@ -267,7 +267,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
     features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
                 "position": tf.range(4, dtype=tf.int64)}  # fmt: skip
-    cells = Cells(Order(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
+    cells = Cells(StageOrder(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "layers_of", lambda precision: listening)

@@ -17,7 +17,7 @@ from runs import assert_same_bits, rows, run, succeed, variables
 
 from emulator.plan import record, schedules
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import Ran
+from emulator.plan.record import CellTiming
 from emulator.plan.schedules import Action
 from emulator.program.executor import Profile
 from harness.commands import cli, gc_profile
@@ -48,7 +48,7 @@ def scheduled(request):
 
 def test_every_stage_keeps_to_its_schedule(scheduled):
     plan, found = scheduled
-    drawn = schedules.build(plan.schedule, 4, plan.calls)
+    drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
     for stage in range(4):
         assert record.order(found.cells, stage) == schedules.order(drawn, stage)
         own = sorted((cell for cell in found.cells if cell.action.stage == stage), key=lambda cell: cell.begin)
@@ -70,7 +70,7 @@ def test_the_order_would_be_seen_to_break(monkeypatch):
 
     monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
     plan, found = profiled(f"{STAGED} --pipeline-schedule Interleaved".replace("count 10", "count 24"))
-    drawn = schedules.build(plan.schedule, 4, plan.calls)
+    drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
     assert any(record.order(found.cells, stage) != schedules.order(drawn, stage) for stage in range(4))
 
 
@@ -231,8 +231,8 @@ def test_validation_is_profiled_too(tmp_path):
     assert any(event.get("args", {}).get("op", "").endswith("Conv2D") for event in events)
 
 
-def ran(*cells: tuple[str, float, float]) -> list[Ran]:
-    return [Ran(schedules.parse(text), begin, end) for text, begin, end in cells]
+def ran(*cells: tuple[str, float, float]) -> list[CellTiming]:
+    return [CellTiming(schedules.parse(text), begin, end) for text, begin, end in cells]
 
 
 def test_measures_of_a_record():
@@ -247,8 +247,8 @@ def test_measures_of_a_record():
 @pytest.mark.parametrize("words", [STAGED, f"{RESNET} --gradient-accumulation-count 900", RESNET])
 def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
     plan = prepare(cli.parse(words.split(), "train", environ={}).options, {}).plan
-    drawn = schedules.build(plan.schedule, len(plan.stages), plan.calls)
-    found = [Ran(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
+    drawn = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
+    found = [CellTiming(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
     root = ET.fromstring(timeline.picture(plan, found, "a <title> & more", 2))
     right, bottom = float(root.get("width")), float(root.get("height"))
     for box in root.iter(f"{SVG}rect"):

@@ -181,7 +181,7 @@ FAULTY: Row = {"stages": AXES["resnet"]["stages"][3], "schedule": "Grouped", "ba
 
 
 def drop_an_accumulation_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = ExecutionPlan.calls.fget
+    whole = ExecutionPlan.passes_per_update.fget
     monkeypatch.setattr(ExecutionPlan, "calls", property(lambda plan: whole(plan) - 1))
 
 
@@ -318,10 +318,10 @@ def test_replicas_draw_the_same_numbers_if_asked(two_updates, pictures):
     words = f"{EFFICIENTNET} {GROUP} --replicas 2 --batch-size 4 --fold 1"
     plan = prepared(f"{words} --gradient-accumulation-count 3 --identical-replica-seeding", pictures).plan
     positions = np.arange(2 * 3 * 4 * 2)  # two updates
-    drawn = plan.drawn_as(positions).reshape(-1, 2, 4)
+    drawn = plan.random_position(positions).reshape(-1, 2, 4)
     assert np.array_equal(drawn[:, 0], drawn[:, 1])
     assert np.array_equal(drawn[:, 0].ravel(), np.arange(24))
-    assert np.array_equal(prepared(words, pictures).plan.drawn_as(positions), positions)
+    assert np.array_equal(prepared(words, pictures).plan.random_position(positions), positions)
     same = trained(f"{words} --identical-replica-seeding", pictures, (1,))
     assert same["losses"][0] != two_updates["losses"][0]  # as of replicas that draw for themselves
 
@@ -329,14 +329,14 @@ def test_replicas_draw_the_same_numbers_if_asked(two_updates, pictures):
 # The graph
 
 
-def homes(built: TrainingProgram, kinds: Sequence[str]) -> dict[str, set[str]]:
+def stage_devices(built: TrainingProgram, kinds: Sequence[str]) -> dict[str, set[str]]:
     """The devices of the operations of each kind."""
     found = built.graph.get_operations()
     return {kind: {op.device for op in found if op.type == kind} for kind in kinds}
 
 
 def assert_stages_apart(built: TrainingProgram) -> None:
-    found = homes(built, ("Conv2D", "Conv2DBackpropFilter", "MatMul"))
+    found = stage_devices(built, ("Conv2D", "Conv2DBackpropFilter", "MatMul"))
     assert set().union(*found.values()) == {f"/device:CPU:{j}" for j in range(4)}
     assert found["Conv2D"] == found["Conv2DBackpropFilter"] == {f"/device:CPU:{j}" for j in range(3)}
 
@@ -357,7 +357,7 @@ def test_stages_live_on_devices_of_their_own(pictures, monkeypatch):
     assert len({name for name in busy if "cpu:" in name}) == 4
     # and it would be noticed if they did not
     run = prepared(words, pictures)
-    crowded = dataclasses.replace(run, plan=dataclasses.replace(run.plan, homes=("/cpu:0",) * 4))
+    crowded = dataclasses.replace(run, plan=dataclasses.replace(run.plan, stage_devices=("/cpu:0",) * 4))
     together = training_program(crowded, 0)
     with pytest.raises(AssertionError):
         assert_stages_apart(together)

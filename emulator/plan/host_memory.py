@@ -92,7 +92,7 @@ def training(
         fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
         weights=int(weights) + (scoring.weights if scoring else 0),
         activations=max(_in_flight(trace, plan), scoring.activations if scoring else 0),
-        pictures=FETCHED * plan.call_batch * picture * FP32 + records,
+        pictures=FETCHED * plan.samples_per_pass * picture * FP32 + records,
     )
 
 
@@ -140,7 +140,7 @@ def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
             total += window * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
         else:
             total += window * sum(kept[name] for name in stage)
-    return int(plan.call_batch * (total + WORKED_ON * _largest(trace.operations)))
+    return int(plan.samples_per_pass * (total + WORKED_ON * _largest(trace.operations)))
 
 
 def _kept_for_backward(operation: Operation, following: Operation | None) -> int:

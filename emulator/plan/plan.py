@@ -43,23 +43,23 @@ class ExecutionPlan:
     windows: tuple[int, ...]  # calls whose forward a stage may have done and whose backward it still owes
     pipelined: bool  # asked for, also where all stages share one device
     recompute: bool
-    homes: tuple[str, ...]  # the TensorFlow device of each stage
+    stage_devices: tuple[str, ...]  # the TensorFlow device of each stage
     training_device: Device  # the emulated IPUs
     validation_device: Device
     span: int  # replicas that share batch-norm statistics: one micro-batch to the norm
     fold: int  # micro-batches of one call
-    identical_seeding: bool  # replicas draw the same numbers
+    identical_replica_seeding: bool  # replicas draw the same numbers
     # where an IPU would keep state; nothing of it changes a number
     offload_state: bool  # optimiser state in host memory
     divide_state: bool  # replicated tensor sharding: every replica keeps a part of it
     instances: int = 1
     instance: int = 0  # this one
-    reduced_at_once: int = 10 << 20  # bytes of gradients, between instances
+    all_reduce_bucket_bytes: int = 10 << 20  # bytes of gradients, between instances
 
     @property
     def devices(self) -> int:
         """TensorFlow devices that the stages live on."""
-        return len(set(self.homes))
+        return len(set(self.stage_devices))
 
     @property
     def overlapped(self) -> bool:
@@ -67,24 +67,24 @@ class ExecutionPlan:
         return max(self.windows) > 1
 
     @property
-    def in_flight(self) -> int:
+    def passes_in_flight(self) -> int:
         """Calls that are anywhere in the pipeline at once."""
         return max(self.windows)
 
     @property
-    def calls(self) -> int:
+    def passes_per_update(self) -> int:
         """Calls of the network in one weight update of one instance."""
         return self.micro_batches // (self.local_span * self.fold)
 
     @property
-    def call_batch(self) -> int:
+    def samples_per_pass(self) -> int:
         """Samples of one call."""
         return self.micro_batch * self.local_span * self.fold
 
-    def drawn_as(self, position: Any) -> Any:
+    def random_position(self, position: Any) -> Any:
         """The position that a sample's draws on the device are keyed by: its own; with identical seeding its place in
         its replica's stream, which is the same in every replica."""
-        if not self.identical_seeding or self.total_replicas == 1:
+        if not self.identical_replica_seeding or self.total_replicas == 1:
             return position
         micro_batch, sample = position // self.micro_batch, position % self.micro_batch
         return micro_batch // self.total_replicas * self.micro_batch + sample
@@ -141,23 +141,23 @@ class ExecutionPlan:
         ]
         if len(self.stages) > 1:
             lines.append(
-                f"  {len(self.stages)} stages, {self.schedule}, {_counted(self.in_flight, 'call')} in flight; they begin at "
-                + ", ".join(stage[0] for stage in self.stages)
+                f"  {len(self.stages)} stages, {self.schedule}, {_counted(self.passes_in_flight, 'call')} in flight; "
+                "they begin at " + ", ".join(stage[0] for stage in self.stages)
             )
         attached = str(self.training_device)
         if self.validation_device != self.training_device:
             attached += f", validation on {self.validation_device}"
-        homes = ", ".join(dict.fromkeys(home.strip("/") for home in self.homes))
-        lines.append(f"  emulates {_counted(self.ipus, 'IPU')}: {attached}; computed on {homes}")
+        stage_devices = ", ".join(dict.fromkeys(home.strip("/") for home in self.stage_devices))
+        lines.append(f"  emulates {_counted(self.ipus, 'IPU')}: {attached}; computed on {stage_devices}")
         if self.recompute:
             lines.append("  activations are recomputed in the backward pass")
-        if self.identical_seeding:
+        if self.identical_replica_seeding:
             lines.append("  every replica draws the same random numbers on the device")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class PlanRequest:
     """What was asked of the device layer, in the options' words."""
 
     micro_batch: int
@@ -175,14 +175,14 @@ class Wishes:
     span: int = 1
     fold: str = AUTO
     fold_bytes: int = 1 << 30
-    identical_seeding: bool = False
+    identical_replica_seeding: bool = False
     offload_state: bool = True
     divide_state: bool = False
     device: str = AUTO
     select: tuple[str, ...] = ()  # device ids or AUTO: for training, and for validation
     instances: int = 1
     instance: int = 0
-    reduced_at_once: int = 10 << 20
+    all_reduce_bucket_bytes: int = 10 << 20
 
     @property
     def total_replicas(self) -> int:
@@ -195,63 +195,63 @@ class Wishes:
         return min(self.span, self.replicas)
 
 
-def resolve(wishes: Wishes, trace: Trace, machine: Machine, updates_per_step: int = 1) -> ExecutionPlan:
+def resolve(request: PlanRequest, trace: Trace, machine: Machine, updates_per_step: int = 1) -> ExecutionPlan:
     """A complete plan; raises PlanError, PartitionError, ScheduleError or DeviceError for what does not fit together."""
-    stages = _stages(wishes, trace)
-    accumulation = _accumulation(wishes)
-    replicas = wishes.total_replicas
-    samples = wishes.micro_batch * accumulation * replicas
+    stages = _stages(request, trace)
+    accumulation = _accumulation(request)
+    replicas = request.total_replicas
+    samples = request.micro_batch * accumulation * replicas
     if samples > MOST_SAMPLES:
         raise PlanError(
-            f"an update of micro-batch {wishes.micro_batch} x accumulation {accumulation} x replicas {replicas} = "
+            f"an update of micro-batch {request.micro_batch} x accumulation {accumulation} x replicas {replicas} = "
             f"{samples:,} samples is more than the {MOST_SAMPLES:,} that can be counted"
         )
-    if wishes.span & (wishes.span - 1) or replicas % wishes.span:
+    if request.span & (request.span - 1) or replicas % request.span:
         raise PlanError(
-            f"--BN-span {wishes.span} must be a power of two that divides the {replicas} replicas into equal groups"
+            f"--BN-span {request.span} must be a power of two that divides the {replicas} replicas into equal groups"
         )
-    if wishes.replicas % wishes.span and wishes.span % wishes.replicas:
+    if request.replicas % request.span and request.span % request.replicas:
         raise PlanError(
-            f"--BN-span {wishes.span} would cut the {wishes.replicas} replicas of an instance apart; give a span that "
+            f"--BN-span {request.span} would cut the {request.replicas} replicas of an instance apart; give a span that "
             "divides them, or a multiple of them"
         )
-    if wishes.divide_state and not wishes.offload_state:
+    if request.divide_state and not request.offload_state:
         raise PlanError(
             "--rts divides offloaded optimiser state among the replicas, but --disable-variable-offloading keeps it on the "
             "chip; leave one of them out"
         )
-    apart = wishes.shards > 1  # every stage on a device of its own
-    schedule = wishes.schedule if wishes.pipeline and apart else "Sequential"
-    fold = _fold(wishes, trace, accumulation, len(stages) if schedule != "Sequential" else 1)
-    calls = accumulation * wishes.replicas // (wishes.local_span * fold)
-    for_training, for_validation = (*wishes.select, "AUTO", "AUTO")[:2]
+    apart = request.shards > 1  # every stage on a device of its own
+    schedule = request.schedule if request.pipeline and apart else "Sequential"
+    fold = _fold(request, trace, accumulation, len(stages) if schedule != "Sequential" else 1)
+    calls = accumulation * request.replicas // (request.local_span * fold)
+    for_training, for_validation = (*request.select, "AUTO", "AUTO")[:2]
     return ExecutionPlan(
-        micro_batch=wishes.micro_batch,
+        micro_batch=request.micro_batch,
         accumulation=accumulation,
-        replicas=wishes.replicas,
-        shards=wishes.shards,
+        replicas=request.replicas,
+        shards=request.shards,
         stages=stages,
         updates_per_step=updates_per_step,
-        precision=wishes.precision,
+        precision=request.precision,
         schedule=schedule,
         windows=schedules.windows(schedule, len(stages), min(calls, ENOUGH * len(stages))),
-        pipelined=wishes.pipeline,
-        recompute=wishes.recompute,
-        homes=_homes(wishes.device, len(stages), apart, machine),
-        training_device=select(for_training, wishes.shards * replicas, "training"),
+        pipelined=request.pipeline,
+        recompute=request.recompute,
+        stage_devices=_stage_devices(request.device, len(stages), apart, machine),
+        training_device=select(for_training, request.shards * replicas, "training"),
         validation_device=select(for_validation, 1, "validation"),
-        span=wishes.span,
+        span=request.span,
         fold=fold,
-        identical_seeding=wishes.identical_seeding,
-        offload_state=wishes.offload_state,
-        divide_state=wishes.divide_state,
-        instances=wishes.instances,
-        instance=wishes.instance,
-        reduced_at_once=wishes.reduced_at_once,
+        identical_replica_seeding=request.identical_replica_seeding,
+        offload_state=request.offload_state,
+        divide_state=request.divide_state,
+        instances=request.instances,
+        instance=request.instance,
+        all_reduce_bucket_bytes=request.all_reduce_bucket_bytes,
     )
 
 
-def _homes(device: str, stages: int, apart: bool, machine: Machine) -> tuple[str, ...]:
+def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> tuple[str, ...]:
     """A TensorFlow device for each stage: logical CPUs as many as stages, or the GPUs there are, in neighbouring shares."""
     if device == "gpu" and not machine.gpus:
         raise PlanError(
@@ -263,44 +263,44 @@ def _homes(device: str, stages: int, apart: bool, machine: Machine) -> tuple[str
     return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if apart else 0}" for stage in range(stages))
 
 
-def _stages(wishes: Wishes, trace: Trace) -> tuple[tuple[str, ...], ...]:
+def _stages(request: PlanRequest, trace: Trace) -> tuple[tuple[str, ...], ...]:
     """Splits as they are named; `auto`, or shards without splits outside a pipeline, balanced by cost."""
-    automatic = tuple(name.lower() for name in wishes.splits) == (AUTO,)
-    if automatic or (wishes.shards > 1 and not wishes.splits and not wishes.pipeline):
-        return partition.automatic(trace, wishes.shards, wishes.include, wishes.exclude)
-    return partition.split(trace.segments, wishes.splits, wishes.shards if wishes.shards > 1 else None)
+    automatic = tuple(name.lower() for name in request.splits) == (AUTO,)
+    if automatic or (request.shards > 1 and not request.splits and not request.pipeline):
+        return partition.automatic(trace, request.shards, request.include, request.exclude)
+    return partition.split(trace.segments, request.splits, request.shards if request.shards > 1 else None)
 
 
-def _accumulation(wishes: Wishes) -> int:
+def _accumulation(request: PlanRequest) -> int:
     """The accumulation count; a global batch decides it."""
-    if wishes.global_batch is None:
-        return wishes.accumulation
-    replicas = wishes.total_replicas
-    samples = wishes.micro_batch * replicas
-    if wishes.global_batch % samples:
-        below = wishes.global_batch // samples * samples
+    if request.global_batch is None:
+        return request.accumulation
+    replicas = request.total_replicas
+    samples = request.micro_batch * replicas
+    if request.global_batch % samples:
+        below = request.global_batch // samples * samples
         raise PlanError(
-            f"--global-batch-size {wishes.global_batch} is not a multiple of micro-batch {wishes.micro_batch} x replicas "
+            f"--global-batch-size {request.global_batch} is not a multiple of micro-batch {request.micro_batch} x replicas "
             f"{replicas} = {samples}; nearest: {f'{below} or ' if below else ''}{below + samples}"
         )
-    return wishes.global_batch // samples
+    return request.global_batch // samples
 
 
-def _fold(wishes: Wishes, trace: Trace, accumulation: int, stages: int) -> int:
+def _fold(request: PlanRequest, trace: Trace, accumulation: int, stages: int) -> int:
     """How many micro-batches share a call. `auto`: as many, up to eight, as keep one call's FP32 activations within
     the budget, and, in a pipeline, at least four calls for each stage to work on."""
-    groups = accumulation * wishes.replicas // wishes.local_span
-    if wishes.fold != AUTO:
-        fold = int(wishes.fold)
+    groups = accumulation * request.replicas // request.local_span
+    if request.fold != AUTO:
+        fold = int(request.fold)
         if groups % fold:
             raise PlanError(f"--fold {fold} must divide the {groups} micro-batches of an update evenly")
         return fold
-    per_micro_batch = trace.activation_bytes(4) * wishes.micro_batch * wishes.local_span
+    per_micro_batch = trace.activation_bytes(4) * request.micro_batch * request.local_span
     fits = [
         fold
         for fold in range(1, min(groups, MOST_FOLDED) + 1)
         if groups % fold == 0
-        and fold * per_micro_batch <= wishes.fold_bytes
+        and fold * per_micro_batch <= request.fold_bytes
         and (stages == 1 or groups // fold >= 4 * stages)
     ]
     return max(fits, default=1)

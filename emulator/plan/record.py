@@ -12,7 +12,7 @@ LOADED, READY = "loading of the optimised graph", "executors"
 
 
 @dataclass(frozen=True)
-class Mark:
+class PhaseEnd:
     """The end of a phase of the compilation, which began where the one before ended."""
 
     phase: str
@@ -21,7 +21,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Ran:
+class CellTiming:
     """A cell, and when it ran: seconds of the machine's clock."""
 
     action: Action
@@ -29,19 +29,19 @@ class Ran:
     end: float
 
 
-def order(cells: Sequence[Ran], stage: int) -> tuple[Action, ...]:
+def order(cells: Sequence[CellTiming], stage: int) -> tuple[Action, ...]:
     """What a stage did, in the order of its beginnings."""
     own = [cell for cell in cells if cell.action.stage == stage]
     return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
 
 
-def idle_fraction(cells: Sequence[Ran], stages: int) -> float:
+def idle_fraction(cells: Sequence[CellTiming], stages: int) -> float:
     """The share of the stages' time, from the first cell's beginning to the last one's end, in which they did nothing."""
     length = max((cell.end for cell in cells), default=0.0) - min((cell.begin for cell in cells), default=0.0)
     return max(0.0, 1 - sum(cell.end - cell.begin for cell in cells) / (stages * length)) if length > 0 else 0.0
 
 
-def busy_at_once(cells: Sequence[Ran]) -> int:
+def busy_at_once(cells: Sequence[CellTiming]) -> int:
     """The largest number of stages that were at work at the same time."""
     begun = [(cell.begin, 1, cell.action.stage) for cell in cells]
     changes = sorted(begun + [(cell.end, -1, cell.action.stage) for cell in cells])

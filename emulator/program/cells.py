@@ -25,14 +25,14 @@ Token = tf.Tensor
 Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backwards, oldest first, then of its last forward
 
 
-class Order:
+class StageOrder:
     """What outlives a call: the counters of forwards done, and the record of cells, if one is kept."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
         self._forwards: list[tf.QueueBase | None] = []
         for stage, window in enumerate(plan.windows):
-            with tf.device(plan.homes[stage] if plan.homes[stage].startswith("/cpu") else HOST):
+            with tf.device(plan.stage_devices[stage] if plan.stage_devices[stage].startswith("/cpu") else HOST):
                 # the last stage's backward follows its own forward anyway
                 queue = tf.FIFOQueue(4 * window + 8, [tf.int32], [[]], name=f"forwards_{stage}") if window > 1 else None
                 self._forwards.append(queue)
@@ -63,7 +63,7 @@ class Order:
         queue, window = self._forwards[stage], self.plan.windows[stage]
         if queue is None:
             return None
-        left = tf.cast(call <= self.plan.calls - window, tf.int32)  # none comes any more after the last forwards
+        left = tf.cast(call <= self.plan.passes_per_update - window, tf.int32)  # none comes any more after the last forwards
         return queue.dequeue_many(tf.where_v2(tf.equal(call, 0), window, left))
 
     @property
@@ -85,7 +85,7 @@ class Order:
 class Cells:
     """One call's cells: `begin` holds a tensor back until the cell may run, `end` says that its results exist."""
 
-    def __init__(self, order: Order, call: tf.Tensor, tokens: Tokens) -> None:
+    def __init__(self, order: StageOrder, call: tf.Tensor, tokens: Tokens) -> None:
         self._order = order
         self._call = call
         self._before = tokens

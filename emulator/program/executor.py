@@ -35,13 +35,13 @@ from emulator.layers.watch import GradientWatch
 from emulator.plan import record
 from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import ALL
-from emulator.plan.record import Mark, Ran
+from emulator.plan.record import CellTiming, PhaseEnd
 from emulator.plan.schedules import Action
 from emulator.plan.trace import Operation, Trace
-from emulator.program.cells import KINDS, Cells, Order, Tokens
+from emulator.program.cells import KINDS, Cells, StageOrder, Tokens
 from emulator.program.executable import Executable, Store, load, optimised
-from emulator.program.group import Group
-from emulator.program.stages import ACCURACY, LOSS, LOST, Features, Network, call, chunks, rounding
+from emulator.program.group import WorkerGroup
+from emulator.program.stages import ACCURACY, LOSS, LOST, Features, Network, chunks, rounding, run_pass
 from emulator.program.weights import STEP, State, Weights
 from Models._layers import Variable
 from Models._segments import Segment
@@ -136,7 +136,7 @@ class Training:
     decayed: Callable[[str], bool]
     trained: Callable[[str], bool] = lambda name: True
     recording: bool = False  # of the cells' times
-    group: Group | None = None  # the instances that train together
+    group: WorkerGroup | None = None  # the instances that train together
     dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32
 
     @property
@@ -191,7 +191,7 @@ class Profile:
     and the bytes of tensors that were alive at once, at most (the weights not counted)."""
 
     metrics: Metrics
-    cells: tuple[Ran, ...]
+    cells: tuple[CellTiming, ...]
     operations: tuple[Mapping[str, Any], ...] = ()
     most_alive: int | None = None
 
@@ -211,27 +211,27 @@ def operation_events(trace: tf.RunMetadata) -> tuple[Mapping[str, Any], ...]:
     return tuple(json.loads(text)["traceEvents"])
 
 
-def session_config(homes: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto:
+def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto:
     """Logical CPUs, or the GPUs, that the stages live on, and threads enough for all of them to be busy.
 
     Two of Grappler's passes are off, because they would make bits depend on the plan: remapping fuses operations within
     a device only, and arithmetic optimisation merges additions only where no cell begins or ends between them.
     """
-    cpus = len({home for home in homes if home.startswith("/cpu")})
+    cpus = len({home for home in stage_devices if home.startswith("/cpu")})
     config = tf.ConfigProto(device_count={"CPU": max(1, cpus)})
-    if len(set(homes)) > 1:
-        config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(homes)) + 1)
+    if len(set(stage_devices)) > 1:
+        config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(stage_devices)) + 1)
     # what has no kernel for a GPU, as queues and the data's iterator, goes to the CPU then
-    config.allow_soft_placement = any(home.startswith("/gpu") for home in homes)
+    config.allow_soft_placement = any(home.startswith("/gpu") for home in stage_devices)
     rewriter = config.graph_options.rewrite_options
     rewriter.remapping = rewriter_config_pb2.RewriterConfig.OFF
     rewriter.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
     return config
 
 
-def refuse_missing_devices(homes: Sequence[str]) -> None:
+def refuse_missing_devices(stage_devices: Sequence[str]) -> None:
     """PlanError if the plan counts on more GPUs than TensorFlow finds."""
-    wanted = len({home for home in homes if home.startswith("/gpu")})
+    wanted = len({home for home in stage_devices if home.startswith("/gpu")})
     there = len(tf.config.list_physical_devices("GPU")) if wanted else 0
     if there < wanted:
         raise PlanError(
@@ -253,15 +253,17 @@ def named_faults(when: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def placed(group: Group | None) -> Iterator[None]:
+def placed(group: WorkerGroup | None) -> Iterator[None]:
     """Operations live on the instance of the group, if there is one."""
     with tf.device(group.device) if group else nullcontext():
         yield
 
 
-def new_session(graph: tf.Graph, homes: Sequence[str], group: Group | None = None, *, optimised: bool = False) -> tf.Session:
+def new_session(
+    graph: tf.Graph, stage_devices: Sequence[str], group: WorkerGroup | None = None, *, optimised: bool = False
+) -> tf.Session:
     """A session in this process, or on the group's server; `optimised`: the graph is already."""
-    config = session_config(homes)
+    config = session_config(stage_devices)
     config.graph_options.rewrite_options.disable_meta_optimizer = optimised
     return group.session(graph, config) if group else tf.Session(graph=graph, config=config)
 
@@ -279,16 +281,16 @@ class TrainingProgram:
     """A compiled training program in a graph of its own."""
 
     def __init__(
-        self, build: Build, stream: Stream, plan: ExecutionPlan, seed: int, *, group: Group | None = None,
+        self, build: Build, stream: Stream, plan: ExecutionPlan, seed: int, *, group: WorkerGroup | None = None,
         store: Store | None = None,
     ) -> None:  # fmt: skip
         """`build` is called with the seed and the stream's features, and inside of the graph that the step belongs to.
         `store`: where the executable is looked for and kept; a group's is built in each process anew."""
-        refuse_missing_devices(plan.homes)
+        refuse_missing_devices(plan.stage_devices)
         self._ended = threading.Event()
         self._device = ThreadPoolExecutor(1)
         self._store = store
-        self.marks: list[Mark] = []
+        self.phase_ends: list[PhaseEnd] = []
 
         def set_up(found: Executable | None) -> None:
             self.graph = new_graph()
@@ -301,20 +303,20 @@ class TrainingProgram:
                 if store is None:
                     self._names, about, self.weights = written(seed)
                 else:
-                    found = found or built_for(store, written, session_config(plan.homes), self._mark)
+                    found = found or built_for(store, written, session_config(plan.stage_devices), self._mark)
                     load(found, seed)
                     self._names, about, self.weights = found.names, found.about, State.loaded(found)
                 initialise = [*self._names["initialise"], *infeed.rewind]
             self.watched = tuple(about["watched"])
             self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
-            self.session = new_session(self.graph, plan.homes, group, optimised=store is not None)
+            self.session = new_session(self.graph, plan.stage_devices, group, optimised=store is not None)
             self.session.run(initialise)
             self._mark(record.SESSION)
 
         with_what_is_kept(store, set_up)
 
     def _mark(self, phase: str, note: str = "") -> None:
-        self.marks.append(Mark(phase, time.perf_counter(), note))
+        self.phase_ends.append(PhaseEnd(phase, time.perf_counter(), note))
 
     def compile(self) -> None:
         """Optimises the graph and sets the executors up, with a host step of no updates: no state moves."""
@@ -335,7 +337,9 @@ class TrainingProgram:
         trace = tf.RunMetadata() if operations else None
         metrics = self._run([rate], report, recording=True, trace=trace)
         rows = zip(*self.session.run(self._names["recorded"]))
-        cells = tuple(Ran(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows)
+        cells = tuple(
+            CellTiming(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows
+        )
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
@@ -358,7 +362,9 @@ class TrainingProgram:
         try:
             with named_faults(lambda: f"update {int(self.session.run(self.weights.saved[STEP].read)) + 1}"):
                 # the calling thread stays free for signals, which would wait for the end of the session call otherwise
-                done, wishes = self._device.submit(self.session.run, self._names["step"], feeds, options, trace).result()
+                done, stop_requests = self._device.submit(
+                    self.session.run, self._names["step"], feeds, options, trace
+                ).result()
         finally:
             self._ended.set()
             reader.join()
@@ -370,7 +376,7 @@ class TrainingProgram:
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
-            tuple(int(k) for k in np.flatnonzero(wishes == STOP_AT_CALL)),
+            tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_CALL)),
         )  # fmt: skip
 
     def stop(self, drop_update: bool) -> None:
@@ -451,7 +457,7 @@ def _written(training: Training) -> Written:
         training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype,
         training.plan.precision,
     )  # fmt: skip
-    order = Order(training.plan, training.recording)
+    order = StageOrder(training.plan, training.recording)
     rates = tf.placeholder(tf.float32, [None], "learning_rates")
     watched = training.watched[0]
     outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
@@ -478,7 +484,7 @@ def _elements(x: tf.Tensor) -> int:
     return int(np.prod(x.shape.as_list(), dtype=np.int64))
 
 
-def _buffers(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
+def _buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """The names in their order, in as few parts of at most so many bytes as that allows."""
     parts: list[list[str]] = []
     filled = 0
@@ -491,11 +497,11 @@ def _buffers(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[
     return parts
 
 
-def _summed(group: Group, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def _summed(group: WorkerGroup, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The sums of all instances' tensors of one dtype, by name, through one buffer."""
     kind = next(iter(values.values())).dtype
     flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)
-    parts = tf.split(group.added(flat), [_elements(x) for x in values.values()])
+    parts = tf.split(group.all_reduce(flat), [_elements(x) for x in values.values()])
     return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
 
 
@@ -505,44 +511,44 @@ class _HostStep:
 
     training: Training
     weights: Weights
-    order: Order
+    order: StageOrder
     outfeed: tf.QueueBase
     stop: tf.Variable
 
     def run(self, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The device loop over weight updates; the number of updates done, and what each instance of a group wished at the
-        end. Loss and accuracy of each update go into the outfeed while the loop runs."""
+        """The device loop over weight updates; the number of updates done, and what each instance of a group
+        requested at the end. Loss and accuracy of each update go into the outfeed while the loop runs."""
         updates, group = tf.size(rates), self.training.group
 
         def body(i: tf.Tensor, done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             with tf.control_dependencies([i]):
-                finished, wishes = self._update(tf.cast(rates[i], self.training.dtype))
-            return i + 1, done + tf.cast(finished, tf.int32), wishes
+                finished, stop_requests = self._update(tf.cast(rates[i], self.training.dtype))
+            return i + 1, done + tf.cast(finished, tf.int32), stop_requests
 
-        def goes_on(i: tf.Tensor, done: tf.Tensor, wishes: tf.Tensor) -> tf.Tensor:
+        def goes_on(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([done]):
-                # instances end together, so each of them goes by what all wished in the update before
-                stop = tf.reduce_max(wishes) if group else self.stop.read_value()
+                # instances end together, so each of them goes by what all requested in the update before
+                stop = tf.reduce_max(stop_requests) if group else self.stop.read_value()
                 return tf.logical_and(i < updates, tf.equal(stop, RUN))
 
         start = (
-            group.arrived() if group else tf.constant(0),
+            group.barrier() if group else tf.constant(0),
             tf.constant(0),
             tf.zeros([group.size if group else 0], tf.int32),
         )
-        _, done, wishes = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
-        return done, wishes
+        _, done, stop_requests = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
+        return done, stop_requests
 
     def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done, and what each
-        instance of a group wishes."""
+        instance of a group requests."""
         values = self.weights.read()
         step = self.weights.step.read_value()
         calls, means = self._means(values, step)
-        whole, wishes = tf.equal(calls, self.training.plan.calls), tf.zeros([0], tf.int32)
+        whole, stop_requests = tf.equal(calls, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         if self.training.group:
-            wishes, means = self._reduced(calls, means, step)
-            whole = tf.reduce_max(wishes) < STOP_AT_CALL
+            stop_requests, means = self._reduced(calls, means, step)
+            whole = tf.reduce_max(stop_requests) < STOP_AT_CALL
 
         def move() -> tf.Tensor:
             with tf.control_dependencies(self._moves(values, means, rate, step)):
@@ -552,26 +558,26 @@ class _HostStep:
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 
-        return tf.cond(whole, move, lambda: tf.constant(False)), wishes
+        return tf.cond(whole, move, lambda: tf.constant(False)), stop_requests
 
     def _reduced(
         self, calls: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """What each instance wishes, and the means over all of them: gradients in as few sums as the buffer allows, those
+        """What each instance requests, and the means over all of them: gradients in as few sums as the buckets allow, those
         that the backward pass finds first in the first, so that it need not be over; the rest, which is small, in one."""
         training, group = self.training, self.training.group
         with tf.control_dependencies([calls]):
             stop = self.stop.read_value()
-        wish = tf.where_v2(tf.equal(calls, training.plan.calls), stop, STOP_AT_CALL)
-        wishes = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * wish, training.dtype)
+        stop_request = tf.where_v2(tf.equal(calls, training.plan.passes_per_update), stop, STOP_AT_CALL)
+        stop_requests = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * stop_request, training.dtype)
         moved = [variable.name for variable in reversed(training.moved) if variable.trainable]
         small = [name for name in means if name not in moved]
         found: dict[str, tf.Tensor] = {}
-        with tf.device(training.plan.homes[0]):
-            for names in _buffers(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
-                                  training.plan.reduced_at_once):  # fmt: skip
+        with tf.device(training.plan.stage_devices[0]):
+            for names in _buckets(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
+                                  training.plan.all_reduce_bucket_bytes):  # fmt: skip
                 found |= _summed(group, {name: means[name] for name in names})
-            found |= _summed(group, {**{name: means[name] for name in small}, "": wishes})
+            found |= _summed(group, {**{name: means[name] for name in small}, "": stop_requests})
         agreed = tf.cast(tf.round(found.pop("")), tf.int32)
         return agreed, {name: self._on_grid(name, total / group.size, step) for name, total in found.items()}
 
@@ -626,10 +632,10 @@ class _HostStep:
             with tf.control_dependencies([features["label"]]):
                 following = m + 1
             cells = Cells(self.order, m, tokens)
-            found = call(network, values, features, cells, GradientWatch(*training.watched))
+            found = run_pass(network, values, features, cells, GradientWatch(*training.watched))
             return following, {n: self._checked(x, self._what(n)) for n, x in found.items()}, cells.tokens
 
-        if plan.calls == 1:
+        if plan.passes_per_update == 1:
             found = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
             return tf.constant(1), {name: self._gradient(name, value, step) for name, value in found.items()}
         shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.moved}}
@@ -642,12 +648,12 @@ class _HostStep:
         def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
                 if self._across:  # every call waits for those of other instances: none may be left out here alone
-                    return m < plan.calls
-                return tf.logical_and(m < plan.calls, self.stop.read_value() < STOP_AT_CALL)
+                    return m < plan.passes_per_update
+                return tf.logical_and(m < plan.passes_per_update, self.stop.read_value() < STOP_AT_CALL)
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
-        calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.in_flight, back_prop=False)
-        return calls, {n: t if self._accumulates_halves(n) else t / plan.calls for n, t in zip(shapes, totals)}
+        calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
+        return calls, {n: t if self._accumulates_halves(n) else t / plan.passes_per_update for n, t in zip(shapes, totals)}
 
     @property
     def _across(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -694,7 +700,7 @@ class _HostStep:
         """A call's gradient added up: halves are divided by the number of calls first, so that their sum does not
         overflow, and rounded each time."""
         if self._accumulates_halves(name):
-            total = half.added(total, found, self.training.plan.calls, *self._rounding(name, counters))
+            total = half.added(total, found, self.training.plan.passes_per_update, *self._rounding(name, counters))
             return self._checked(total, f"the accumulated gradient of {name}")
         return total + tf.cast(self._gradient(name, found, *counters), total.dtype)
 

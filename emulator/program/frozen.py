@@ -36,7 +36,7 @@ def freeze(
     """The program as bytes: uint8 images of `shape` -> (largest logit, its class) of each.
 
     `prepare` makes of the bytes what the network takes; `values`: the weights by name, or None for the initial ones of
-    `seed`; `identity`: what the program was made from, to be asked for by `Frozen`.
+    `seed`; `identity`: what the program was made from, to be asked for by `FrozenProgram`.
     """
     constants = _weights(variables, values, seed, precision)
     with new_graph().as_default() as graph:
@@ -78,7 +78,7 @@ def _unsealed(program: bytes) -> bytes:
     return found
 
 
-class Frozen:
+class FrozenProgram:
     """A program that runs. Several threads may call it at once."""
 
     def __init__(self, program: bytes) -> None:

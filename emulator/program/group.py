@@ -23,19 +23,19 @@ BACKSTOP = 4 * 3600  # seconds; an update, a validation or a slow disk on one in
 _KINDS = ("CPU", "GPU")
 
 
-class Group:
+class WorkerGroup:
     """This process among the instances of a run."""
 
     def __init__(
-        self, addresses: Sequence[str], instance: int, homes: Sequence[str] = ("/cpu:0",), threads: int = 0
+        self, addresses: Sequence[str], instance: int, stage_devices: Sequence[str] = ("/cpu:0",), threads: int = 0
     ) -> None:
-        """Starts the server. `addresses`: host:port of each instance; `homes`: the devices that the stages live on;
+        """Starts the server. `addresses`: host:port of each instance; `stage_devices`: the devices that the stages live on;
         `threads`: for the arithmetic of one operation, 0 for as many as there are cores."""
         self.addresses, self.instance = tuple(addresses), instance
         config = tf.ConfigProto(intra_op_parallelism_threads=threads)
-        cpus = [int(home.split(":")[1]) + 1 for home in homes if home.startswith("/cpu")]
+        cpus = [int(home.split(":")[1]) + 1 for home in stage_devices if home.startswith("/cpu")]
         config.device_count["CPU"] = max(cpus, default=1)
-        config.inter_op_parallelism_threads = max(threads, len(set(homes)) + 1) if len(set(homes)) > 1 else 0
+        config.inter_op_parallelism_threads = max(threads, len(set(stage_devices)) + 1) if len(set(stage_devices)) > 1 else 0
         self._server = tf.distribute.Server(
             tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self.joined(config)
         )
@@ -62,7 +62,7 @@ class Group:
         config.isolate_session_state = True
         return config
 
-    def added(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
+    def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
         """The sum of every instance's x, or of those `among` them; the same bits in each."""
         among = among or range(self.size)
         if len(among) == 1:
@@ -72,17 +72,17 @@ class Group:
             x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id", timeout=BACKSTOP
         )
 
-    def arrived(self) -> tf.Tensor:
+    def barrier(self) -> tf.Tensor:
         """int32 0, as soon as every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
         and an instance asks instance 0 for the first number: there must be no call that instance 0 may end alone."""
-        return self.added(tf.constant([0]))[0]
+        return self.all_reduce(tf.constant([0]))[0]
 
     def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
         """The mean of every instance's x among them, which can be differentiated: of a loss that is a mean, too."""
 
         @with_gradient
         def averaged(x: tf.Tensor) -> tuple[tf.Tensor, object]:
-            return self.added(x, among) / len(among), lambda dy: self.added(dy, among) / len(among)
+            return self.all_reduce(x, among) / len(among), lambda dy: self.all_reduce(dy, among) / len(among)
 
         return averaged(x)
 
@@ -97,7 +97,7 @@ class Group:
 
     # On the host, between the programs' steps.
 
-    def gathered(self, text: str) -> list[str]:
+    def all_gather(self, text: str) -> list[str]:
         """Every instance's text, in their order."""
         own = text.encode()
         lengths = self._all([len(own)])[:, 0]
@@ -117,10 +117,10 @@ class Group:
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
         """The sums over all instances, by name, in float64."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
-            added = self.added(tf.constant(list(values.values()), tf.float64))
+            added = self.all_reduce(tf.constant(list(values.values()), tf.float64))
             return dict(zip(values, map(float, self._run(graph, added))))
 
-    def shared(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """What instance 0 gives, in every instance; the others' `values` do not matter."""
         first = self.instance == 0
         words = np.frombuffer(_packed(values or {}), np.int32) if first else np.zeros(0, np.int32)
@@ -137,7 +137,7 @@ class Group:
             else:
                 found = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
             with tf.control_dependencies([found]):
-                arrived = self.arrived()
+                arrived = self.barrier()
             return self._run(graph, [found, arrived], {fed: words} if self.instance == 0 else {})[0]
 
     def _run(self, graph: tf.Graph, wanted: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:

@@ -15,7 +15,7 @@ from base.draws import Seed
 from emulator.layers import half
 from emulator.plan import record
 from emulator.plan.precision import SINGLE, Precision
-from emulator.plan.record import Mark
+from emulator.plan.record import PhaseEnd
 from emulator.program.executable import Executable, Store, load
 from emulator.program.executor import (
     Infeed,
@@ -71,7 +71,7 @@ class InferenceProgram:
         self._device = ThreadPoolExecutor(1)
         self._store = store
         self.names = score.names
-        self.marks: list[Mark] = []
+        self.phase_ends: list[PhaseEnd] = []
 
         def set_up(found: Executable | None) -> None:
             self.graph = new_graph()
@@ -97,7 +97,7 @@ class InferenceProgram:
         with_what_is_kept(store, set_up)
 
     def _mark(self, phase: str, note: str = "") -> None:
-        self.marks.append(Mark(phase, time.perf_counter(), note))
+        self.phase_ends.append(PhaseEnd(phase, time.perf_counter(), note))
 
     def compile(self) -> None:
         """Sets the executors up, with a step of no micro-batches."""

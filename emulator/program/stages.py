@@ -145,25 +145,25 @@ class _Pass:
         return dy, of_variables
 
 
-def call(
+def run_pass(
     network: Network, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
     """Loss, accuracy, gradients and statistics of one call by name, and what gradients were lost."""
     plan = network.plan
-    work = _Pass(network, values, plan.drawn_as(features["position"]), watch)
+    work = _Pass(network, values, plan.random_position(features["position"]), watch)
     x, of_variables = features["image"], {}
     for stage in range(len(network.stages)):
-        with tf.device(plan.homes[stage]):
+        with tf.device(plan.stage_devices[stage]):
             x, statistics = work.forward(stage, cells.begin(stage, FORWARD, x))
             x = cells.end(stage, FORWARD, x, statistics)
-    with tf.device(plan.homes[-1]):
+    with tf.device(plan.stage_devices[-1]):
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
         (dy,) = gradients(network.scaled(loss), [logits])
         dy = work.halved(dy)
     for stage in reversed(range(len(network.stages))):
-        with tf.device(plan.homes[stage]):
+        with tf.device(plan.stage_devices[stage]):
             dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in found.values() if g is not None])
         of_variables |= found

@@ -20,7 +20,7 @@ def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds
     if run.options.dataset.synthetic_data:
         say("Synthetic data comes from the device: there is no input pipeline to measure")
         return
-    batch = run.plan.call_batch if training else run.validation_batch
+    batch = run.plan.samples_per_pass if training else run.validation_batch
     request = run.request(batch)
     stages = run.source.stages(request, training)
     before, shares = 0.0, []

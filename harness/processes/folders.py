@@ -30,7 +30,7 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
     names = _names(cards, source) if all_write(run) else [run.name] * team.size
     first = new_run_folder(names[0], logging.log_dir, logging.logs_path, logging.logs) if team.first else Path()
-    top = Path(team.told(str(first.absolute())))
+    top = Path(team.broadcast_text(str(first.absolute())))
     everyone = [top, *(_beside(top, names, cards, k, source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if writes(run) and not team.first:
@@ -53,7 +53,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     listed = [] if _is_copy(given.absolute(), listed) else listed
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given
-    top, listed = json.loads(team.told(json.dumps([str(given.absolute()), listed]) if team.first else ""))
+    top, listed = json.loads(team.broadcast_text(json.dumps([str(given.absolute()), listed]) if team.first else ""))
     everyone = [Path(top), *(sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if not team.first and given.absolute() != everyone[0] and recorded.get("instance") == team.instance:

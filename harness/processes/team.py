@@ -27,7 +27,7 @@ from harness.run.run import Run
 if TYPE_CHECKING:
     import numpy as np
 
-    from ipu_utils import Group
+    from ipu_utils import WorkerGroup
 
 # may differ between instances: where things lie on a host, and what only shows
 _OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "name_suffix", "restore_path",
@@ -43,7 +43,7 @@ class Team:
 
     def __init__(self, cluster: Cluster = ALONE, timeout: float = 60.0, prog: str = "train.py") -> None:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
-        self.group: Group | None = None
+        self.group: WorkerGroup | None = None
         self.before_exit: Callable[[str], None] = lambda reason: None
         self.cards: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
         self.agreed_to_stop = False  # all instances know that the run is to end here
@@ -77,24 +77,24 @@ class Team:
             return run.seed
         refuse_taken_port(self.cluster)
         quiet.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
-        from ipu_utils import Group
+        from ipu_utils import WorkerGroup
 
         threads = max(1, machine.cores() // self.cluster.neighbours)
-        self.group = Group(self.cluster.addresses, self.instance, run.plan.homes, threads)
+        self.group = WorkerGroup(self.cluster.addresses, self.instance, run.plan.stage_devices, threads)
         self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
         self._heart.gather()
         self._heart.watch()
-        self.cards = [json.loads(text) for text in self.group.gathered(json.dumps(_card(run)))]
+        self.cards = [json.loads(text) for text in self.group.all_gather(json.dumps(_card(run)))]
         _compare(self.cards, self.cluster)
         return self.cards[0]["seed"]
 
-    def told(self, text: str = "") -> str:
+    def broadcast_text(self, text: str = "") -> str:
         """What instance 0 says."""
-        return self.group.gathered(text if self.first else "")[0] if self.group else text
+        return self.group.all_gather(text if self.first else "")[0] if self.group else text
 
-    def shared(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """What instance 0 gives, in every instance."""
-        return self.group.shared(values if self.first else None) if self.group else dict(values or {})
+        return self.group.broadcast(values if self.first else None) if self.group else dict(values or {})
 
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums over all instances."""
@@ -102,12 +102,12 @@ class Team:
 
     def largest(self, value: float) -> float:
         """Of all instances' values."""
-        return max(map(float, self.group.gathered(repr(value)))) if self.group else value
+        return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
     def part(self) -> None:
         """Waits until all instances have come to the end."""
         if self.group:
-            self.group.gathered("done")
+            self.group.all_gather("done")
             self._heart.stop()
             time.sleep(0.2)  # for what the others have yet to fetch from here
 

@@ -18,11 +18,11 @@ from harness.options import rules
 from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
-from ipu_utils import Features, Group, InferenceProgram, Seed, Store, Stream, TrainingProgram
+from ipu_utils import Features, InferenceProgram, Seed, Store, Stream, TrainingProgram, WorkerGroup
 
 
 def training_program(
-    run: Run, start: int, recording: bool = False, group: Group | None = None, store: Store | None = None
+    run: Run, start: int, recording: bool = False, group: WorkerGroup | None = None, store: Store | None = None
 ) -> TrainingProgram:
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
     the instances that train together; `store`: where it is kept."""
@@ -56,7 +56,7 @@ def validation_program(run: Run, store: Store | None = None) -> InferenceProgram
         stream=_stream(run, run.validation_request(), training=False),
         names=("hits", "samples", "top5", "loss"),
         sums=_scores,
-        home=run.plan.homes[0],
+        home=run.plan.stage_devices[0],
         precision=run.plan.precision,
         seed=run.seed,
         store=store,
@@ -115,7 +115,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
         names=("probabilities",),
         sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
         shape=(run.trace.operations[-1].result.elements,),
-        home=run.plan.homes[0],
+        home=run.plan.stage_devices[0],
         precision=run.plan.precision,
     )
 

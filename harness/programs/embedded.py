@@ -23,7 +23,7 @@ from harness.run.run import Run
 if TYPE_CHECKING:
     import numpy as np
 
-    from ipu_utils import Frozen
+    from ipu_utils import FrozenProgram
 
 SUFFIX = ".frozen.pb"
 MOST_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
@@ -137,12 +137,12 @@ def shape(run: Run) -> tuple[int, int, int, int]:
     return (run.validation_batch, side, side, 3)
 
 
-def kept(path: Path, wanted: str) -> tuple[Frozen | None, str]:
+def kept(path: Path, wanted: str) -> tuple[FrozenProgram | None, str]:
     """The program in a file if it is the wanted one; otherwise why it is not used, or nothing if there is no file."""
-    from ipu_utils import Frozen
+    from ipu_utils import FrozenProgram
 
     try:
-        found = Frozen(input_files.content(path, MOST_BYTES))
+        found = FrozenProgram(input_files.content(path, MOST_BYTES))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
@@ -164,7 +164,7 @@ class _Thread:
     order: Sequence[int]
 
 
-def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served:
+def serve(program: FrozenProgram, batches: Batches, calls: int, threads: int) -> Served:
     """`calls` timed calls of each thread, and an untimed one before them; each thread begins at another micro-batch."""
     ready = threading.Barrier(threads)
     results: list[_Thread] = []
@@ -200,7 +200,7 @@ def serve(program: Frozen, batches: Batches, calls: int, threads: int) -> Served
     )
 
 
-def _timed(program: Frozen, batches: Batches, order: Sequence[int]) -> _Thread:
+def _timed(program: FrozenProgram, batches: Batches, order: Sequence[int]) -> _Thread:
     latencies, hits = [], {}
     begun = time.perf_counter()
     for k in order:
@@ -228,7 +228,7 @@ def labelled(run: Run) -> bool:
     return not (run.options.dataset.generated_data or run.options.dataset.synthetic_data)
 
 
-def scored(program: Frozen, batches: Batches, micro_batches: Sequence[int]) -> Scored:
+def scored(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int]) -> Scored:
     """Of some of the micro-batches, in calls that nobody times."""
     import numpy as np
 

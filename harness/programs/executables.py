@@ -82,7 +82,11 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     device = run.options.device
     if not all(word.startswith(_PASSES_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
         return None
-    if not device.executable_cache or run.cluster.size > 1 or any(home.startswith("/gpu") for home in run.plan.homes):
+    if (
+        not device.executable_cache
+        or run.cluster.size > 1
+        or any(home.startswith("/gpu") for home in run.plan.stage_devices)
+    ):
         return None
     if device.executable_cache_path:
         return Path(device.executable_cache_path)
@@ -214,7 +218,7 @@ def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
     spec, plan = run.source.spec, repr(replace(run.plan, updates_per_step=0))
     request = run.training_request(0)
     if kind != "training":
-        plan, request = repr((run.plan.precision, run.plan.homes[0])), run.validation_request()
+        plan, request = repr((run.plan.precision, run.plan.stage_devices[0])), run.validation_request()
     return {
         "kind": kind,
         "model": run.options.main.model,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from base.storage.files import write_atomically
-from emulator.plan.record import Mark
+from emulator.plan.record import PhaseEnd
 from harness.reports.profile import FOLDER_VARIABLE
 
 BEGAN = time.perf_counter()  # this module is loaded with the first ones of a command
@@ -25,17 +25,17 @@ STEM = "compilation"
 class Compilation:
     """The phases of one call, one after another, up to its first update or micro-batch."""
 
-    def __init__(self, marks: Iterable[Mark], target: Path | None = None) -> None:
+    def __init__(self, marks: Iterable[PhaseEnd], target: Path | None = None) -> None:
         """`marks`: the phases so far. `target`: the trace's path, if one is to be written."""
-        self._marks, self._target, self._reported = list(marks), target, False
+        self._phase_ends, self._target, self._reported = list(marks), target, False
 
     def over(self, phase: str) -> None:
         """A phase ends now."""
-        self._marks.append(Mark(phase, time.perf_counter()))
+        self._phase_ends.append(PhaseEnd(phase, time.perf_counter()))
 
     def again(self, seconds: float) -> list[str]:
         """The last phase's work was done once more, without anything left to be compiled; the report."""
-        self._marks.append(replace(self._marks.pop(), note=f"the second took {seconds:.2f} s"))
+        self._phase_ends.append(replace(self._phase_ends.pop(), note=f"the second took {seconds:.2f} s"))
         return self.report()
 
     def report(self) -> list[str]:
@@ -43,8 +43,8 @@ class Compilation:
         if self._reported:
             return []
         self._reported = True
-        begins = [BEGAN, *(mark.at for mark in self._marks)]
-        phases = [(mark.phase, begin, mark.at - begin, mark.note) for mark, begin in zip(self._marks, begins)]
+        begins = [BEGAN, *(mark.at for mark in self._phase_ends)]
+        phases = [(mark.phase, begin, mark.at - begin, mark.note) for mark, begin in zip(self._phase_ends, begins)]
         width = max(len(phase) for phase, *_ in phases)
         table = [f"  {phase:{width}}  {seconds:7.2f} s  {note}".rstrip() for phase, _, seconds, note in phases]
         lines = ["\n".join([f"Profile of the compilation, {begins[-1] - BEGAN:.1f} s from the command on:", *table])]

@@ -25,7 +25,7 @@ from base.storage.files import write_atomically
 from emulator.plan import record
 from emulator.plan.machine import cores
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import Ran
+from emulator.plan.record import CellTiming
 from harness.options.sections import DeviceOptions
 from harness.reports import timeline
 
@@ -80,7 +80,7 @@ def write(
     request: Request,
     plan: ExecutionPlan,
     title: str,
-    cells: Sequence[Ran],
+    cells: Sequence[CellTiming],
     operations: Sequence[Mapping[str, Any]] = (),
     most_alive: int | None = None,
 ) -> list[str]:
@@ -121,7 +121,7 @@ def write_operations(request: Request, title: str, operations: Sequence[Mapping[
     return f"The operations of one micro-batch, for chrome://tracing or ui.perfetto.dev: {trace}"
 
 
-def _measures(plan: ExecutionPlan, cells: Sequence[Ran], most_alive: int | None) -> dict[str, Any]:
+def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:
     """What execution.json says of the stages; times in milliseconds since the first cell began."""
     began = min(cell.begin for cell in cells)
     return {
@@ -203,7 +203,7 @@ def copied_output(request: Request | None) -> Iterator[None]:
             copy.close()
 
 
-def _cell_events(cells: Sequence[Ran], stages: int) -> list[dict[str, Any]]:
+def _cell_events(cells: Sequence[CellTiming], stages: int) -> list[dict[str, Any]]:
     """The cells as a process of the trace with a row for each stage."""
     named = [_name("process_name", 0, "stages"), *(_name("thread_name", j, f"stage {j}") for j in range(stages))]
     events = [

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from emulator.plan import record, schedules
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import Ran
+from emulator.plan.record import CellTiming
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
 from harness.reports import svg
 
@@ -30,9 +30,9 @@ class _Bar:
     says: str
 
 
-def picture(plan: ExecutionPlan, ran: Sequence[Ran], title: str, cores: int) -> str:
+def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
     """The schedule of one update above what was measured."""
-    timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.calls, MOST_CLOCKS))[:MOST_CLOCKS]
+    timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MOST_CLOCKS))[:MOST_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
     cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"
     zero = min((cell.begin for cell in ran), default=0.0)
@@ -41,7 +41,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[Ran], title: str, cores: int) -> 
         for cell in ran
         if cell.action in shown
     ]
-    scheduled_idle = schedules.idle_share(plan.schedule, len(plan.stages), plan.calls)
+    scheduled_idle = schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
     panels = (
         (f"Scheduled: {100 * scheduled_idle:.0f} % idle{cut}", list(_scheduled(timeline)), "clock"),
         (f"Measured: {100 * record.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),
@@ -55,7 +55,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[Ran], title: str, cores: int) -> 
 
 
 def _about(plan: ExecutionPlan, cores: int) -> str:
-    calls = f"{plan.calls} call{'s' if plan.calls > 1 else ''} of {plan.call_batch} samples"
+    calls = f"{plan.passes_per_update} call{'s' if plan.passes_per_update > 1 else ''} of {plan.samples_per_pass} samples"
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
     return f"One weight update: {calls} through {stages}, {plan.schedule}; measured on {cores} CPU cores"
 

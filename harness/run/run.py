@@ -22,7 +22,7 @@ from emulator.plan.devices import DeviceError
 from emulator.plan.host_memory import HostMemory
 from emulator.plan.machine import this_machine
 from emulator.plan.partition import PartitionError
-from emulator.plan.plan import ExecutionPlan, PlanError, Wishes
+from emulator.plan.plan import ExecutionPlan, PlanError, PlanRequest
 from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
@@ -68,7 +68,7 @@ class Run:
         """What is asked of the data source for this instance's training stream, from weight update `done` on."""
         plan = self.plan
         block, period = plan.share
-        return self.request(plan.call_batch, done * plan.global_batch + plan.instance * block, block, period)
+        return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, period)
 
     def validation_request(self) -> ReadRequest:
         """The same for validation: of n instances, instance k has every n-th micro-batch from the k-th on."""
@@ -299,9 +299,9 @@ def _plan_and_horizon(
     options: RunOptions, traced: Trace, images: int, for_training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, Horizon]:
     # validation runs the whole network at once: stages, spans and folds are the training's affair
-    wishes = _wishes(options, cluster) if for_training else _validation_wishes(options)
+    request = _plan_request(options, cluster) if for_training else _validation_plan_request(options)
     try:
-        plan = plans.resolve(wishes, traced, this_machine())
+        plan = plans.resolve(request, traced, this_machine())
         horizon = Horizon.of(
             images=images,
             global_batch=plan.global_batch,
@@ -329,11 +329,11 @@ def _precision(options: RunOptions) -> Precision:
     )
 
 
-def _validation_wishes(options: RunOptions) -> Wishes:
+def _validation_plan_request(options: RunOptions) -> PlanRequest:
     device = options.device
     asked = _on_command_line(options, "select_ipu")  # a recorded one may be for training
     chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
-    return Wishes(
+    return PlanRequest(
         micro_batch=options.training.micro_batch_size,
         precision=_precision(options),
         device=device.device,
@@ -341,9 +341,9 @@ def _validation_wishes(options: RunOptions) -> Wishes:
     )
 
 
-def _wishes(options: RunOptions, cluster: Cluster) -> Wishes:
+def _plan_request(options: RunOptions, cluster: Cluster) -> PlanRequest:
     training, device = options.training, options.device
-    return Wishes(
+    return PlanRequest(
         micro_batch=training.micro_batch_size,
         accumulation=training.gradient_accumulation_count,
         replicas=device.replicas,
@@ -359,14 +359,14 @@ def _wishes(options: RunOptions, cluster: Cluster) -> Wishes:
         span=device.BN_span,
         fold=device.fold,
         fold_bytes=device.fold_memory * 10**6,
-        identical_seeding=device.identical_replica_seeding,
+        identical_replica_seeding=device.identical_replica_seeding,
         offload_state=not device.disable_variable_offloading,
         divide_state=device.rts,
         device=device.device,
         select=device.select_ipu,
         instances=cluster.size,
         instance=cluster.instance,
-        reduced_at_once=device.max_cross_replica_buffer_size,
+        all_reduce_bucket_bytes=device.max_cross_replica_buffer_size,
     )
 
 

@@ -43,7 +43,7 @@ class Overflow(FloatingPointError):
 
 
 @dataclass
-class Session:
+class TrainingLoop:
     """A run in progress, in this instance of its team. `score`: validates a checkpoint with these values; a row of
     validation.csv."""
 
@@ -72,7 +72,7 @@ class Session:
         self.saved_at = time.monotonic()
 
     @property
-    def apart(self) -> set[int]:
+    def isolated_updates(self) -> set[int]:
         """The updates that get host steps of their own, because they are recorded or timed."""
         return {self.profiled, *(self.compilation.apart if self.compilation else ())}
 
@@ -107,7 +107,7 @@ class Session:
         if not self.team.group:
             return
         own = self.program.values()
-        received = self.team.shared(own)
+        received = self.team.broadcast(own)
         if checkpoints.fingerprint(own) != checkpoints.fingerprint(received):
             print(f"warning: instance {self.team.instance} had other weights than instance 0", file=sys.stderr, flush=True)
         self.program.load(received)
@@ -318,7 +318,7 @@ class Session:
                     self.log.note(warning)
                 self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
                 values = checkpoints.read(averaged)
-            self.validate(averaged, self.team.shared(values))
+            self.validate(averaged, self.team.broadcast(values))
 
     def _report(self, done: int) -> None:
         """The last lines: accuracy, where the run lies, how to go on."""
