@@ -17,7 +17,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runs import run
 
-import poprun
 from base import plugins
 from base.errors import DataError, OptionError
 from harness.commands import cli, entry
@@ -646,25 +645,6 @@ def test_any_words_end_in_options_or_in_a_foreseen_error(words, script):
         asked = [value for flag, value in pairwise(words) if flag == "--lr"]
         assert not asked or parsed.options.main.lr_schedule == asked[-1].lower()
     assert told
-
-
-def test_the_committed_readme_names_options_that_exist():
-    """Every --option in README.md's code is one of some script, model, schedule or tool."""
-    root = Path(__file__).parent.parent
-    readme = root / "README.md"
-    written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", readme.read_text(), re.I)) if readme.exists() else set()
-    known = set(re.findall(r"--[\w-]+", (root / "Makefile").read_text())) | {f"--{name}" for name in poprun.OPTIONS}
-    for tool in (root / "weight_avg.py", *(root / "tools").glob("*.py")):
-        known |= set(re.findall(r'"(--[\w-]+)"', tool.read_text()))
-    for command in ("convert", "verify"):
-        flags = re.findall(r'"(--[\w-]+)"', (root / "Datasets" / f"{command}.py").read_text())
-        known |= {*flags, *(flag.replace("--", "--no-") for flag in flags)}
-    for script in ("train", "validation", "restore", "inference_embedded"):
-        for model in plugins.names("Models"):
-            for schedule in plugins.names("LR_Schedules"):
-                words = ["--model", model, "--lr-schedule", schedule, "-h"]
-                known |= cli.parse(words, script, None, {}).catalogue.flags().keys()
-    assert written - known - {"--slow"} == set()
 
 
 def test_a_list_of_a_block_can_be_emptied(block):

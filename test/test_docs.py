@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import succeed
 
+import poprun
 from base import plugins
 from harness.commands import cli
 from harness.options import configs
@@ -21,7 +23,26 @@ from harness.options.sources import DEFAULT_CONFIG_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
+# scripts with flags of their own, by the page that prints them, and flags of other programs
+TOOLS = {
+    "own-pictures.md": ("Datasets/convert.py", "Datasets/verify.py", "tools/import_weights.py"),
+    "reading-a-run.md": ("weight_avg.py",),
+    "half-precision.md": ("tools/compare_runs.py",),
+    "measured.md": ("tools/findings.py",),
+}
+OTHERS = {
+    "emulation.md": {"--executable_cache_path"},
+    "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by"},
+    "reading-a-run.md": {"--slow"},
+    "measured.md": {"--slow"},
+}
+
+
+def name(page: Path) -> str:
+    """What a test of a page is called by."""
+    return page.name
 
 
 def test_the_examples_of_plug_ins_train(tmp_path):
@@ -62,26 +83,93 @@ def test_every_option_without_effect_is_on_the_list():
     assert listed == hints
 
 
-@pytest.mark.parametrize("page", ["recipes.md", "emulation.md", "extending.md", "distributed.md", "architecture.md"])
-def test_names_in_the_pages_exist(page):
-    text = (DOCS / page).read_text()
-    names = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names
-    for name in re.findall(r"--config (\S+)", text):
-        assert name in names or name == "NAME", name
-    for link in re.findall(r"\]\(([\w./-]+)\)", text):
-        assert (DOCS / link).exists(), link
-    known = {"--executable_cache_path", "--numa-aware", "--host", "--tag-output", "--bind-to", "--map-by"}
+def flags_of(*files: str) -> set[str]:
+    """The flags that scripts with a command line of their own take."""
+    written = [flag for file in files for flag in re.findall(r'"(--[\w-]+)"', (ROOT / file).read_text())]
+    return {*written, *(flag.replace("--", "--no-", 1) for flag in written)}
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """Flags of the scripts with every model and schedule, and of poprun."""
+    found = {f"--{name}" for name in poprun.OPTIONS}
     for script in ("train", "validation", "restore", "inference_embedded"):
         for model in plugins.names("Models"):
-            known |= cli.parse(["--model", model, "--dataset", "imagenet", "-h"], script, None, {}).catalogue.flags().keys()
+            found |= cli.parse(["--model", model, "--dataset", "imagenet", "-h"], script, None, {}).catalogue.flags().keys()
     for schedule in plugins.names("LR_Schedules"):
-        known |= (
+        found |= (
             cli.parse(["--lr-schedule", schedule, "--dataset", "imagenet", "-h"], "train", None, {}).catalogue.flags().keys()
         )
-    import poprun
+    return found
 
-    known |= {f"--{name}" for name in poprun.OPTIONS}
-    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", text, re.I)) - known == set()
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_names_in_the_pages_exist(page, known):
+    text = page.read_text()
+    names = configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names
+    for config in re.findall(r"--config ([^\s`]+)", text):
+        assert config in names or config == "NAME", config
+    written = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", text, re.I))
+    assert written - known - OTHERS.get(page.name, set()) - flags_of(*TOOLS.get(page.name, ())) == set()
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    for called in re.findall(r"(?:^\$? ?|`)make ((?:\w+=\S+ )?[\w-]+)", text, re.M):
+        assert called.split()[-1] in targets, called
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks/NOTES.md"], ids=name)
+def test_links_between_the_pages_lead_somewhere(page):
+    for link, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
+        there = page.parent / link if link else page
+        assert there.is_file(), link
+        assert not anchor or anchor in anchors(there.read_text()), (link, anchor)
+    assert not re.search(r"\]\([^)]*\s", page.read_text())
+
+
+def anchors(text: str) -> set[str]:
+    """What headings are called in links."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_first_page_is_short_and_leads_to_every_other_one():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 110
+    listed = re.findall(r"^\| \[([\w.-]+)\]\(docs/\1\) \|", text, re.M)
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+    pictures = {link for page in PAGES for link in re.findall(r"!\[[^\]]+\]\((?:docs/)?([\w.-]+\.svg)\)", page.read_text())}
+    assert pictures == {path.name for path in DOCS.glob("*.svg")}
+
+
+def printed(text: str) -> list[str]:
+    """The lines of a page's code, each command in one."""
+    blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)
+    return [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+
+
+CALL = re.compile(r"(?:^|python |\$ )(train|validation|restore|inference_embedded)\.py (.*)$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_of_the_pages_are_accepted(page):
+    for line in printed(page.read_text()):
+        call = CALL.search(line.split(" # ")[0])
+        if call and call[2] != "..." and page.name != "extending.md":  # whose model and data set are yet to be written
+            words = shlex.split(call[2])
+            recorded = {"dataset": "fashion-mnist"} if "--restore-path" in words else None
+            cli.parse(words, call[1], recorded, dict(re.findall(r"(\bDATA_DIR)=(\S+)", line)))
+
+
+def test_pages_hold_commands():
+    """So that the test before this one looks at something."""
+    assert sum(bool(CALL.search(line)) for page in PAGES for line in printed(page.read_text())) >= 40
+
+
+def test_the_drawn_schedule_is_what_a_dry_run_prints():
+    block = next(
+        b for b in re.findall(r"^```\n(.*?)^```$", (DOCS / "layouts.md").read_text(), re.M | re.S) if "--dry-run" in b
+    )
+    command, drawn = re.sub(r"\\\n\s*", "", block).split("\n", 1)
+    assert drawn in succeed("train", *shlex.split(CALL.search(command)[2])).out
 
 
 def test_the_tour_leads_to_places_that_exist():

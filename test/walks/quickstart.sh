@@ -1,5 +1,5 @@
 #!/bin/sh
-# The README's first page: train, validate again, go on. Run in the repository; SHORT=1: a few updates only.
+# README.md's first run: train, validate again, go on. Run in the repository; SHORT=1: a few updates only.
 set -eu
 python=${PYTHON:-.venv/bin/python}
 runs=${RUNS:-logs/walks}
