@@ -120,7 +120,8 @@ def test_a_log_on_a_full_disk_is_named(tmp_path):
 
 OPENING = """
 import os, sys
-from harness.checkpoints.checkpoints import averages, checkpoints; from base.process import command_line, quiet
+from base.process import command_line, quiet
+from harness.checkpoints import averages, checkpoints
 
 def main(words):
     with open(words[0], "wb") as file:
