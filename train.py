@@ -48,7 +48,7 @@ from harness.run import cluster as clusters
 from harness.run import records
 from harness.run.horizon import OPTIONS, Horizon
 from harness.run.run import Run, arguments
-from harness.training.loop import TrainingLoop, Values
+from harness.training.loop import Start, TrainingLoop, Values
 from harness.training.meter import Meter, state_of_rows
 from log import RunLog, wandb_run
 
@@ -359,45 +359,46 @@ def _start(
     writer: Writer,
     events: mlperf.Events,
 ) -> TrainingLoop:
-    """Builds the program, restores or saves the initial weights."""
+    """Builds the program and begins the loop over the updates that are left."""
     begin = newest.iteration if newest else 0
     wanted = profile.requested(run.options.device, folder, os.environ) if team.first else None
     recorded = bool(team.broadcast_text("yes" if wanted else ""))  # the instances cut their host steps alike
     program = _compiled(run, log, begin, wanted is not None, team.group)
     score = _scorer(run, team, log)
-    if newest is None:
-        meter = Meter(run.horizon, run.step_increment, run.rate, {})
-        calls = _calls(team, {}, 0)
-        loop = TrainingLoop(run, team, folder, log, program, meter, signals, writer, score, events, wanted, calls=calls)
-        if run.options.training.init_path and team.first:
-            _begin_with(run, program, log)
-        if team.group:
-            program.load(team.broadcast(program.values() if team.first else None))
-        if loop.saves:
-            with signals.asking():
-                loop.save(0, initial=True)
-                writer.settle()
-    else:
-        restored = _restore(run, team, log, program, newest, values)
-        meter, calls = _meter(run, team, folder, log, newest)
-        # not before it is known that the run can go on
-        log.arguments({**_values(run, folder, newest), checkpoints.CALLS: calls}, restored=True)
-        validated = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
-        loop = TrainingLoop(
-            run, team, folder, log, program, meter, signals, writer, score, events, wanted, validated=validated, calls=calls
-        )
+    start = _restored(run, team, folder, log, program, newest, values) if newest else _fresh(run, team, log, program)
+    timed = None
     if run.options.device.profile_compilation:
         trace = compilation.target(folder, os.environ) if team.first else None
-        loop.compilation = FirstUpdates(Compilation(program.phase_ends, trace), begin)
+        timed = FirstUpdates(Compilation(program.phase_ends, trace), begin)
+    profiled = -1
     if recorded:
         # the first update of a call warms caches up
-        loop.profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
-    log.open_board(begin)
-    if newest is not None:
-        loop.resumes(newest)
-    if newest is not None and run.horizon.is_checkpoint(newest.iteration):
-        loop.validate(newest, restored)  # if the run ended between saving and validating it
+        profiled = begin + 1 if begin + 1 < _stop(run, begin) else begin
+    loop = TrainingLoop(run, team, folder, log, program, signals, writer, score, events, start, wanted, profiled, timed)
+    loop.begin(start)
     return loop
+
+
+def _fresh(run: Run, team: Team, log: RunLog, program: TrainingProgram) -> Start:
+    """The initial weights, or those of --init-path, in every instance."""
+    calls = _calls(team, {}, 0)
+    if run.options.training.init_path and team.first:
+        _begin_with(run, program, log)
+    if team.group:
+        program.load(team.broadcast(program.values() if team.first else None))
+    return Start(Meter(run.horizon, run.step_increment, run.rate, {}), calls)
+
+
+def _restored(
+    run: Run, team: Team, folder: Path, log: RunLog, program: TrainingProgram, newest: Checkpoint, values: Values
+) -> Start:
+    """The weights, rows and averages of a checkpoint."""
+    restored = _restore(run, team, log, program, newest, values)
+    meter, calls = _meter(run, team, folder, log, newest)
+    # not before it is known that the run can go on
+    log.arguments({**_values(run, folder, newest), checkpoints.CALLS: calls}, restored=True)
+    rows = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
+    return Start(meter, calls, newest, restored, rows)
 
 
 def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest: Checkpoint, values: Values) -> Values:

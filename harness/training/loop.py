@@ -42,34 +42,63 @@ class Overflow(FloatingPointError):
         self.gentler = gentler
 
 
-@dataclass
-class TrainingLoop:
-    """A run in progress, in this instance of its team. `score`: validates a checkpoint with these values; a row of
-    validation.csv."""
+@dataclass(frozen=True)
+class Start:
+    """What a training loop begins with. `calls`: of the run, that led here, the present one last. Of a run that goes on
+    also the checkpoint, its tensors, and the rows of validation.csv by name."""
 
-    run: Run
-    team: Team
-    folder: Path
-    log: RunLog
-    program: TrainingProgram
     meter: Meter
-    signals: Signals
-    writer: Writer
-    score: Callable[[Checkpoint, Values], Mapping[str, Any]]
-    mlperf: mlperf.Events
-    profile: profile.Request | None = None
-    profiled: int = -1  # the update that is
-    compilation: FirstUpdates | None = None
-    validated: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    diverged: bool = False
-    calls: list[checkpoints.Call] = field(default_factory=list)  # of the run, that led here; the present one last
+    calls: list[checkpoints.Call]
+    newest: Checkpoint | None = None
+    values: Values = field(default_factory=dict)
+    validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.lost = LostGradients(self.program.watched, self.run.options.training.loss_scaling)
-        if self.team.group:
-            self.signals.share(partial(self.program.stop, drop_update=True))
+
+class TrainingLoop:
+    """A run in progress, in this instance of its team."""
+
+    def __init__(
+        self,
+        run: Run,
+        team: Team,
+        folder: Path,
+        log: RunLog,
+        program: TrainingProgram,
+        signals: Signals,
+        writer: Writer,
+        score: Callable[[Checkpoint, Values], Mapping[str, Any]],
+        events: mlperf.Events,
+        start: Start,
+        wanted: profile.Request | None = None,
+        profiled: int = -1,
+        timed: FirstUpdates | None = None,
+    ) -> None:
+        """`score`: validates a checkpoint with these values; a row of validation.csv. `profiled`: the update that is, as
+        `wanted`. `timed`: the first updates, for the profile of the compilation."""
+        self.run, self.team, self.folder, self.log, self.program = run, team, folder, log, program
+        self.signals, self.writer, self.score, self.mlperf = signals, writer, score, events
+        self.meter, self.calls, self.validated = start.meter, start.calls, dict(start.validated)
+        self.profile, self.profiled, self.compilation = wanted, profiled, timed
+        self.diverged = False
+        self.lost = LostGradients(program.watched, run.options.training.loss_scaling)
+        if team.group:
+            signals.share(partial(program.stop, drop_update=True))
         self.saved = -1  # updates that the newest checkpoint of this call has
         self.saved_at = time.monotonic()
+
+    def begin(self, start: Start) -> None:
+        """Saves the initial weights; or says where the checkpoints are that the run has, and validates the newest if the run
+        ended between saving and validating it."""
+        newest = start.newest
+        if newest is None and self.saves:
+            with self.signals.asking():
+                self.save(0, initial=True)
+                self.writer.settle()
+        self.log.open_board(newest.iteration if newest else 0)
+        if newest:
+            self._resumes(newest)
+        if newest and self.run.horizon.is_checkpoint(newest.iteration):
+            self.validate(newest, start.values)
 
     @property
     def isolated_updates(self) -> set[int]:
@@ -202,7 +231,7 @@ class TrainingLoop:
 
         return report
 
-    def resumes(self, newest: Checkpoint) -> None:
+    def _resumes(self, newest: Checkpoint) -> None:
         """Says where the checkpoints are that the run has already, in the lines that tell of new ones."""
         self.saved = newest.iteration
         if checkpoints.at(self.folder, 0) in checkpoints.numbered(self.folder):
