@@ -214,7 +214,7 @@ class Told:
     def __init__(self, instance: int, cards: list[dict], top: Path) -> None:
         self.instance, self.size, self.first, self.cards, self._top = instance, len(cards), instance == 0, cards, top
 
-    def told(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         return text if self.first else str(self._top)
 
 

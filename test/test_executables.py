@@ -211,11 +211,11 @@ def test_every_name_that_is_left_out_is_an_option():
 @pytest.mark.parametrize(
     ("words", "flags", "expected"),
     [
-        ((), "", "cache/cnn-harness/programs/executables"),
+        ((), "", "cache/cnn-harness/executables"),
         ((), "--executable_cache_path=/e/x --other", "/e/x"),
         ((), "--other --executable_cache_path /e/y", "/e/y"),
         (("--executable-cache-path", "z"), "--executable_cache_path=/e/x", "z"),
-        ((), "--executable_cache_path --use_ipu_model", "cache/cnn-harness/programs/executables"),
+        ((), "--executable_cache_path --use_ipu_model", "cache/cnn-harness/executables"),
         ((), '--executable_cache_path=/e/z --other="x', "/e/z"),
         (("--no-executable-cache",), "--executable_cache_path=/e/x", None),
     ],

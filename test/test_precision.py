@@ -271,7 +271,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "layers_of", lambda precision: listening)
-        return stages.call(network, weights, features, cells, GradientWatch((), frozenset()))
+        return stages.run_pass(network, weights, features, cells, GradientWatch((), frozenset()))
 
 
 @pytest.mark.parametrize(

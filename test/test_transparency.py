@@ -182,7 +182,7 @@ FAULTY: Row = {"stages": AXES["resnet"]["stages"][3], "schedule": "Grouped", "ba
 
 def drop_an_accumulation_step(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ExecutionPlan.passes_per_update.fget
-    monkeypatch.setattr(ExecutionPlan, "calls", property(lambda plan: whole(plan) - 1))
+    monkeypatch.setattr(ExecutionPlan, "passes_per_update", property(lambda plan: whole(plan) - 1))
 
 
 def change_the_stream(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
