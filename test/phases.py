@@ -1,4 +1,4 @@
-"""Where the tests' time goes: `pytest --phases FILE` notes each test's, `python test/phases.py FILE` prints it.
+"""Where the tests' time goes: `pytest --phases=FILE` notes each test's, `python test/phases.py FILE` prints it.
 
 A line of the file is a test as JSON: seconds of wall time, of this process' CPU time and of that of its ended children; and of
 the programs that it builds in this process: seconds of building the graph, of optimising or loading it, of the first host step,
