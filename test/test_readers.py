@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from runs import framed
 
 from base.errors import DataError
+from base.storage import checksums
 from Datasets import _fashion_files, _labels, _listing, _tfrecords, cifar
 from Datasets._spec import OpenRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets._tolerance import Tolerance
+from harness.checkpoints import bundles
 
 SETTINGS = settings(
     max_examples=1500, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -113,6 +115,97 @@ def test_records_past_the_damage(tmp_path, changes):
     assert set(found) <= set(PAYLOADS) and str(file) in said.splitlines()[0]
     ahead = [payload for k, payload in enumerate(PAYLOADS) if content.startswith(b"".join(map(framed, PAYLOADS[: k + 1])))]
     assert found[: len(ahead)] == ahead
+
+
+# --- the list of a checkpoint's tensors ---
+
+
+def varint(value: int) -> bytes:
+    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+
+def part(number: int, value: int | bytes) -> bytes:
+    """A field of a message."""
+    return (
+        varint(number << 3) + varint(value)
+        if isinstance(value, int)
+        else varint(number << 3 | 2) + varint(len(value)) + value
+    )
+
+
+def entry(*sizes: int, kind: int = 1, rest: bytes = b"") -> bytes:
+    """What a list says of a tensor that begins the file of tensors and has 8 bytes."""
+    shape = b"".join(part(2, part(1, size)) for size in sizes)
+    return part(1, kind) + part(2, shape) + part(5, 8) + (rest or b"\x35" + checksums.masked(bytes(8)).to_bytes(4, "little"))
+
+
+def listed(pairs: list[tuple[int, bytes, bytes]]) -> bytes:
+    """A whole list: of each tensor what its name shares with the one before, the rest of it, and a message."""
+    content = b""
+
+    def block(rows: list[tuple[int, bytes, bytes]]) -> bytes:
+        nonlocal content
+        body = b"".join(varint(same) + varint(len(own)) + varint(len(said)) + own + said for same, own, said in rows)
+        body += bytes(4) + (1).to_bytes(4, "little") + b"\0"  # where to begin, how many such places, not packed
+        place = varint(len(content)) + varint(len(body) - 1)
+        content += body + checksums.masked(body).to_bytes(4, "little")
+        return place
+
+    places = block([]) + block([(0, b"z", block([(0, b"", part(1, 1)), *pairs]))])
+    return content + places.ljust(40, b"\0") + bundles._MAGIC
+
+
+def tensors_of(folder: Path, content: bytes) -> dict[str, np.ndarray] | None:
+    """What is read where this is the list; nothing but Damaged is raised, and its shapes are those of the tensors."""
+    (folder / "x.index").write_bytes(content)
+    (folder / "x.data-00000-of-00001").write_bytes(bytes(8))
+    shapes = bundles.shapes(folder / "x.index")
+    found = bundles.tensors(folder / "x.index")
+    assert found is None or shapes == {name: value.shape for name, value in found.items()}
+    return found
+
+
+NO_LISTS = {  # names and messages, and what is said
+    "a side beyond 64 bits": (
+        [(0, b"w", entry(0, 2**64 - 1))],
+        r"w claims the shape \(0, 18446744073709551615\), and at most",
+    ),
+    "very many sides": ([(0, b"w", entry(*[1] * 70))], r"w claims the shape .* of 9 dimensions, and at most 8 are read"),
+    "a side that is a number": ([(0, b"w", part(1, 1) + part(2, part(2, 3)) + part(5, 8))], "not those of its shape"),
+    "a checksum of another kind": ([(0, b"w", entry(2, rest=part(6, 7)))], "other bytes than were written: those of w"),
+    "text": ([(0, b"v", entry(2)), (0, b"w", entry(kind=7))], "w holds no numbers"),
+    "a message cut short": ([(0, b"w", entry(2)[:-1])], "x.index is cut short or overwritten"),
+    "a name that shares too much": ([(1, b"w", entry(2))], "x.index is cut short or overwritten"),
+    "a long name": ([(0, b"w" * 5000, entry(2))], "a name in its index has 5,000 bytes, and at most 4,096 are read"),
+    "long names that share": (
+        [(0, b"w" * 4000, entry(2)), *[(4000, b"%06d" % k, entry(2)) for k in range(5000)]],
+        "the names in its index are more than the 16,777,216 bytes that are read",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_LISTS)
+def test_a_list_of_tensors_that_cannot_be(case, tmp_path):
+    """Its own checksums are right."""
+    assert tensors_of(tmp_path, listed([(0, b"w", entry(2))]))["w"].tolist() == [0, 0]
+    pairs, said = NO_LISTS[case]
+    tracemalloc.start()
+    try:
+        with pytest.raises(bundles.Damaged, match=said):
+            tensors_of(tmp_path, listed(pairs))
+        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_damaged_messages_of_tensors(tmp_path, pytestconfig):
+    """In a list whose own checksums are right."""
+
+    def make(rng: random.Random) -> bytes:
+        return listed([(0, b"w", fuzzing.damaged(rng, entry(1, 2)))])
+
+    count = fuzzing.rounds(1500, 20_000, pytestconfig)
+    assert fuzzing.hold("messages of tensors", count, make, lambda given: tensors_of(tmp_path, given), bundles.Damaged) > 0
 
 
 # --- the small files beside them ---

@@ -11,26 +11,35 @@ import errno
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from base import bounds
+from base.fields import brief
 from base.storage import checksums, input_files
 
 _MOST_BYTES = 64 << 20
+_LONGEST_NAME = 4096  # bytes
+_MOST_TENSORS = 100_000
+_MOST_NAMES = 16 << 20  # bytes of all names, which share what they begin with: a short file may hold very many
+_MOST_ELEMENTS = 1 << 48  # what a tensor without any may claim besides
 _FOOTER, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = 5  # bytes after a block: how it is packed, and its checksum
 _TYPE, _SHAPE, _DIMENSION, _SIZE = 1, 2, 2, 1  # fields of the messages
 _FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
 _CHECKSUM, _SLICES = 6, 7  # of those bytes; of a tensor that lies in pieces
 _FILES, _BIG_ENDIAN = 1, 2  # of the message without a name: how many there are, and how they are written
+_TEXT = 7  # a type of no numbers
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
 
 
 class Damaged(ValueError):
-    """A checkpoint that TensorFlow cannot read either. One line, the file named without its folder."""
+    """A checkpoint that TensorFlow cannot read either, or that holds text. One line, the file named without its folder."""
 
 
 class _Unknown(Exception):
@@ -52,23 +61,32 @@ class _Entry:
 def shapes(index: Path) -> dict[str, tuple[int, ...]] | None:
     """The shape of every tensor; None if that cannot be told, as of a packed file. Damaged if the index, or what lies
     beside it, cannot be read."""
-    try:
+    with suppress(_Unknown), _damaged(index):
         return {name: entry.shape for name, entry in _entries(index).items()}
-    except _Unknown:
-        return None
+    return None
 
 
 def tensors(index: Path, checked: bool = True) -> dict[str, np.ndarray] | None:
     """Every tensor; None if they cannot be told, as of text or in pieces. Damaged as for `shapes`, and if one is not what
     its checksum says, unless they need not be `checked`."""
-    try:
+    with suppress(_Unknown), _damaged(index):
         found = _entries(index)
         _refuse_overlaps(found.values())
         return {name: _tensor(name, entry, checked) for name, entry in found.items()}
-    except _Unknown:
-        return None
+    return None
+
+
+@contextmanager
+def _damaged(index: Path) -> Iterator[None]:
+    """Whatever goes wrong inside with bytes that anybody may have written is Damaged."""
+    try:
+        yield
+    except (Damaged, _Unknown):
+        raise
     except OSError as error:
         raise Damaged(f"{Path(error.filename or index).name}: {error.strerror}") from None
+    except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError):
+        raise Damaged(f"{index.name} is cut short or overwritten") from None
 
 
 def _refuse_overlaps(entries: Iterable[_Entry]) -> None:
@@ -86,15 +104,15 @@ def _tensor(name: str, entry: _Entry, checked: bool) -> np.ndarray:
     if kind is None or any(number == _SLICES for number, _ in _fields(entry.message)):
         raise _Unknown
     if size != math.prod(entry.shape) * np.dtype(kind).itemsize:
-        raise Damaged(f"{name} has {size} bytes in its index, which are not those of its shape")
+        raise Damaged(f"{brief(name)} has {size} bytes in its index, which are not those of its shape")
     with input_files.opened(entry.file) as file:
         file.seek(entry.start)
         content = file.read(size)
     if len(content) < size:
         raise Damaged(f"{entry.file.name} is cut short")
-    stored = next((value for number, value in _fields(entry.message) if number == _CHECKSUM), b"")
+    stored = _bytes(entry.message, _CHECKSUM)
     if checked and checksums.masked(content) != int.from_bytes(stored, "little"):
-        raise Damaged(f"{entry.file.name} has other bytes than were written: those of {name}")
+        raise Damaged(f"{entry.file.name} has other bytes than were written: those of {brief(name)}")
     return np.frombuffer(content, kind).reshape(entry.shape)
 
 
@@ -102,19 +120,16 @@ def _entries(index: Path) -> dict[str, _Entry]:
     """What the index says of every tensor. Damaged as for `shapes`; _Unknown if it cannot be told."""
     try:
         found = _messages(input_files.content(index, _MOST_BYTES))
-        head = found.pop("", b"")
-        files = _number(head, _FILES)
-        described = {name: _entry(index, files, message) for name, message in found.items()}
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # as of a tensor in pieces
         raise _Unknown from None
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise _Unknown from None
-        raise Damaged(f"{index.name}: {error.strerror}") from None
-    except (ValueError, IndexError):
-        raise Damaged(f"{index.name} is cut short or overwritten") from None
+        raise
+    head = found.pop("", b"")
     if _number(head, _BIG_ENDIAN):
         raise _Unknown
+    described = {name: _entry(index, name, _number(head, _FILES), message) for name, message in found.items()}
     ends: dict[Path, int] = {}
     for entry in described.values():
         ends[entry.file] = max(entry.end, ends.get(entry.file, 0))
@@ -122,11 +137,13 @@ def _entries(index: Path) -> dict[str, _Entry]:
     return described
 
 
-def _entry(index: Path, files: int, message: bytes) -> _Entry:
+def _entry(index: Path, name: str, files: int, message: bytes) -> _Entry:
     """`files`: how many the tensors lie in."""
+    if _number(message, _TYPE) == _TEXT:
+        raise Damaged(f"{brief(name)} holds no numbers")
     file, start = _number(message, _FILE), _number(message, _OFFSET)
     path = index.with_suffix(f".data-{file:05d}-of-{files:05d}")
-    return _Entry(_shape(message), path, start, start + _number(message, _BYTES_THERE), message)
+    return _Entry(_shape(name, message), path, start, start + _number(message, _BYTES_THERE), message)
 
 
 def _require_files(ends: Mapping[Path, int]) -> None:
@@ -147,13 +164,19 @@ def _messages(content: bytes) -> dict[str, bytes]:
         raise ValueError("no such table")
     _, at = _handle(content, len(content) - _FOOTER)  # of a block that says nothing here
     listed, _ = _handle(content, at)
-    found, end = {}, 0
+    found, end, named = {}, 0, 0
     for _, place in _pairs(_block(content, *listed)):
         (start, size), _ = _handle(place, 0)
         if start < end:  # blocks that overlap would be read many times
             raise _Unknown
         end = start + size
-        found |= {name.decode(): message for name, message in _pairs(_block(content, start, size))}
+        for name, message in _pairs(_block(content, start, size)):
+            named += len(name)
+            if named > _MOST_NAMES:
+                raise Damaged(f"the names in its index are more than the {_MOST_NAMES:,} bytes that are read")
+            found[name.decode()] = message
+            if len(found) > _MOST_TENSORS:
+                raise Damaged(f"its index names more than the {_MOST_TENSORS:,} tensors that are read")
     return found
 
 
@@ -172,10 +195,16 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values; places to begin from follow them, and their number is the last word."""
     end = len(block) - 4 * (1 + int.from_bytes(block[-4:], "little"))
     at, key = 0, b""
+    if end < 0:
+        raise ValueError("no whole block")
     while at < end:
         shared, at = _varint(block, at)
         own, at = _varint(block, at)
         size, at = _varint(block, at)
+        if shared + own > _LONGEST_NAME:
+            raise Damaged(f"a name in its index has {shared + own:,} bytes, and at most {_LONGEST_NAME:,} are read")
+        if shared > len(key) or at + own + size > end:
+            raise ValueError("no whole pair")
         key = key[:shared] + block[at : at + own]
         yield key, block[at + own : at + own + size]
         at += own + size
@@ -188,10 +217,19 @@ def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
     return (start, size), at
 
 
-def _shape(entry: bytes) -> tuple[int, ...]:
-    described = [value for number, value in _fields(entry) if number == _SHAPE and isinstance(value, bytes)]
-    dimensions = [value for number, value in _fields(described[0] if described else b"") if number == _DIMENSION]
-    return tuple(next((size for number, size in _fields(each) if number == _SIZE), 0) for each in dimensions)
+def _shape(name: str, entry: bytes) -> tuple[int, ...]:
+    described = (value for number, value in _fields(_bytes(entry, _SHAPE)) if number == _DIMENSION and type(value) is bytes)
+    shape = tuple(_number(each, _SIZE) for each in islice(described, bounds.RANK + 1))
+    try:
+        bounds.elements(brief(name), shape, _MOST_ELEMENTS)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+    return shape
+
+
+def _bytes(message: bytes, field: int) -> bytes:
+    """Empty stands for none."""
+    return next((value for number, value in _fields(message) if number == field and isinstance(value, bytes)), b"")
 
 
 def _number(message: bytes, field: int) -> int:
@@ -210,6 +248,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED64, _FIXED32, _BYTES):
             size, at = _varint(message, at) if kind == _BYTES else ({_FIXED64: 8, _FIXED32: 4}[kind], at)
             value, at = message[at : at + size], at + size
+            if at > len(message):
+                raise ValueError("no whole field")
         else:
             raise _Unknown
         yield tag >> 3, value
