@@ -106,8 +106,8 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
             if found and values is None:
                 unreadable.append(checkpoint.name)
                 continue
-            for fault in fitting.faults(values or {}, fitting.model(run), checkpoint):
-                log.note(f"warning: {fault}")
+            for warning in fitting.warnings(run, values or {}, checkpoint):
+                log.note(warning)
             for _ in range(run.options.checkpoint.repeat):
                 log.validation_row(validate(run, program, checkpoint, values, batch, log, team))
             done.append(checkpoint.name)

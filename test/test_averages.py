@@ -136,6 +136,31 @@ def test_folders_that_cannot_be_averaged(tmp_path):
     assert not (tmp_path / "x.index").exists()
 
 
+def test_what_cannot_be_averaged_is_left_out(tmp_path):
+    """Values that are not finite, and text; with a warning, and an error where nothing is left."""
+    (good,) = written(tmp_path, (1,))
+    spoilt = draw(2)
+    spoilt["v/float16"][1, 1] = np.inf
+    checkpoints.write(tmp_path / "ckpt-2", spoilt)
+    checkpoints.write(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
+    checkpoints.write(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
+    words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 1, "--filename", tmp_path / "x")
+    result = succeed(*words)
+    assert result.err.splitlines() == [
+        "warning: checkpoint ckpt-2 is damaged and left out: v/float16 holds values that are not finite",
+        "warning: checkpoint ckpt-3 is damaged and left out: v/text holds no numbers",
+        "warning: checkpoint ckpt-4 is damaged and left out: global_step holds no numbers",
+    ]
+    assert_same_bits(read(tmp_path / "x"), good)
+    for reader in (checkpoints.read, checkpoints.shapes, checkpoints.values):
+        with pytest.raises(checkpoints.CheckpointError, match="ckpt-3 is damaged: v/text holds no numbers"):
+            reader(checkpoints.at(tmp_path, 3))
+    for file in tmp_path.glob("ckpt-1.*"):
+        file.unlink()
+    result = run(*words)
+    assert result.code == 2 and f"--restore-path {tmp_path}: all 3 checkpoints are damaged" in result.err
+
+
 def test_unknown_words_are_named_and_ignored(tmp_path):
     written(tmp_path, (1,))
     result = run(

@@ -231,6 +231,16 @@ def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
     spoil(4)
     refused(going_on, "move the checkpoints after ckpt-0 elsewhere to go back to that one")
     refused(begin, "give other weights")
+    shown = succeed("validation", "--restore-path", folder, "--dry-run").out
+    assert shown.count(f"warning: weights {weights}: {BIAS} holds values that are not finite\n") == 1
+    initial = [folder / f"ckpt-0.{name}" for name in ("data-00000-of-00001", "manifest.json")]
+    content = [file.read_bytes() for file in initial]
+    flipped(initial[0])
+    refused(going_on, "begin a new run, as no older checkpoint is sound")
+    initial[1].unlink()
+    refused(going_on, "begin a new run, as no older checkpoint is sound")
+    for file, before in zip(initial, content):
+        file.write_bytes(before)
     spoil(0)
     refused(going_on, "begin a new run, as no older checkpoint is sound")
 

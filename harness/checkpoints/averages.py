@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from base.fields import brief
 from base.storage import files
 from harness.checkpoints import checkpoints, manifests
 from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
@@ -41,9 +42,11 @@ def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
     return of_epochs + [(f"weight_avg_exp_{decay:g}", decay) for decay in options.weight_avg_exp]
 
 
-def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Checkpoint, int, list[str]]:
+def of_run(
+    folder: Path, name: str, amount: float, horizon: Horizon, finite: bool = True
+) -> tuple[Checkpoint, int, list[str]]:
     """Makes one of the `wanted` averages of a finished run's checkpoints; it, how many went into it, and a line on each
-    that is damaged and left out."""
+    that is left out: what is damaged, and, with `finite`, what has values that are not."""
     # where a run was stopped and went on there is one more, which the same run in one go has not
     used = [
         checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if horizon.is_checkpoint(checkpoint.iteration)
@@ -51,7 +54,7 @@ def of_run(folder: Path, name: str, amount: float, horizon: Horizon) -> tuple[Ch
     if name.startswith("weight_avg_N"):
         first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
         used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]
-    used, damaged = checkpoints.whole(used)
+    used, damaged = checkpoints.whole(used, finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
@@ -85,8 +88,8 @@ def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
         differing = sorted(name for name in shapes.keys() | those.keys() if shapes.get(name) != those.get(name))
         if differing:
             raise CheckpointError(
-                f"checkpoint {checkpoint.prefix} cannot be averaged with {used[0].prefix}: {differing[0]} is not the same "
-                f"in both (and {len(differing) - 1} more); they are of different networks or optimisers"
+                f"checkpoint {checkpoint.prefix} cannot be averaged with {used[0].prefix}: {brief(differing[0])} is not the "
+                f"same in both (and {len(differing) - 1} more); they are of different networks or optimisers"
             )
         yield values
 

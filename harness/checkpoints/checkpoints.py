@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from base import bounds
+from base.fields import brief
 from base.process import quiet
 from base.storage import files, input_files
 from base.storage.tables import DOUBTED
@@ -152,10 +153,12 @@ def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, li
 
 def _whole(checkpoint: Checkpoint) -> Checkpoint:
     """The same one; CheckpointError, without its name, if it cannot be read or holds other weights than those of its
-    number. The tensors are read only where a manifest and a state do not tell it, and by TensorFlow only where nothing else
-    reads them."""
+    number. Of the tensors no more than their list is read where a manifest and a state tell it, and by TensorFlow they are
+    read only where nothing else reads them."""
     told = ITERATION in _verified(checkpoint) and manifests.there(Path(checkpoint.prefix))
-    if not told and _held(checkpoint) is None:
+    if told:
+        _shapes(checkpoint, verified=True)
+    elif _held(checkpoint) is None:
         quiet.import_tensorflow()
         _read(checkpoint, verified=True)
     return checkpoint
@@ -258,18 +261,29 @@ def seeds(folder: Path, newest: Checkpoint) -> list[int]:
     return [told[newest]] if newest in told else sorted(set(told.values()))
 
 
-def whole(found: Sequence[Checkpoint], most: int | None = None) -> tuple[list[Checkpoint], list[str]]:
+def whole(found: Sequence[Checkpoint], most: int | None = None, finite: bool = True) -> tuple[list[Checkpoint], list[str]]:
     """Those that can be read and hold the weights of their numbers, or the last `most` of them, and a line on each other
-    one that was looked at."""
+    one that was looked at. `finite`: so must all values be."""
     kept, damaged = [], []
     for checkpoint in reversed(found):
         if len(kept) == most:
             break
         try:
-            kept.append(_whole(checkpoint))
+            kept.append(_finite(_whole(checkpoint)) if finite else _whole(checkpoint))
         except CheckpointError as error:
             damaged.append(_left_out(checkpoint.name, error))
     return kept[::-1], damaged[::-1]
+
+
+def _finite(checkpoint: Checkpoint) -> Checkpoint:
+    """The same one, which is whole; CheckpointError, without its name, if a value is not finite."""
+    import numpy as np
+
+    found = _plain(checkpoint, checked=False)
+    for name, value in (_tensors(checkpoint) if found is None else found).items():
+        if not np.isfinite(value).all():
+            raise CheckpointError(f"{brief(name)} holds values that are not finite")
+    return checkpoint
 
 
 def _left_out(name: str, why: CheckpointError) -> str:
@@ -435,7 +449,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = bounds.json_value(input_files.content(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {_reason(error)}") from None
+        raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
     return found
@@ -453,12 +467,16 @@ def read(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray
         raise _damaged(checkpoint, error) from None
 
 
-def values(checkpoint: Checkpoint) -> dict[str, np.ndarray] | None:
-    """What `read` gives of a checkpoint whose files are known to be whole, as far as they tell it without TensorFlow."""
+def values(checkpoint: Checkpoint, verified: bool = False) -> dict[str, np.ndarray] | None:
+    """What `read` gives, or its error, as far as the files tell without TensorFlow; None if they do not tell. `verified`:
+    the files are known to be whole."""
     if archives.located(Path(checkpoint.prefix)):
         return read(checkpoint)
     try:
-        return _plain(checkpoint, checked=False)
+        if verified:
+            return _plain(checkpoint, checked=False)
+        _verified(checkpoint)
+        return _held(checkpoint)
     except CheckpointError as error:
         raise _damaged(checkpoint, error) from None
 
@@ -534,7 +552,7 @@ def _of_its_number(checkpoint: Checkpoint, found: dict[str, np.ndarray]) -> dict
     """These tensors; CheckpointError if they are of another update than the checkpoint's name says."""
     done, named = found.get(_STEP), manifests.number(checkpoint.name)
     if named is not None and done is not None and done.tolist() != named:
-        raise CheckpointError(f"it holds the weights of update {done.tolist()}: it was copied or renamed")
+        raise CheckpointError(f"it holds the weights of update {brief(done.tolist())}: it was copied or renamed")
     return found
 
 
@@ -543,9 +561,13 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 
     try:
         reader = tf.train.NewCheckpointReader(checkpoint.prefix)
-        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+        found = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
-        raise CheckpointError(f"it cannot be read: {_reason(error)}") from None
+        raise CheckpointError(f"it cannot be read: {bounds.reason(error)}") from None
+    text = next((name for name, value in found.items() if not hasattr(value, "dtype") or value.dtype.hasobject), None)
+    if text is not None:
+        raise CheckpointError(f"{brief(text)} holds no numbers")
+    return found
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:
@@ -620,8 +642,3 @@ def _of_archive(read: Callable[[Path], Any], file: Path) -> Any:
         return read(file)
     except ArchiveError as error:
         raise CheckpointError(str(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    told = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return (told or type(error).__name__).splitlines()[0]

@@ -42,13 +42,20 @@ def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
 
 def require_model(run: Run, found: Sequence[Checkpoint]) -> list[str]:
     """Refuses checkpoints of another network that are to be validated, as far as their files tell; a line on each that is
-    damaged and left out."""
+    damaged and left out. A dry run tells of values, too, which the validation itself warns of."""
     asked = run.options.main
     told, damaged = checkpoints.shapes_of(found, f"--restore-path {asked.restore_path}", thorough=asked.dry_run)
     for checkpoint, shapes in told:
         if shapes is not None:
             fit(shapes, model(run), checkpoint)
+            if asked.dry_run:
+                damaged += warnings(run, checkpoints.values(checkpoint, verified=True) or {}, checkpoint)
     return damaged
+
+
+def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
+    """At most one line, on values that are validated all the same."""
+    return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
 
 
 def require_saved(run: Run, newest: Checkpoint) -> None:
@@ -61,7 +68,7 @@ def require_saved(run: Run, newest: Checkpoint) -> None:
 
 def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
     """Of a whole checkpoint, where they decide whether a run may have them, and as far as its files tell."""
-    return {} if run.options.training.keep_going else checkpoints.values(checkpoint) or {}
+    return {} if run.options.training.keep_going else checkpoints.values(checkpoint, verified=True) or {}
 
 
 def require_beginning(run: Run, path: Path) -> None:

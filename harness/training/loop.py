@@ -342,7 +342,8 @@ class TrainingLoop:
         for name, amount in averages.wanted(self.run.options.training):
             averaged, values = Checkpoint(str(self.folder / name), -1), None
             if self.team.first:
-                averaged, count, damaged = averages.of_run(self.folder, name, amount, self.run.horizon)
+                finite = not self.run.options.training.keep_going
+                averaged, count, damaged = averages.of_run(self.folder, name, amount, self.run.horizon, finite)
                 for warning in damaged:
                     self.log.note(warning)
                 self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
