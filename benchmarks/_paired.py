@@ -32,7 +32,7 @@ class Worker:
     """A process of its own that runs one round at a time: `updates` weight updates of train.py with these options."""
 
     def __init__(self, words: Sequence[str], updates: int = 1, environ: Mapping[str, str] | None = None) -> None:
-        environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3"}
         command = [sys.executable, str(Path(__file__).with_name("_worker.py")), str(updates), *words]
         self._process = subprocess.Popen(
             command,

@@ -1,14 +1,21 @@
-"""The worker process of a benchmark: builds the training program of its options and does one host step a round."""
+"""The worker process of a benchmark: builds the training program of its options and does one host step a round.
+
+The benchmarks start it: python benchmarks/_worker.py UPDATES OPTION... with options of train.py.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
 import sys
 import time
+from pathlib import Path
 
-from base.process import quiet
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from base.process import command_line, quiet
 from harness.commands import cli
 from harness.processes.team import Team
 from harness.run.run import Run, prepare
@@ -47,4 +54,8 @@ def _say(**values: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("updates", type=command_line.whole(1), help="weight updates of a round")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="options of train.py")
+    asked = parser.parse_args()
+    main(asked.updates, asked.words)

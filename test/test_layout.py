@@ -158,3 +158,12 @@ def test_planning_a_run_imports_no_tensorflow():
             "code = entry.run_command('train', train.main, ['--config', 'quickstart', '--dry-run']); "
             "assert code == 0; assert 'tensorflow' not in sys.modules")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tools"])
+def test_scripts_in_folders_find_the_project(folder):
+    """Whatever folder they are called from: Python looks in their own only."""
+    scripts = {file.name: file.read_text() for file in (ROOT / folder).glob("*.py")}
+    assert scripts and not [
+        name for name, text in scripts.items() if "\nif __name__ ==" in text and "\nsys.path.insert(0, str(" not in text
+    ]
