@@ -208,7 +208,7 @@ def test_restore_needs_a_path():
 @pytest.mark.parametrize(
     "content, part",
     [
-        (b"", "arguments.json cannot be read"),
+        (b"", "arguments.json is missing or empty, and nothing else tells the options of that training"),
         (b"{", "arguments.json cannot be read"),
         (b"\xff\xfe", "arguments.json cannot be read"),
         (b"[]", "arguments.json is damaged: it must hold one JSON object"),
@@ -316,10 +316,14 @@ def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
     state = checkpoints.state(newest)
     newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
     told = f"ckpt-1 is of a later call of the run than {without_manifests}/arguments.json"
-    assert told in succeed("validation", "--restore-path", without_manifests, "--dry-run").out
-    for script in ("restore", "train"):
-        message = refused(script, "--restore-path", without_manifests)
-        assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
+    for content in (None, b"", b"{ }\n"):
+        if content is not None:
+            record.write_bytes(content)
+        warned = succeed("validation", "--restore-path", without_manifests, "--dry-run").out
+        assert told in warned and "arguments_restore.json of that call is missing or empty" in warned
+        for script in ("restore", "train"):
+            message = refused(script, "--restore-path", without_manifests)
+            assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
     shutil.copy(without_manifests / "arguments.json", record)
     assert "later call" not in succeed("restore", "--restore-path", without_manifests, "--dry-run").out
     values = json.loads(record.read_text())

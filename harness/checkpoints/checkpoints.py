@@ -580,7 +580,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     """What the arguments files of the run in a folder say, if there are any; a later restore wins. What a .npz file says."""
     weights = archives.located(folder)
     file = weights or record(folder)
-    if not weights and not os.path.lexists(file):  # a link that leads nowhere is a file that cannot be read
+    if not weights and not _says(file):
         return {}
     return _sound(file, _of_archive(archives.options, weights) if weights else _json(file))
 
@@ -593,10 +593,26 @@ def _sound(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def recorded_first(folder: Path) -> dict[str, Any]:
+    """What the run in a folder recorded when it began; empty if that is lost."""
+    file = folder / _FIRST
+    with suppress(CheckpointError):
+        return _sound(file, _json(file))
+    return {}
+
+
 def record(folder: Path) -> Path:
-    """The file that tells the options of the run in a folder: that of its last restore, or of its beginning."""
+    """The file that tells the options of the run in a folder: that of its last restore, or of its beginning. One that was
+    emptied tells as little as one that is not there."""
     last = folder / _LATER
-    return last if os.path.lexists(last) else folder / _FIRST
+    return last if _says(last) else folder / _FIRST
+
+
+def _says(file: Path) -> bool:
+    """Whether there is a file that is not empty; one that cannot be read counts, as a link that leads nowhere."""
+    with suppress(OSError):
+        return b"".join(input_files.content(file, _MOST_JSON).split()) not in (b"", b"{}")
+    return os.path.lexists(file)
 
 
 def lost_record(folder: Path) -> str | None:
@@ -623,13 +639,14 @@ def doubts_of_record(folder: Path) -> list[str]:
     or damaged. An instance that came later has none."""
     lost = lost_record(folder)
     if lost:
-        return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing"]
+        return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing or empty"]
     first, last = folder / _FIRST, record(folder)
     if archives.located(folder) or last == first or recorded(folder).get("instance"):
         return []
     why = f"{first} is missing or empty"
     try:
-        if os.path.lexists(first) and _sound(first, _json(first)):
+        if _says(first):
+            _sound(first, _json(first))
             return []
     except CheckpointError as error:
         why = str(error)
