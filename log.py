@@ -15,14 +15,14 @@ import string
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from base.process import command_line
 from base.storage import files
-from base.storage.tables import DOUBTED, Kept, Row, Table
+from base.storage.tables import DOUBTED, Due, Kept, Row, Table
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
@@ -201,14 +201,14 @@ class RunLog:
 
     def go_on_after(
         self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
-        due: Mapping[str, Callable[[], Iterable[int]]] | None = None,
+        due: Mapping[str, Callable[[], Due]] | None = None,
     ) -> None:  # fmt: skip
         """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end; makes
         rows anew that are missing. `states`: as `checkpoints.states` gives them; `stays`, `due`: as for `Table.mend`, the
         latter by table."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(DOUBTED)) for done, state in states]
-            for line in table.mend(iteration, kept, stays, (due or {}).get(name, list)):
+            for line in table.mend(iteration, kept, stays, (due or {}).get(name, Due)):
                 self.note(line)
 
     def tell_of_averages(self) -> None:

@@ -33,6 +33,7 @@ import validation
 from base.errors import OptionError
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
+from base.storage.tables import Due
 from emulator.plan.record import PhaseEnd
 from harness.checkpoints import checkpoints, fitting, saving
 from harness.checkpoints.checkpoints import Checkpoint
@@ -429,9 +430,25 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
     return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
 
 
-def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], list[int]]]:
-    """The updates after which the run has rows by table, as the options of the call before this one tell."""
+def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
+    """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
     recorded = checkpoints.recorded(folder)
+    begun = [since for _, since in checkpoints.calls(recorded)] or [0]
+    first = checkpoints.recorded_first(folder) if begun[0] == 0 and len(begun) > 1 else {}
+    unknown = (begun[1] if first else 0, begun[-1])
+    earlier, last = _points(run, first), _points(run, recorded)
+    return {name: partial(_due, earlier[name], last[name], unknown) for name in last}
+
+
+def _due(earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]) -> Due:
+    """The rows of a run's first call, and of its last one: those of the calls between them are `unknown`."""
+    before, begun = unknown
+    points = [point for point in earlier() if point <= before] if before else []
+    return Due(points + [point for point in last() if point > begun], unknown)
+
+
+def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
+    """The updates after which a call has rows by table, as its options tell."""
     given = {name: recorded[name] for name in OPTIONS if recorded.get(name) is not None}
     try:
         horizon = Horizon.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)

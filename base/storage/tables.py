@@ -35,6 +35,14 @@ class Kept:
     vouched: bool = True
 
 
+@dataclass(frozen=True)
+class Due:
+    """The iterations of the rows that a run has; of those after `unknown[0]` up to `unknown[1]` nothing tells."""
+
+    points: Sequence[int] = ()
+    unknown: tuple[int, int] = (0, 0)
+
+
 @dataclass
 class _Merged:
     """Rows by place, the file's and those of the states. `expected`: how many there were up to the last state, which is of
@@ -93,14 +101,12 @@ class Table:
         since = self._place(left[-1]) + self._lag if left else self._since
         return since, self._before + len(left), recent[-MOST_KEPT:]
 
-    def mend(
-        self, iteration: int, states: Iterable[Kept], stays: bool, due: Callable[[], Iterable[int]] = list
-    ) -> list[str]:
+    def mend(self, iteration: int, states: Iterable[Kept], stays: bool, due: Callable[[], Due] = Due) -> list[str]:
         """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
         and makes those anew that are missing or damaged. What there is to say of it.
 
-        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `due`: the iterations of the
-        rows that a run has, for what no state tells of.
+        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `due`: the rows that a
+        run has, for what no state tells of.
         """
         found, damaged, ragged, cut = self._found()
         rows = {self._place(cells): cells for cells in found if 0 <= self._place(cells) <= iteration}
@@ -141,13 +147,15 @@ class Table:
         made.covered, made.expected = done, before + len(own)
         return since, before
 
-    def _missing(self, made: _Merged, iteration: int, due: Callable[[], Iterable[int]]) -> tuple[int, Spans]:
-        """How many rows there must have been that nothing is left of, and of which updates."""
+    def _missing(self, made: _Merged, iteration: int, due: Callable[[], Due]) -> tuple[int, Spans, bool]:
+        """How many rows there must have been that nothing is left of, of which updates, and whether there may be more."""
         missing = made.expected - sum(place + self._lag <= made.covered for place in made.rows)
         spans = [(max(0, first), end) for first, end in made.gaps] if missing > 0 else []
         last = max([made.covered - self._lag, *made.rows])
-        lost = [place for place in due() if last < place <= iteration - self._lag] if made.covered < iteration else []
-        return max(0, missing) + len(lost), spans + [(lost[0], lost[-1]) for _ in lost[:1]]
+        told, end = due() if made.covered < iteration else Due(), iteration - self._lag
+        lost = [place for place in told.points if last < place <= end]
+        more = max(last, told.unknown[0]) < min(end, told.unknown[1])
+        return max(0, missing) + len(lost), spans + [(lost[0], lost[-1]) for _ in lost[:1]], more
 
     def read(self) -> list[Row]:
         """The rows that are whole."""
@@ -162,7 +170,7 @@ class Table:
             for done in made.doubted
         ]
 
-    def _told(self, mended: int, damaged: int, missing: int, where: Spans) -> list[str]:
+    def _told(self, mended: int, damaged: int, missing: int, where: Spans, more: bool) -> list[str]:
         name, notes = self.path.name, []
         if mended:
             notes.append(f"warning: {name} had {mended} missing or damaged {_rows(mended)}: made anew from the checkpoints")
@@ -171,9 +179,8 @@ class Table:
         if missing:
             spans = " and ".join(f"updates {first} to {last}" if last > first else f"update {last}" for first, last in where)
             place = f" of {spans}" if spans else ""
-            notes.append(
-                f"warning: {name} lacks {missing} {_rows(missing)}{place}, of which no checkpoint is left to make them from"
-            )
+            count = f"{'at least ' * more}{missing} {_rows(missing)}"
+            notes.append(f"warning: {name} lacks {count}{place}, of which no checkpoint is left to make them from")
         return notes
 
     def _found(self) -> tuple[list[list[str]], int, bool, int]:
