@@ -1,5 +1,5 @@
 # make train   set up .venv and run the main job on the embedded photographs
-# make test    set up .venv and run the tests, 17 minutes on two slow cores
+# make test    set up .venv and run the tests, 12 minutes on two slow cores
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
 # make test-slow      all tests
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
