@@ -106,8 +106,8 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     if checkpoint is not validation.RANDOM_WEIGHTS:
         values = checkpoints.read(checkpoint)
         fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
-        for fault in fitting.faults(values, fitting.model(run), checkpoint):
-            log.note(f"warning: {fault}")
+        for warning in fitting.warnings(run, values, checkpoint):
+            log.note(warning)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)
     if options.tmp_execs:

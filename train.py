@@ -61,7 +61,10 @@ def main(argv: list[str]) -> int:
     """A new run; with --restore-path, the same as restore.py. A signal says how to make the call again."""
     with entry.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         path = entry.restore_path(argv, "train")
-        return _begin(argv) if path is None else resume(argv, path, "train")
+        if path is None:
+            return _begin(argv)
+    with entry.going_on("train", argv):
+        return resume(argv, path, "train")
 
 
 def _begin(argv: list[str]) -> int:
@@ -93,11 +96,6 @@ def _refuse_beginning(run: Run) -> None:
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
-    with entry.going_on(script, argv):
-        return _resume(argv, path, script)
-
-
-def _resume(argv: list[str], path: str, script: str) -> int:
     if not clusters.follows(os.environ):
         checkpoints.of_run(Path(path))  # without them there is no run, whatever else is there
     recorded = entry.recorded_options(Path(path), argv, script)

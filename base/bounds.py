@@ -1,4 +1,4 @@
-"""Bounds for what files claim that others may have made: of size and depth. A leaf.
+"""Bounds for what files claim that others may have made: of size and depth.
 
 What lies beyond them is a ValueError with the reason, and the bound, in one line; the caller names the file.
 """

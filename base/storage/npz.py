@@ -1,4 +1,4 @@
-"""Arrays of a .npz file that others may have made, within bounds. A leaf.
+"""Arrays of a .npz file that others may have made, within bounds.
 
 What a header claims is compared with the bytes that are there before memory is taken for it. Nothing is unpickled.
 """

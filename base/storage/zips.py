@@ -1,7 +1,7 @@
 """Members of a zip file that others may have made, unpacked within bounds.
 
 Whatever is wrong or beyond a bound is a ValueError with the reason in one line. The bounds hold while unpacking: a table of
-contents that lies about a member's size is found out, not believed. A leaf.
+contents that lies about a member's size is found out, not believed.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class ExecutionPlan:
         attached = str(self.training_device)
         if self.validation_device != self.training_device:
             attached += f", validation on {self.validation_device}"
-        stage_devices = ", ".join(dict.fromkeys(home.strip("/") for home in self.stage_devices))
-        lines.append(f"  emulates {_counted(self.ipus, 'IPU')}: {attached}; computed on {stage_devices}")
+        computed_on = ", ".join(dict.fromkeys(device.strip("/") for device in self.stage_devices))
+        lines.append(f"  emulates {_counted(self.ipus, 'IPU')}: {attached}; computed on {computed_on}")
         if self.recompute:
             lines.append("  activations are recomputed in the backward pass")
         if self.identical_replica_seeding:

@@ -1,5 +1,5 @@
 """The tensors of a TensorFlow checkpoint, read without TensorFlow: their names and shapes in its .index file, whether the
-files with them are as long as it says, and themselves. A leaf.
+files with them are as long as it says, and themselves.
 
 The file is a table of blocks as LevelDB writes it: pairs of a name and a message, the names in order and without what they
 share with the one before. Its last 48 bytes say where the block lies that lists the others.
@@ -67,7 +67,7 @@ def shapes(index: Path) -> dict[str, tuple[int, ...]] | None:
 
 
 def tensors(index: Path, checked: bool = True) -> dict[str, np.ndarray] | None:
-    """Every tensor; None if they cannot be told, as of text or in pieces. Damaged as for `shapes`, and if one is not what
+    """Every tensor; None if they cannot be told, as of one in pieces. Damaged as for `shapes`, and if one is not what
     its checksum says, unless they need not be `checked`."""
     with suppress(_Unknown), _damaged(index):
         found = _entries(index)

@@ -578,11 +578,10 @@ def recorded_options(folder: Path) -> dict[str, Any]:
 
 def recorded(folder: Path) -> dict[str, Any]:
     """What the arguments files of the run in a folder say, if there are any; a later restore wins. What a .npz file says."""
-    weights = archives.located(folder)
-    file = weights or record(folder)
+    file, weights = record(folder), archives.located(folder)
     if not weights and not _says(file):
         return {}
-    return _sound(file, _of_archive(archives.options, weights) if weights else _json(file))
+    return _sound(file, _of_archive(archives.options, file) if weights else _json(file))
 
 
 def _sound(file: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -603,9 +602,9 @@ def recorded_first(folder: Path) -> dict[str, Any]:
 
 def record(folder: Path) -> Path:
     """The file that tells the options of the run in a folder: that of its last restore, or of its beginning. One that was
-    emptied tells as little as one that is not there."""
+    emptied tells as little as one that is not there. A .npz file tells its own."""
     last = folder / _LATER
-    return last if _says(last) else folder / _FIRST
+    return archives.located(folder) or (last if _says(last) else folder / _FIRST)
 
 
 def _says(file: Path) -> bool:
@@ -619,7 +618,7 @@ def lost_record(folder: Path) -> str | None:
     """Why the options that are recorded of a run are not those of its last call, as its states tell of it. A later instance
     may have saved without recording any."""
     found, file = recorded(folder), record(folder)
-    if archives.located(folder) or found.get("instance"):
+    if file.name not in (_FIRST, _LATER) or found.get("instance"):
         return None
     known = None if file.name == _FIRST else calls(found)
     name = next((checkpoint.name for checkpoint, kept in _own(folder) if _is_later(calls(kept), known)), None)
@@ -634,14 +633,13 @@ def _is_later(made: Sequence[Call], known: Sequence[Call] | None) -> bool:
     return bool(known) and len(made) > len(known) and made[: len(known)] == known
 
 
-def doubts_of_record(folder: Path) -> list[str]:
-    """A line where the options of a run's last restore are lost, or those of its beginning, for which they stand, are lost
-    or damaged. An instance that came later has none."""
-    lost = lost_record(folder)
+def doubts_of_record(folder: Path, lost: str | None) -> list[str]:
+    """A line where the options of a run's last restore are `lost`, as `lost_record` tells, or those of its beginning, for
+    which they stand, are lost or damaged. An instance that came later has none."""
     if lost:
         return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing or empty"]
     first, last = folder / _FIRST, record(folder)
-    if archives.located(folder) or last == first or recorded(folder).get("instance"):
+    if last.name != _LATER or recorded(folder).get("instance"):
         return []
     why = f"{first} is missing or empty"
     try:

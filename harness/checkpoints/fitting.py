@@ -74,8 +74,8 @@ def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
 def require_beginning(run: Run, path: Path) -> None:
     """Refuses weights of --init-path that a run cannot begin with, as far as their files tell."""
     found = checkpoints.beginning(path)
-    among = isinstance(found, Path)
-    chosen = checkpoints.latest(found, "--init-path")[0] if isinstance(found, Path) else found
+    among = isinstance(found, Path)  # a folder, of which the newest whole one counts
+    chosen = checkpoints.latest(found, "--init-path")[0] if among else found
     shapes = checkpoints.shapes(chosen, verified=among)
     if shapes is not None:
         left = begin(shapes, run, chosen)

@@ -59,17 +59,23 @@ def parse(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Parsed | None:
     """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
-    run, or the weights, with the `recorded` ones."""
-    parsed = cli.parse(
-        argv, script, recorded, record=(archives.located(folder) or checkpoints.record(folder)) if folder else None
-    )
+    run, or the weights, with the `recorded` ones; CheckpointError if a run is to go on with those of an earlier call than
+    its last one."""
+    lost = checkpoints.lost_record(folder) if folder else None
+    if lost and script in ("train", "restore"):
+        file = shlex.quote(str(folder / "arguments"))
+        raise CheckpointError(
+            f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
+            f"beginning are to count, cp {file}.json {file}_restore.json"
+        )
+    parsed = cli.parse(argv, script, recorded, record=checkpoints.record(folder) if folder else None)
     if parsed.options.main.help:
         print(cli.help_text(parsed, f"{script}.py", INTRODUCTIONS[script]), end="")
         return None
     if parsed.options.main.explain:
         print(cli.explain(parsed.options))
         return None
-    doubts = checkpoints.doubts_of_record(folder) if folder else []
+    doubts = checkpoints.doubts_of_record(folder, lost) if folder else []
     return dataclasses.replace(parsed, notes=(*parsed.notes, *doubts))
 
 
@@ -157,18 +163,10 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
-    call says nothing of the network either, as nobody means all defaults; or if a run is to go on with those of an earlier
-    call than its last one."""
+    call says nothing of the network either, as nobody means all defaults."""
     recorded = checkpoints.recorded_options(folder)
     if not recorded and not archives.located(folder):
         _refuse_lost(checkpoints.record(folder), argv, script)
-    lost = checkpoints.lost_record(folder) if script in ("train", "restore") else None
-    if lost:
-        file = shlex.quote(str(folder / "arguments"))
-        raise CheckpointError(
-            f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
-            f"beginning are to count, cp {file}.json {file}_restore.json"
-        )
     return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
 
 

@@ -152,7 +152,7 @@ class Entry:
         self.found = False
 
     def keep(self, executable: Executable) -> None:
-        """Writes the entry; what XLA compiles follows when the program has run."""
+        """Writes the entry; what XLA compiles later follows when the program has run."""
         self._files = executable.files()
         self._write()
 
