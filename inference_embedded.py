@@ -20,17 +20,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import validation
 from base.errors import OptionError
 from base.process import quiet
 from base.storage.files import write_atomically
 from harness.checkpoints import checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint
-from harness.commands import entry
+from harness.commands import entry, run_log
+from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch
+from harness.evaluation.weights import Weights
+from harness.processes.team import Team
 from harness.programs import embedded
 from harness.run.cluster import ALONE
-from harness.run.run import Run, arguments
-from log import RunLog, new_run_folder
+from harness.run.run import Run
+from log import RunLog
 
 if TYPE_CHECKING:
     from ipu_utils import FrozenProgram
@@ -42,30 +44,38 @@ NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "
 def main(argv: list[str]) -> int:
     """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
     path = entry.restore_path(argv, SCRIPT)
-    found = checkpoints.select(Path(path)) if path else [validation.RANDOM_WEIGHTS]
-    if len(found) > 1:
-        names = ", ".join(each.name for each in found[:8])
-        raise OptionError(f"--restore-path {path} holds {len(found)} checkpoints, and one program has one; name it: {names}")
+    selected = checkpoints.select(Path(path)) if path else []
+    if len(selected) > 1:
+        names = ", ".join(each.name for each in selected[:8])
+        raise OptionError(
+            f"--restore-path {path} holds {len(selected)} checkpoints, and one program has one; name it: {names}"
+        )
+    checkpoint = selected[0] if selected else RANDOM_WEIGHTS
     folder = checkpoints.run_folder(Path(path)) if path else None
     recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
-    parsed = entry.parse(argv, SCRIPT, recorded, folder)
-    refuse = partial(validation.refusals, found=found if path else [])
-    run = entry.prepare_or_describe(parsed, training=False, refuse=refuse, recorded=recorded) if parsed else None
-    if run is None:
-        return 0
-    calls = run.options.training.iterations
-    if calls is None:
-        raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
-    embedded.refuse(run)
+    origin = Served(selected, folder, recorded)
+    run = entry.start(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
+    return 0 if run is None else _serve(run, checkpoint, global_batch(run, recorded))
+
+
+class Served(Weights):
+    """The weights of a server."""
+
+    def refuse(self, run: Run) -> list[str]:
+        """What a program for inference alone cannot do, besides."""
+        lines = super().refuse(run)
+        if run.options.training.iterations is None:
+            raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
+        embedded.refuse(run)
+        return lines
+
+
+def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
     run = replace(run, cluster=ALONE)  # every process of a launcher is a server of its own
-    if run.options.device.compile_only:
-        return _compile_only(run, found[0])
-    return _serve(run, found[0], calls, validation.epoch_batch(run, recorded))
-
-
-def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> int:
-    log = _open_log(run)
+    calls, threads = run.options.training.iterations, run.options.checkpoint.num_inference_thread
+    inferring = f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {os.cpu_count()} processors"
+    log = run_log.opened_beside(run, Team(), [*embedded.notes(run), inferring])
     try:
         quiet.import_tensorflow()
         from harness.programs.build import byte_batches
@@ -73,11 +83,11 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
         program = _program(run, checkpoint, log)
         batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
-            served = embedded.serve(program, batches, calls, run.options.checkpoint.num_inference_thread)
+            served = embedded.serve(program, batches, calls, threads)
             log.note(served.told())
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             iteration = checkpoint.iteration
-            epoch = iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1.0
+            epoch = iteration * trained_batch / run.source.spec.train_images if iteration >= 0 else -1.0
             known = embedded.labelled(run)
             found = embedded.scored(program, batches, served.micro_batches) if known else embedded.NOT_LABELLED
             log.validation_row(embedded.row(run, checkpoint, served, found, epoch))
@@ -87,13 +97,12 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
     return 0
 
 
-def _compile_only(run: Run, checkpoint: Checkpoint) -> int:
+def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
     """Builds the program, or finds it in its file, and writes nothing else."""
     log = RunLog(None)
     quiet.import_tensorflow()
     _program(run, checkpoint, log).close()
     log.close()
-    return 0
 
 
 def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
@@ -103,7 +112,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
 
     options = run.options.checkpoint
     values = None
-    if checkpoint is not validation.RANDOM_WEIGHTS:
+    if checkpoint is not RANDOM_WEIGHTS:
         values = checkpoints.read(checkpoint)
         fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
         for warning in fitting.warnings(run, values, checkpoint):
@@ -131,22 +140,6 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     except OSError as error:
         log.note(f"warning: {path} cannot be written ({error.strerror}): the program is not kept; --tmp-execs does without")
     return FrozenProgram(built)
-
-
-def _open_log(run: Run) -> RunLog:
-    logging = run.options.logging
-    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, keep=True) if logging.logs else None
-    log = RunLog(folder)
-    if folder:
-        log.note(f" Saving to {folder}")
-    command = " ".join(sys.argv)
-    log.file_only(command)
-    log.arguments(arguments(run, command, {"logs_path": str(folder)}), restored=False)
-    for note in (*run.notes, *embedded.notes(run)):
-        log.note(note)
-    threads = run.options.checkpoint.num_inference_thread
-    log.note(f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {os.cpu_count()} processors")
-    return log
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ if __name__ == "__main__":  # before what takes time to import
 import sys
 
 from base.errors import OptionError
-from harness.commands import entry
+from harness.commands import entry, hints
 from train import resume
 
 
 def main(argv: list[str]) -> int:
     """The run's recorded options under those given now, then on from its newest checkpoint."""
-    with entry.going_on("restore", argv):
+    with hints.going_on("restore", argv):
         path = entry.restore_path(argv, "restore")
         if path is None and entry.wants_help(argv):
             return 0 if entry.parse(argv, "restore") is None else 2

@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--slow"):
         return
     sample, limit = config.getoption("--sample"), config.getoption("--slow-for")
-    left_out = {item for item in items if "slow" in item.keywords} | _not_sampled(items, sample)
+    left_out = {item for item in items if item.get_closest_marker("slow")} | _not_sampled(items, sample)
     if limit is not None:
         chosen = [item for item in items if item in left_out]
         first = sample * _STEP % max(1, len(chosen))
@@ -83,7 +83,7 @@ def _not_sampled(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
     but every so many-th, from one on that changes with the sample."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") and "slow" not in item.keywords:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
             grid = item.get_closest_marker("sampled").args[1:]
             grids.setdefault(grid[0] if grid else item.nodeid.split("[")[0], []).append(item)
     return {

@@ -10,15 +10,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from runs import Result, rows, run, succeed
 
-import train
 from harness.checkpoints import checkpoints
 from harness.run import records
+from harness.training.start import known_names
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("train", "validation", "restore")
@@ -339,12 +338,11 @@ def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
 def test_the_names_that_the_weights_know_stay_those_of_the_training(without_manifests):
     """Whatever labels.txt says where the run goes on."""
     record, newest = without_manifests / "arguments.json", checkpoints.at(without_manifests, 1)
-    call = SimpleNamespace(run_id="ab")
     recorded = json.loads(record.read_text())
     for known in ("0123", None):  # None: nobody has told it
         record.write_text(json.dumps({**recorded, "class_names": known}))
-        assert train._circumstances(call, without_manifests, newest).get("class_names") == known
-    assert "class_names" not in train._circumstances(call, without_manifests, None)
+        assert known_names(without_manifests, newest).get("class_names") == known
+    assert not known_names(without_manifests, None)
 
 
 def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):

@@ -19,7 +19,7 @@ from runs import run
 
 from base import plugins
 from base.errors import DataError, OptionError
-from harness.commands import cli, entry
+from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
 
 CIFAR = ("--dataset", "cifar-10")
@@ -307,7 +307,7 @@ def test_spellings_that_need_no_line(words, expected):
 def test_summary_adds_up(capsys):
     """The rows of a stage sum to the stage's line, the stages to the last, and that is what the log counts."""
     words = ["--dataset", "cifar-10", "--generated-data", "--model-size", "20", "--shards", "3", "--summary"]
-    assert entry.prepare_or_describe(cli.parse(words, "train", environ={})) is None
+    assert entry.start(words, "train") is None
     lines = capsys.readouterr().out.splitlines()
 
     titles = ("parameters", "moving", "multiply-adds", "activations")
@@ -601,19 +601,19 @@ def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch)
     words = ["--restore-path", "a run"]
     for folder in (tmp_path, Path(entry.__file__).resolve().parent.parent):
         monkeypatch.chdir(folder)
-        python, script, *rest = shlex.split(entry.command("restore", *words))
+        python, script, *rest = shlex.split(hints.command("restore", *words))
         assert os.path.abspath(shutil.which(python)) == sys.executable
         assert Path(script).resolve().name == "restore.py" and Path(script).exists() and rest == words
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    python, script, *rest = shlex.split(entry.command("restore", *words))
+    python, script, *rest = shlex.split(hints.command("restore", *words))
     assert (shutil.which(python), rest) == (sys.executable, words) and Path(script).is_absolute() and Path(script).exists()
 
 
 def test_a_printed_command_names_a_folder_that_begins_with_a_dash():
     for folder, value in (("-x", "./-x"), ("--logs/y", "./--logs/y"), ("/a/-x", "/a/-x"), ("x", "x")):
-        assert entry.restore_path(entry.restoring(Path(folder)), "restore") == value and Path(value) == Path(folder)
+        assert entry.restore_path(hints.restoring(Path(folder)), "restore") == value and Path(value) == Path(folder)
 
 
 # Mutated calls: nothing but an answer or an error that was foreseen

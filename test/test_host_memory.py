@@ -72,7 +72,7 @@ def machine(gigabytes: float) -> Limit:
 
 def asked(words: str, script: str = "train"):
     """The run, as a command gets it before it builds anything."""
-    return entry.prepare_or_describe(entry.parse(words.split(), script), training=script == "train")
+    return entry.start(words.split(), script, training=script == "train")
 
 
 @pytest.mark.parametrize("words", MEASURED)
@@ -181,7 +181,9 @@ def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, caps
     assert asked(f"{R18} --dry-run") is None
     said = capsys.readouterr().out
     assert "warning: training needs about" in said and "Host memory: about" in said and "Learning rate:" in said
-    assert asked(f"{R18} --compile-only").options.device.compile_only  # holds no activations
+    compiled = []
+    entry.start(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
+    assert compiled  # holds no activations
 
 
 def test_validation_names_its_own_batch(monkeypatch, capsys):

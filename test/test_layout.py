@@ -30,9 +30,8 @@ FLOORS = (
     ("harness.evaluation",),
     ("harness.commands",),
     ("harness.training",),
-    ("validation", "weight_avg", "poprun"),
-    ("train", "inference_embedded", "console"),
-    ("restore",),
+    ("train", "validation", "inference_embedded", "weight_avg", "poprun"),
+    ("restore", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ROOM_FILES = 12  # at most, beside plug-ins

@@ -17,12 +17,14 @@ import pytest
 from runs import succeed
 
 import log
-import train
 from base.storage import tables
 from base.storage.tables import Due
 from harness.checkpoints import checkpoints, manifests
 from harness.checkpoints.checkpoints import CheckpointError
+from harness.processes.team import Team
 from harness.run.horizon import Horizon
+from harness.training import start
+from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,8 +237,10 @@ def test_what_vouches_for_a_state(tmp_path):
             (1, state | {tables.DOUBTED: True} if name == "neither" else state)
         ]
         horizon = Horizon.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
-        call = SimpleNamespace(horizon=horizon, step_increment=1)
-        steps = train._averages(call, found, state, log.RunLog(tmp_path / name, console=False))["host_steps"]
+        job = Job(
+            SimpleNamespace(horizon=horizon, step_increment=1), Team(), tmp_path, log.RunLog(tmp_path / name, console=False)
+        )
+        steps = start.meter_state(job, found, state)["host_steps"]
         assert steps == (1 if name == "neither" else 700)
         assert ("without anything that vouches for its" in (tmp_path / name / "log.txt").read_text()) == (name == "neither")
 
@@ -250,19 +254,19 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
     call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, horizon=now)
     for validated in (True, False):
         (tmp_path / "arguments.json").write_text(json.dumps({**found, "validation": validated}))
-        due = {name: due().points for name, due in train._rows_before(call, tmp_path).items()}
+        due = {name: due().points for name, due in start.rows_due(call, tmp_path).items()}
         assert due == {"training.csv": [5, 10, 15, 20, 25, 30, 35, 40], "validation.csv": [25, 40] * validated}
     later, calls = {**found, "logs_per_epoch": 5, "validation": True}, [["ab", 0], ["cd", 20], ["ef", 20], ["gh", 30]]
     for made in (2, 3, 4):
         (tmp_path / "arguments_restore.json").write_text(json.dumps({**later, "calls": calls[:made]}))
-        due = {name: due() for name, due in train._rows_before(call, tmp_path).items()}
+        due = {name: due() for name, due in start.rows_due(call, tmp_path).items()}
         unknown, since = (20, calls[made - 1][1]), slice(made == 4, None)
         assert due["training.csv"] == Due([5, 10, 15, 20, *[30, 35, 40][since]], unknown)
         assert due["validation.csv"] == Due([25, 40][since], unknown)  # the first call had none
     (tmp_path / "arguments.json").unlink()
-    assert train._rows_before(call, tmp_path)["training.csv"]() == Due([35, 40], (0, 30))
+    assert start.rows_due(call, tmp_path)["training.csv"]() == Due([35, 40], (0, 30))
     (tmp_path / "arguments_restore.json").unlink()  # nothing else tells it
-    assert train._rows_before(call, tmp_path)["training.csv"]() == Due(now.log_points())
+    assert start.rows_due(call, tmp_path)["training.csv"]() == Due(now.log_points())
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):

@@ -24,7 +24,11 @@ from base.process.early import BEFORE
 from base.process.signals import Lasting, Signals, StopRequest
 from harness.checkpoints import checkpoints
 from harness.checkpoints.saving import Writer
+from harness.processes.team import Team
+from harness.programs import compiling, executables
 from harness.run.cluster import ALONE
+from harness.training import endings
+from harness.training.job import Job
 from log import RunLog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,7 +110,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     def stopped():
         raise StopRequest(signal.SIGHUP)
 
-    monkeypatch.setattr(train.executables, "import_tensorflow", lambda run: stopped())
+    monkeypatch.setattr(executables, "import_tensorflow", lambda run: stopped())
     result = run("restore", "--restore-path", unbroken, "--iterations", 70)
     assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
     told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
@@ -123,7 +127,7 @@ def test_a_run_that_is_stopped_before_it_recorded_its_options_names_the_whole_ca
     def stopped(*_):
         raise StopRequest(signal.SIGTERM)
 
-    monkeypatch.setattr(train, "_compiled", stopped)
+    monkeypatch.setattr(compiling, "training_program", stopped)
     words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
     result = run("restore", *words)
     assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
@@ -135,7 +139,7 @@ def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypat
     def stopped(*_):
         raise StopRequest(signal.SIGTERM)
 
-    monkeypatch.setattr(train, "_compiled", stopped)
+    monkeypatch.setattr(compiling, "training_program", stopped)
     folder = tmp_path / "run"
     result = run("train", *WORDS.split(), "--logs-path", folder)
     assert result.code == 143
@@ -151,7 +155,7 @@ def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path
     none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
     for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
         with Writer(newest) as writer:
-            train._leave(stopped, tmp_path, RunLog(None), writer, "", "SIGTERM")
+            endings.stopped(Job(stopped, Team(), tmp_path, RunLog(None)), writer, "", "SIGTERM")
         assert told in capsys.readouterr().out
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.fields import brief
+from base.process import quiet
 from Datasets._class_names import class_names
-from harness.checkpoints import fitting
+from harness.checkpoints import checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint
+from harness.reports import profile
 from harness.run.run import Run
 from log import RunLog
 
@@ -19,8 +23,24 @@ if TYPE_CHECKING:
 MOST = 5  # classes shown
 
 
-def show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
-    """The most probable classes of every photograph of --predict, as the checkpoint with these tensors has it."""
+def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
+    """Says what the photographs of --predict show to the newest checkpoint that is whole; writes nothing."""
+    quiet.import_tensorflow()
+    log = RunLog(None)
+    for note in run.notes:
+        log.note(note)
+    if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
+        log.note("--predict records no profile; leave it out to have one of validation")
+    checkpoint, values, warnings = checkpoints.newest_of(selected, f"--restore-path {run.options.main.restore_path}")
+    warnings += [f"warning: {fault}" for fault in fitting.faults(values, fitting.model(run), checkpoint)]
+    for warning in warnings:
+        log.note(warning)
+    _show(run, checkpoint, values, log)
+    log.close()
+
+
+def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
+    """The most probable classes of every photograph, as the checkpoint with these tensors has it."""
     from Datasets import _photo_files
     from harness.programs.build import prediction_program
 

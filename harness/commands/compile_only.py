@@ -1,0 +1,48 @@
+"""What --compile-only does: builds a run's programs, says what they are, and writes nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from harness.commands import run_log
+from harness.programs import compiling
+from harness.reports import compilation
+from harness.reports.compilation import Compilation
+from harness.run.run import Run
+from log import RunLog
+
+if TYPE_CHECKING:
+    from ipu_utils import InferenceProgram, TrainingProgram
+
+
+def report(run: Run, training: bool) -> None:
+    """The programs of a training, or that of a validation alone."""
+    log = RunLog(None)
+    head = run_log.training_head if training else run_log.validation_head
+    for line in (*run.notes, *head(run)):
+        log.note(line)
+    if training:
+        program = compiling.training_program(run, log)
+        _profile(run, log, program)
+        megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
+        _report(log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
+    if not training or (run.options.checkpoint.validation and run.source.spec.validation_images):
+        program = compiling.validation_program(run, log)
+        if not training:
+            _profile(run, log, program)
+        _report(log, program, "validation")
+    log.close()
+
+
+def _profile(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram) -> None:
+    """Where the time went, if --profile-compilation asks."""
+    if run.options.device.profile_compilation:
+        for line in Compilation(program.phase_ends, compilation.target(None, os.environ)).report():
+            log.note(line)
+
+
+def _report(log: RunLog, program: TrainingProgram | InferenceProgram, kind: str, size: str = "") -> None:
+    operations = len(program.graph.get_operations())
+    log.note(f"The {kind} graph was successfully compiled: {operations:,} operations{size}.")
+    program.close()

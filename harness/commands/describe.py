@@ -1,0 +1,42 @@
+"""A run as text, for --dry-run: summary, checkpoints, the schedule of an update, the learning rate's curve."""
+
+from __future__ import annotations
+
+from emulator.plan import schedules
+from emulator.plan.plan import ExecutionPlan
+from harness.reports import plot
+from harness.run.run import Run
+
+MOST_DRAWN = 1024  # passes that a timeline is laid out for
+_LISTED = 8  # checkpoints
+
+
+def run(run: Run, done: int = 0) -> str:
+    """The resolved run; `done`: updates that it has."""
+    horizon = run.horizon
+    points = [end for first, end in horizon.steps() if horizon.checkpoints(first, end)] if horizon.iterations < 10**6 else []
+    shown = ", ".join(map(str, points[:_LISTED])) + (f", ... {points[-1]}" if len(points) > _LISTED else "")
+    every = f"one every {horizon.iterations_per_ckpt} updates" if horizon.iterations_per_ckpt else "none"
+    return "\n".join(
+        [
+            run.summary(),
+            *[f"Done: {done} of {horizon.iterations} updates, {horizon.iterations - done} are left"] * (done > 0),
+            f"Host steps of {horizon.iterations_per_step} updates; a log line "
+            + (f"every {horizon.log_interval}" if horizon.log_interval else "at the first and the last"),
+            f"Checkpoints after the initial one: {shown or every}",
+            *_timeline(run.plan),
+            "Learning rate:",
+            plot.text_curve(run.rate, horizon.iterations, horizon.epochs),
+        ]
+    )
+
+
+def _timeline(plan: ExecutionPlan) -> list[str]:
+    """The schedule of one update as a drawing: stages as rows, clocks as columns."""
+    if len(plan.stages) == 1:
+        return []
+    shown = min(plan.passes_per_update, MOST_DRAWN)
+    cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} calls)"
+    idle = 100 * schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
+    timeline = schedules.build(plan.schedule, len(plan.stages), shown)
+    return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, most=14)]

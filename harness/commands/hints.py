@@ -1,0 +1,62 @@
+"""Command lines that a user can paste: how to go on, how to begin again, what comes next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from base import plugins
+from base.process import command_line
+from base.process.signals import StopRequest
+from harness.run.cluster import TF_CONFIG, follows, under_poprun
+from harness.run.run import Run
+
+
+def command(script: str, *words: str) -> str:
+    """The call of a script with these words, from the working directory."""
+    python = _from_here(sys.executable)
+    if python.startswith("..") or os.sep not in python:
+        python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return shlex.join([python, _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+
+
+def restoring(folder: Path) -> list[str]:
+    """The words that name a run to any command."""
+    return ["--restore-path", command_line.as_value(folder)]
+
+
+def resuming(run: Run, folder: Path) -> list[str]:
+    """The words of restore.py that go on with a run."""
+    return [*restoring(folder), *["--distributed"] * (run.cluster.source == TF_CONFIG)]
+
+
+@contextmanager
+def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool = False) -> Iterator[None]:
+    """Inside, a signal before anything is saved leads to the line `state`, and to the same call after `label`. `alone`: one
+    process does the same as all that poprun started."""
+    try:
+        yield
+    except StopRequest as request:
+        if not request.told and not follows(os.environ):
+            request.told = True
+            again = command(script, *argv) if alone or not under_poprun(os.environ) else "the same call of poprun"
+            print(f"{state}\n{label + ':':<16} {again}")
+        raise
+
+
+def going_on(script: str, argv: list[str]) -> AbstractContextManager[None]:
+    """The same for a run that goes on."""
+    return repeatable(script, argv, "The run is as it was.", "Go on", alone=True)
+
+
+def _from_here(path: str) -> str:
+    """Relative to the working directory, unless that has gone."""
+    try:
+        return os.path.relpath(path)
+    except FileNotFoundError:
+        return path

@@ -1,0 +1,65 @@
+"""The log of a call with its head: the command line, where the run lies, its instances, options, notes, and what is about
+to run."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.commands import cli
+from harness.processes.team import Team, introduction
+from harness.run.run import Run, arguments
+from log import RunLog, new_run_folder
+
+
+def opened(
+    run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True,
+    wandb: Callable[[], Any] | None = None,
+) -> RunLog:  # fmt: skip
+    """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
+    `head`: lines on what is about to run."""
+    log = RunLog(folder, wandb, console)
+    log.file_only(f"Command line: {command_line()}")
+    if folder:
+        log.note(f" Saving to {folder}")
+    for line in introduction(run.cluster):
+        log.note(line)
+    if values is not None:
+        log.arguments(values, restored=False)
+    log.file_only(f"Options:\n{cli.explain(run.options)}")
+    for line in (*run.notes, *head):
+        log.note(line)
+    return log
+
+
+def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
+    """The log of a validation or a server, which has a run folder of its own; of several instances, the first one writes
+    it."""
+    logging = run.options.logging
+    if not team.first:
+        return RunLog(None, console=logging.log_all_instances)
+    folder = new_run_folder(run.name, logging.log_dir, logging.logs_path, keep=True) if logging.logs else None
+    return opened(run, folder, arguments(run, command_line(), {"logs_path": str(folder)}), head)
+
+
+def training_head(run: Run) -> list[str]:
+    """What is about to be trained."""
+    names = " ".join(v.name for v in run.trace.variables if v.trainable and run.trained(v.name))
+    return [
+        run.summary(),
+        "Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "),
+        f"Total Parameters:{run.trace.parameters}",
+    ]
+
+
+def validation_head(run: Run) -> list[str]:
+    """What is about to be validated."""
+    return [f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}"]
+
+
+def command_line() -> str:
+    """The call as it was typed, as far as a shell hands it on."""
+    return " ".join(sys.argv)

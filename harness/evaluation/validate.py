@@ -1,0 +1,122 @@
+"""One checkpoint's accuracy, loss and speed over the whole validation set, as a row of validation.csv."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.checkpoints import fitting
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.processes.team import Team
+from harness.reports import compilation, profile
+from harness.reports.compilation import Compilation
+from harness.run.run import Run
+from log import RunLog
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ipu_utils import InferenceProgram
+
+RANDOM_WEIGHTS = Checkpoint("random", -1)
+_PIECES = 20  # of a validation, so that progress shows
+_TIMED = 100  # micro-batches, at most, of which --latency is the mean
+
+
+def validate(
+    run: Run,
+    program: InferenceProgram,
+    checkpoint: Checkpoint,
+    values: Mapping[str, np.ndarray] | None,
+    global_batch: int,
+    log: RunLog,
+    team: Team,
+) -> dict[str, Any]:
+    """The row of a checkpoint with these tensors, or of random weights; the team's instances share the pictures.
+    `global_batch`: samples of one update of its training, which date the checkpoint."""
+    if values is not None:
+        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
+        program.load(values)
+    program.rewind()
+    micro_batches = own_micro_batches(run)
+    totals, seconds = _sums(program, micro_batches, log)
+    totals, seconds = team.totals(totals), team.largest(seconds)
+    iteration = checkpoint.iteration
+    samples = max(totals["samples"], 1)
+    accuracy = 100 * totals["hits"] / samples
+    return {
+        "name": checkpoint.name,
+        "iteration": iteration,
+        "epoch": iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1,
+        "val_acc": accuracy,
+        "raw_acc": accuracy,
+        "val_time": seconds,
+        "val_size": int(totals["samples"]),
+        "img_per_sec": totals["samples"] / seconds,
+        "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
+        "top5_acc": 100 * totals["top5"] / samples,
+        "loss": totals["loss"] / samples,
+    }
+
+
+def own_micro_batches(run: Run) -> int:
+    """Of the validation set, in this instance."""
+    whole = -(-run.source.spec.validation_images // run.validation_batch)
+    return len(range(run.cluster.instance, whole, run.cluster.size))
+
+
+def global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
+    """Samples of one update of the training that a checkpoint comes from, as far as anything tells."""
+    return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
+
+
+def record_profile(run: Run, program: InferenceProgram, request: profile.Request | None, log: RunLog) -> None:
+    """Records the compilation and one micro-batch, if that is asked for."""
+    if run.options.device.profile_compilation:
+        compiled = Compilation(program.phase_ends, compilation.target(log.folder, os.environ))
+        program.rewind()
+        program.step(0, 1)
+        compiled.over("first micro-batch")
+        program.rewind()
+        started = time.perf_counter()
+        program.step(0, 1)
+        for line in compiled.again(time.perf_counter() - started):
+            log.note(line)
+    if request is None:
+        return
+    for attempt in (program.step, program.profile):  # the first warms caches up
+        program.rewind()
+        operations = attempt(0, 1)
+    log.note(profile.write_operations(request, f"{run.name}, one micro-batch of validation", operations))
+
+
+def _sums(program: InferenceProgram, micro_batches: int, log: RunLog) -> tuple[dict[str, float], float]:
+    """All sums, and the seconds on the device."""
+    piece = max(1, -(-micro_batches // _PIECES))
+    totals: dict[str, float] = dict.fromkeys(program.names, 0.0)
+    seconds = 0.0
+    for first in range(0, micro_batches, piece):
+        end = min(first + piece, micro_batches)
+        started = time.perf_counter()
+        for name, value in program.step(first, end).items():
+            totals[name] += float(value)
+        seconds += time.perf_counter() - started
+        log.progress(end, micro_batches, "validation micro-batches")
+    return totals, seconds
+
+
+def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLog) -> float | None:
+    """Mean milliseconds of one micro-batch at a time, host call included; None if not asked for."""
+    if not run.options.checkpoint.latency or not micro_batches:
+        return None
+    if run.options.dataset.synthetic_data:
+        log.note("--latency is off: synthetic data has no host input to wait for")
+        return None
+    program.rewind()
+    count = min(micro_batches, _TIMED)
+    started = time.perf_counter()
+    for i in range(count):
+        program.step(i, i + 1)
+    return 1000 * (time.perf_counter() - started) / count

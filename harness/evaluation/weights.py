@@ -1,0 +1,32 @@
+"""The weights that a validation or a server starts from: what --restore-path names, and what does not fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from Datasets import _photo_bytes
+from harness.checkpoints import fitting
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.processes import folders
+from harness.run.origin import Origin
+from harness.run.run import Run
+
+
+class Weights(Origin):
+    """The checkpoints that --restore-path names; none: random weights."""
+
+    def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:
+        """`folder`: where the options of their training are `recorded`."""
+        self.checkpoints, self.folder, self.recorded = selected, folder, recorded
+
+    def refuse(self, run: Run) -> list[str]:
+        """Refuses checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on
+        each checkpoint that is left out."""
+        if run.options.checkpoint.predict:
+            for path in run.options.checkpoint.predict:
+                _photo_bytes.photograph(path)
+        else:
+            folders.refuse(run)
+        return fitting.require_model(run, self.checkpoints)

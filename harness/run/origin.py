@@ -1,0 +1,28 @@
+"""Where a call starts from: nothing, unless --restore-path names a run or weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.options.sections import RunOptions
+from harness.run.run import Run
+
+
+class Origin:
+    """Nothing: a call that takes over no options. Its heirs say which ones they take over, and what a run cannot start
+    from them with."""
+
+    folder: Path | None = None  # of the run, or the weights, whose options are taken over
+    recorded: Mapping[str, Any] = {}  # these options, and whatever else arguments.json tells
+    total_replicas: int | None = None  # of a run that goes on, which its instances divide anew
+    updates: int = 0  # that are done
+
+    def notes(self, options: RunOptions) -> list[str]:
+        """Lines on what is taken over; OptionError where these options cannot go on from there."""
+        return []
+
+    def refuse(self, run: Run) -> list[str]:
+        """OptionError, or another error of wrong input, for what would stop this run later; lines for its description."""
+        return []

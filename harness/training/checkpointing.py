@@ -1,0 +1,130 @@
+"""Checkpoints of a run in progress: when a safety checkpoint is due, what is saved, what must not be."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from harness.checkpoints import averages, checkpoints
+from harness.checkpoints.checkpoints import Call, Checkpoint
+from harness.checkpoints.saving import SaveError, Writer
+from harness.run import records
+from harness.training.divergence import Divergence
+from harness.training.job import Job
+from harness.training.meter import Meter
+from harness.training.origins import Values
+
+if TYPE_CHECKING:
+    from ipu_utils import TrainingProgram
+
+INITIAL, SAFETY = "initial ", "safety "  # kinds of checkpoints, as the log names them
+
+
+class Checkpointer:
+    """Saves the program's variables, and whatever else a run goes on from, while training goes on."""
+
+    def __init__(
+        self, job: Job, program: TrainingProgram, writer: Writer, meter: Meter, calls: list[Call], divergence: Divergence
+    ) -> None:
+        """`calls`: of the run up to this one."""
+        self._job, self._program, self._writer, self._meter, self._calls = job, program, writer, meter, calls
+        self._divergence = divergence
+        self.saved = -1  # updates that the newest checkpoint of this call has
+        self._saved_at = time.monotonic()
+
+    def begin(self, resumed: Checkpoint | None) -> None:
+        """Saves the initial weights; or says where the checkpoints are that the run has already, in the lines that tell of
+        new ones."""
+        job = self._job
+        if resumed is None:
+            if job.saves:
+                self.save(0, INITIAL)
+                self._writer.settle()
+            return
+        self.saved = resumed.iteration
+        initial = checkpoints.at(job.folder, 0)
+        if initial in checkpoints.numbered(job.folder):
+            job.log.note(f"Saved initial checkpoint to {initial.prefix}\n  when the run began")
+        if resumed.iteration:
+            job.log.note(f"Saved checkpoint to {resumed.prefix}\n  before this call, which goes on from it")
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it is time for a safety checkpoint."""
+        minutes = self._job.run.options.checkpoint.safety_ckpt_minutes
+        return (
+            bool(minutes) and self._job.saves and self._job.team.first and time.monotonic() - self._saved_at > 60 * minutes
+        )
+
+    def save(self, iteration: int, kind: str = "") -> tuple[Checkpoint, Values]:
+        """Has a checkpoint written; one for safety only until the next one. It, and what is in it."""
+        job, started = self._job, time.perf_counter()
+        checkpoint, values = checkpoints.at(job.folder, iteration), self._program.values()
+        self.saved, self._saved_at = iteration, time.monotonic()
+        model = {name: values[name] for name in self._program.weights.model}
+        self._divergence.judge_weights(model, iteration)
+        if not job.writes:
+            return checkpoint, values
+        state = {
+            **self._meter.state(),
+            checkpoints.ITERATION: iteration,
+            checkpoints.ROLLING: kind == SAFETY,
+            checkpoints.CALLS: self._calls,
+            checkpoints.RUN_ID: job.run.run_id,
+            records.SEED: job.run.seed,
+            **job.log.kept(iteration, stays=kind != SAFETY),
+        }
+
+        def write() -> None:
+            self._sync_rows()
+            checkpoints.save(checkpoint, values, state)
+            self._writer.newest = checkpoint.name
+            seconds = "" if kind == INITIAL else f" in {time.perf_counter() - started:.2f}s"
+            job.log.note(
+                f"Saved {kind}checkpoint to {checkpoint.prefix}{seconds}\n"
+                f"  fingerprint of the weights: {checkpoints.fingerprint(model)}"
+            )
+            most = job.run.options.checkpoint.max_ckpts_to_keep
+            checkpoints.tidy(job.folder, checkpoint, most, job.run.horizon.is_checkpoint)
+
+        self.settle()
+        self._writer.begin(write)
+        return checkpoint, values
+
+    def settle(self, wait: bool = True) -> None:
+        """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""
+        try:
+            self._writer.settle(wait)
+        except SaveError as error:
+            if not self._job.run.options.training.keep_going:
+                raise
+            self._job.log.note(f"warning: {error}")
+
+    def save_last(self, done: int) -> None:
+        """The checkpoint that a run which stops early goes on from, unless it is there."""
+        self.settle()
+        there = [checkpoint.iteration for checkpoint in checkpoints.numbered(self._job.folder)]
+        if self._job.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
+            self.save(done)
+
+    def averages(self) -> list[tuple[Checkpoint, Values]]:
+        """The averages of the finished run's checkpoints, saved, with their tensors."""
+        job, found = self._job, []
+        for name, amount in averages.wanted(job.run.options.training):
+            average, values = Checkpoint(str(job.folder / name), -1), None
+            if job.team.first:
+                finite = not job.run.options.training.keep_going
+                average, count, damaged = averages.of_run(job.folder, name, amount, job.run.horizon, finite)
+                for warning in damaged:
+                    job.log.note(warning)
+                job.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {average.prefix}")
+                values = checkpoints.read(average)
+            found.append((average, job.team.broadcast(values)))
+        return found
+
+    def _sync_rows(self) -> None:
+        """The rows that a checkpoint belongs to are on the disk before it is."""
+        try:
+            self._job.log.sync()
+        except OSError as error:
+            raise SaveError(f"the rows in {self._job.folder} cannot be written: {error.strerror}") from None

@@ -1,0 +1,65 @@
+"""The end of a run whose loss or weights are no longer finite; and what the log says of gradients that FP16 loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from harness.training.gradients import LostGradients
+from harness.training.job import Job
+
+_ADVICE, _OR = "a lower learning rate may help", "--keep-going goes on all the same"
+
+
+class Overflow(FloatingPointError):
+    """A loss or weights that are not finite where gradients overflow. `gentler`: options that may help."""
+
+    def __init__(self, message: str, gentler: list[str]) -> None:
+        super().__init__(message)
+        self.gentler = gentler
+
+
+class Divergence:
+    """Judges losses and weights; FloatingPointError ends the run, unless it is to keep going."""
+
+    def __init__(self, job: Job, layers: Sequence[str]) -> None:
+        """`layers`: whose gradients are watched, in the order of the forward pass."""
+        self._job, self._training = job, job.run.options.training
+        self._gradients = LostGradients(layers, self._training.loss_scaling)
+        self._diverged = False
+
+    def judge_updates(self, first: int, loss: np.ndarray, lost: np.ndarray) -> None:
+        """The losses [updates] from update `first` on, and the shares of gradients [updates, layers, 2] that were lost."""
+        self._gradients.add(first, lost)
+        bad = np.flatnonzero(~np.isfinite(loss))
+        if not bad.size or self._diverged:
+            return
+        self._diverged = True
+        reason = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {self._gradients.advice or _ADVICE}"
+        if not self._training.keep_going:
+            self.report()  # which may tell why
+            raise self._ended(reason)
+        self._job.log.note(f"warning: {reason}")
+
+    def judge_weights(self, model: Mapping[str, np.ndarray], iteration: int) -> None:
+        """The model's weights after so many updates: those that are not finite are no use to anyone."""
+        bad = [name for name, value in model.items() if not np.isfinite(value).all()]
+        if bad and not self._training.keep_going:
+            raise self._ended(f"{bad[0]} is not finite after update {iteration}: {self._gradients.advice or _ADVICE}")
+
+    def hopeless(self, loss: float) -> bool:
+        """Whether a host step had better end at an update of this loss."""
+        return not np.isfinite(loss) and not self._training.keep_going
+
+    def report(self) -> None:
+        """The log's lines on gradients that were lost since the last ones."""
+        for note in self._gradients.notes():
+            self._job.log.note(note)
+
+    def _ended(self, reason: str) -> FloatingPointError:
+        self._job.team.agreed_to_stop = True  # every instance has this loss, and these weights
+        if not self._gradients.advice:
+            return FloatingPointError(f"{reason}; {_OR}")
+        smaller = min(self._training.loss_scaling / 16, type(self._training).loss_scaling)
+        return Overflow(f"{reason}; {_OR}", ["--loss-scaling", f"{smaller:.3g}"])

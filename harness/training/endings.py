@@ -1,0 +1,53 @@
+"""The last lines of a training: accuracy, where the run lies, how to go on."""
+
+from __future__ import annotations
+
+from harness.checkpoints.saving import SaveError, Writer
+from harness.commands import hints
+from harness.reports import plot
+from harness.training.job import Job
+
+
+def finished(job: Job, done: int, accuracy: float | None) -> None:
+    """Of a call that has done what was asked. `accuracy`: of the newest checkpoint, in percent, if it was validated."""
+    note, run, folder, horizon = job.log.note, job.run, job.folder, job.run.horizon
+    if job.log.folder is None and not job.team.first:
+        return
+    if accuracy is not None:
+        note(f"Final validation top-1 accuracy: {accuracy:.2f}%")
+    if not run.options.logging.logs:
+        note(f"No logs were kept; checkpoints, if any, are in {folder}")
+        return
+    note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder)}")
+    if not job.team.first:  # instance 0's folder is the one to go on with
+        return
+    if done < horizon.iterations:
+        note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")
+        return
+    if not job.saves:
+        return
+    if run.source.spec.validation_images:
+        note(f"Validate again:  {hints.command('validation', *hints.restoring(folder))}")
+    longer = horizon.longer(run.options.training.iterations is not None)
+    if longer:
+        note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
+
+
+def stopped(job: Job, writer: Writer, call: str, reason: str, *changed: str) -> None:
+    """Of a call that ends early. `call`: the command line that goes on with the run as long as its options are not recorded;
+    `changed`: options with which going on is no repetition."""
+    run, folder, log = job.run, job.folder, job.log
+    log.note(f"Stopped: {reason}")
+    try:
+        writer.settle()
+    except SaveError as error:
+        log.note(f"warning: {error}")
+    if not run.options.logging.logs or run.cluster.instance:
+        return
+    if writer.newest:
+        log.note(f"The newest checkpoint is {writer.newest}.")
+        recorded = hints.command("restore", *hints.resuming(run, folder), *changed)
+        log.note(f"Go on:           {recorded if log.recorded else call}")
+    else:
+        delete = "; delete it before the same call" if run.options.logging.logs_path else ""
+        log.note(f"There is no checkpoint in {folder}{delete}")

@@ -1,0 +1,152 @@
+"""Where a training starts from: a new run, or one that was saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base.errors import OptionError
+from harness.checkpoints import checkpoints, fitting
+from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
+from harness.commands import entry
+from harness.options.sections import RunOptions
+from harness.options.sources import RECORDED
+from harness.processes import folders
+from harness.programs import executables
+from harness.run import cluster as clusters
+from harness.run.origin import Origin
+from harness.run.run import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Values = dict[str, "np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint to go on from, and its tensors, where this instance has read them; who loads them empties the dict."""
+
+    checkpoint: Checkpoint
+    values: Values
+
+
+class NewRun(Origin):
+    """Initial weights, or those of --init-path."""
+
+    def refuse(self, run: Run) -> list[str]:
+        """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's."""
+        given = run.options.training.init_path
+        if run.cluster.instance:
+            return []
+        if given:
+            fitting.require_beginning(run, Path(given))
+            checkpoints.recorded(checkpoints.run_folder(Path(given)))  # which is asked how they were trained
+        folders.refuse(run)
+        return []
+
+
+class SavedRun(Origin):
+    """The newest whole checkpoint of the run in a folder."""
+
+    def __init__(self, folder: Path, argv: list[str], script: str) -> None:
+        """CheckpointError if there is no run in the folder."""
+        if not clusters.follows(os.environ):
+            checkpoints.of_run(folder)  # without them there is no run, whatever else is there
+        self.folder = folder
+        self.recorded = entry.recorded_options(folder, argv, script)
+        self.total_replicas = self.recorded.get("total_replicas")
+
+    @cached_property
+    def _latest(self) -> tuple[Checkpoint | None, list[str], CheckpointError | None]:
+        """The newest whole checkpoint and a line on each newer one; or, where another instance may have them, why there is
+        none here."""
+        try:
+            return *checkpoints.latest(self.folder), None
+        except CheckpointError as error:
+            if not clusters.follows(os.environ):
+                raise
+            return None, [], error
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The checkpoint; None if another instance has it."""
+        return self._latest[0]
+
+    @property
+    def updates(self) -> int:
+        """That are done."""
+        return self.newest.iteration if self.newest else 0
+
+    def notes(self, options: RunOptions) -> list[str]:
+        """Lines on damaged checkpoints and lost records; OptionError if nothing tells the seed."""
+        file = checkpoints.record(self.folder)
+        if options.device.seed is None:
+            raise OptionError(
+                f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
+                "it, or give --seed"
+            )
+        run_id, damaged = checkpoints.run_id(self.folder), self._latest[1]
+        if not run_id or checkpoints.recorded(self.folder).get(checkpoints.RUN_ID):
+            return damaged
+        name = checkpoints.RUN_ID
+        return [f"warning: {file} does not tell the run's {name}: {run_id}, as in its states", *damaged]
+
+    def refuse(self, run: Run) -> list[str]:
+        """What the run cannot go on with."""
+        if not run.options.logging.logs:
+            raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
+        batch = self.recorded.get("total_batch_size")
+        if batch not in (None, run.plan.global_batch):
+            raise OptionError(
+                f"the run's global batch is {batch}, that of this call {run.plan.global_batch}: its place in the data is "
+                "counted in global batches; keep the batch, or begin a new run"
+            )
+        before, now = self.recorded.get("parameters"), run.trace.parameters
+        if before is not None and before != now:
+            raise OptionError(
+                f"the run's network has {before:,} parameters, that of this call {now:,}: leave the options of the model "
+                "as they were, or begin a new run, which --init-path can give weights to"
+            )
+        newest, _, missing = self._latest
+        if newest:
+            _refuse_another_seed(run, newest)
+            fitting.require_saved(run, newest)
+        last_update(run, self.updates)
+        if missing and run.cluster.instance == 0:
+            raise missing
+        return []
+
+    def read(self, run: Run) -> tuple[Run, Saved | None]:
+        """On instance 0 the checkpoint with its tensors, and the run with lines on those that turn out damaged only now."""
+        if run.cluster.instance:
+            return run, None
+        executables.import_tensorflow(run)
+        checkpoint, values, damaged = checkpoints.newest(self.folder, verified=self.newest)
+        lines = [line for line in damaged if line not in run.notes]
+        return replace(run, notes=(*run.notes, *lines)), Saved(checkpoint, values)
+
+
+def last_update(run: Run, done: int) -> int:
+    """The update that this call ends after, of a run that has `done`; OptionError if it has done that many already."""
+    total, stop_after = run.horizon.iterations, run.options.training.stop_after
+    if done > total:
+        raise OptionError(f"the run has done {done} updates, and the length asked for is only {total}; give a larger one")
+    if stop_after is not None and stop_after <= done and done:
+        raise OptionError(f"--stop-after {stop_after}: the run has done {done} updates already; give a larger number")
+    return min(total, stop_after or total)
+
+
+def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
+    """One that the record tells, and the states do not: nobody asked for it."""
+    saved: Sequence[int] = checkpoints.seeds(Path(newest.prefix).parent, newest)
+    source = run.options.sources.get("seed", "")
+    if saved and run.seed not in saved and source.startswith(RECORDED):
+        raise OptionError(
+            f"{source}: the seed is {run.seed}, but {saved[0]} in the run's states: put the record back as the run wrote "
+            f"it, or give --seed {saved[0]}"
+        )

@@ -1,0 +1,207 @@
+"""The state that a training loop begins with: that of a new run, or of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from platform import node
+from typing import TYPE_CHECKING, Any
+
+from base.storage.tables import Due
+from harness.checkpoints import checkpoints, fitting
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.commands.run_log import command_line
+from harness.processes.team import Team
+from harness.run import records
+from harness.run.horizon import OPTIONS, Horizon
+from harness.run.run import Run, arguments
+from harness.training.job import Job
+from harness.training.meter import Meter, state_of_rows
+from harness.training.origins import Saved, Values
+
+if TYPE_CHECKING:
+    from ipu_utils import TrainingProgram
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """`calls`: of the run, that led here, the present one last. Of a run that goes on also the checkpoint, its tensors, and
+    the rows of validation.csv by name."""
+
+    meter: Meter
+    calls: list[checkpoints.Call]
+    checkpoint: Checkpoint | None = None
+    values: Values = field(default_factory=dict)
+    validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        """That are done."""
+        return self.checkpoint.iteration if self.checkpoint else 0
+
+
+def initial_state(job: Job, program: TrainingProgram, saved: Saved | None) -> InitialState:
+    """Loads the program's variables in every instance; the rest of the state."""
+    return _restored(job, program, saved) if saved else _fresh(job, program)
+
+
+def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
+    """What arguments.json records of this call: the options, and its circumstances."""
+    circumstances = {
+        "checkpoint_path": str(folder / "ckpt"),
+        "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hostname": node(),
+        "logs_path": str(folder),
+        "restoring": resumed is not None,
+        "restored_from": resumed.name if resumed else None,
+        checkpoints.RUN_ID: run.run_id,
+        **known_names(folder, resumed),
+    }
+    return arguments(run, command_line(), circumstances)
+
+
+def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
+    """The digest of the classes' names that the weights of a run which goes on know, if that has been recorded."""
+    digest = checkpoints.recorded(folder).get(records.CLASSES) if resumed else None
+    return {records.CLASSES: digest} if digest else {}
+
+
+def _fresh(job: Job, program: TrainingProgram) -> InitialState:
+    """The initial weights, or those of --init-path."""
+    run, team = job.run, job.team
+    calls = _calls(team, {}, 0)
+    if run.options.training.init_path and team.first:
+        _take_over(job, program)
+    if team.group:
+        program.load(team.broadcast(program.values() if team.first else None))
+    return InitialState(Meter(run.horizon, run.step_increment, run.rate, {}), calls)
+
+
+def _take_over(job: Job, program: TrainingProgram) -> None:
+    """The weights of --init-path; a classifier of another number of classes begins anew."""
+    run, log = job.run, job.log
+    source, values, damaged = checkpoints.initial(Path(run.options.training.init_path))
+    for warning in damaged:
+        log.note(warning)
+    anew = fitting.begin(fitting.of_values(values), run, source)
+    taken = fitting.without(values, anew)
+    fitting.refuse_faulty(run, taken, source)
+    program.begin_with(taken)
+    log.note(f"Begun with the weights of {source.prefix}")
+    if anew:
+        log.note(f"{fitting.classifier(run)} begins anew: it has another number of classes there")
+    for warning in _differences(run, checkpoints.recorded(checkpoints.run_folder(Path(source.prefix)))):
+        log.note(f"warning: {warning}")
+
+
+def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """What weights were trained with otherwise that costs accuracy."""
+    lines = []
+    for name in ("symmetric_input", "normalise_input"):
+        if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
+            flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
+            lines.append(f"those weights were trained on pictures that were normalised with {flag}")
+    size, stride = recorded.get("image_size"), run.trace.stride
+    if size and size % stride != run.image_size % stride:
+        lines.append(
+            f"those weights were trained at {size} px and go on at {run.image_size} px, which differ modulo {stride}, the "
+            "network's stride; SAME padding falls on other sides then, and accuracy suffers"
+        )
+    return lines
+
+
+def _restored(job: Job, program: TrainingProgram, saved: Saved) -> InitialState:
+    """The weights, rows and averages of a checkpoint."""
+    run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
+    log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
+    _report_overrides(job)
+    if checkpoint.iteration == run.horizon.iterations:
+        log.note(f"All {checkpoint.iteration} updates are done; a larger --epochs or --iterations extends the run")
+    values = _load(job, program, saved)
+    meter, calls = _meter(job, checkpoint)
+    # not before it is known that the run can go on
+    log.arguments({**recorded_values(run, job.folder, checkpoint), checkpoints.CALLS: calls}, restored=True)
+    rows = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
+    return InitialState(meter, calls, checkpoint, values, rows)
+
+
+def _load(job: Job, program: TrainingProgram, saved: Saved) -> Values:
+    """A checkpoint's tensors, which instance 0 has read, in every instance."""
+    if job.team.first:
+        fitting.fit(fitting.of_values(saved.values), fitting.saved(job.run), saved.checkpoint)
+        fitting.refuse_faulty(job.run, saved.values, saved.checkpoint, going_on=True)
+    values = job.team.broadcast(saved.values if job.team.first else None)
+    saved.values.clear()
+    program.load(values)
+    return values
+
+
+def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[checkpoints.Call]]:
+    """Rows and averages as they were at the checkpoint, and the calls up to this one."""
+    run, team, log = job.run, job.team, job.log
+    state = json.loads(team.broadcast_text(json.dumps(checkpoints.state(checkpoint)) if team.first else ""))
+    calls = _calls(team, state, checkpoint.iteration)
+    if not run.options.checkpoint.validation:
+        log.tell_of_averages()
+    states, stays = checkpoints.states(job.folder, checkpoint), not state.get(checkpoints.ROLLING)
+    log.go_on_after(checkpoint.iteration, states, stays, rows_due(run, job.folder))
+    if team.first:
+        state = meter_state(job, checkpoint, state)
+    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
+
+
+def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of the averages at the checkpoint; if it is lost, or may be anything, what the rows tell of it."""
+    if state and not checkpoints.doubted(checkpoint):
+        return state
+    file = checkpoint.state_path.name
+    sound = f"anything that vouches for its {file}" if state else f"a sound {file}"
+    job.log.note(f"warning: {checkpoint.name} comes without {sound}: steps and averages go on from the rows of training.csv")
+    return state_of_rows(job.log.rows("training.csv"), job.run.horizon, job.run.step_increment, checkpoint.iteration)
+
+
+def rows_due(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
+    """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
+    recorded = checkpoints.recorded(folder)
+    begun = [since for _, since in checkpoints.calls(recorded)] or [0]
+    first = checkpoints.recorded_first(folder) if begun[0] == 0 and len(begun) > 1 else {}
+    unknown = (begun[1] if first else 0, begun[-1])
+    earlier, last = _points(run, first), _points(run, recorded)
+    return {name: partial(_due, earlier[name], last[name], unknown) for name in last}
+
+
+def _due(earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]) -> Due:
+    """The rows of a run's first call, and of its last one: those of the calls between them are `unknown`."""
+    before, begun = unknown
+    points = [point for point in earlier() if point <= before] if before else []
+    return Due(points + [point for point in last() if point > begun], unknown)
+
+
+def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
+    """The updates after which a call has rows by table, as its options tell."""
+    given = {name: recorded[name] for name in OPTIONS if recorded.get(name) is not None}
+    try:
+        horizon = Horizon.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
+    except ValueError:  # an instance that has recorded none
+        horizon = run.horizon
+    validated = recorded.get("validation", run.options.checkpoint.validation) and run.source.spec.validation_images
+    return {"training.csv": horizon.log_points, "validation.csv": horizon.checkpoint_points if validated else list}
+
+
+def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
+    """The calls of the run up to this one, which all instances name alike."""
+    return checkpoints.calls(
+        {checkpoints.CALLS: json.loads(team.broadcast_text(json.dumps(checkpoints.calls(state, begun))))}
+    )
+
+
+def _report_overrides(job: Job) -> None:
+    """Which options differ from what the run recorded."""
+    values = job.run.options.values()
+    for name, source in job.run.options.sources.items():
+        if source.startswith("command line") and name != "restore_path":
+            job.log.note(f"overridden: {name} = {values[name]}")

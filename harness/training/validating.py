@@ -1,0 +1,50 @@
+"""Validation of a run's checkpoints while it goes on, by a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from harness.checkpoints.checkpoints import Checkpoint
+from harness.evaluation.validate import validate
+from harness.programs import compiling
+from harness.reports import mlperf
+from harness.training.job import Job
+from harness.training.origins import Values
+
+if TYPE_CHECKING:
+    from ipu_utils import InferenceProgram
+
+
+class Validator:
+    """Validates each checkpoint once."""
+
+    def __init__(self, job: Job, events: mlperf.Events, validated: Mapping[str, Mapping[str, Any]]) -> None:
+        """`validated`: rows of validation.csv by checkpoint that the run has already."""
+        self._job, self._events = job, events
+        self.rows = dict(validated)
+
+    @cached_property
+    def _program(self) -> InferenceProgram:
+        """Built when the first checkpoint comes."""
+        return compiling.validation_program(self._job.run, self._job.log)
+
+    def validate(self, checkpoint: Checkpoint, values: Values) -> None:
+        """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
+        run, log = self._job.run, self._job.log
+        if not run.options.checkpoint.validation or checkpoint.name in self.rows:
+            return
+        if not run.source.spec.validation_images:  # of which the log's head tells
+            return
+        self.rows[checkpoint.name] = self._events.evaluated(
+            checkpoint.iteration,
+            lambda: validate(run, self._program, checkpoint, values, run.plan.global_batch, log, self._job.team),
+        )
+        log.validation_row(self.rows[checkpoint.name])
+
+    @property
+    def last_accuracy(self) -> float | None:
+        """Of the newest checkpoint, in percent."""
+        accuracies = [float(row["val_acc"]) for row in self.rows.values() if int(row["iteration"]) >= 0]
+        return accuracies[-1] if accuracies else None
