@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from runs import succeed
 
-import poprun
 from base import plugins
 from harness.commands import cli
 from harness.options import configs
 from harness.options.catalogue import section_options
 from harness.options.sections import SECTIONS
 from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.processes import poprun_options
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -92,7 +92,7 @@ def flags_of(*files: str) -> set[str]:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Flags of the scripts with every model and schedule, and of poprun."""
-    found = {f"--{name}" for name in poprun.OPTIONS}
+    found = {f"--{name}" for name in poprun_options.OPTIONS}
     for script in ("train", "validation", "restore", "inference_embedded"):
         for model in plugins.names("Models"):
             found |= cli.parse(["--model", model, "--dataset", "imagenet", "-h"], script, None, {}).catalogue.flags().keys()

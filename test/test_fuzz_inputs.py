@@ -16,7 +16,6 @@ import photos
 from PIL import Image
 from runs import framed
 
-import poprun
 from base.errors import DataError, OptionError
 from Datasets import _examples, _headers, _labels, _listing, _salvage, cifar
 from Datasets._decoding import Decoder
@@ -27,6 +26,7 @@ from harness.commands import cli
 from harness.options import configs, sources
 from harness.options.catalogue import Option
 from harness.options.sources import DEFAULT_CONFIG_PATH
+from harness.processes import poprun_options
 from harness.run import cluster
 
 MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
@@ -131,7 +131,7 @@ def test_environments_of_clusters(pytestconfig):
 
 
 def launch_of(rng: random.Random) -> list[str]:
-    names = [f"--{name}" for name in poprun.OPTIONS]
+    names = [f"--{name}" for name in poprun_options.OPTIONS]
     words = []
     for _ in range(rng.randint(0, 4)):
         words += [rng.choice((rng.choice(names), rng.choice(names), rng.choice(ODD)))] + [word(rng)] * (rng.random() < 0.8)
@@ -139,7 +139,7 @@ def launch_of(rng: random.Random) -> list[str]:
 
 
 def test_calls_of_poprun(pytestconfig):
-    read = refusing(OptionError)(poprun.parse)
+    read = refusing(OptionError)(poprun_options.parse)
     fuzzing.hold("poprun", fuzzing.rounds(300, 1000, pytestconfig), launch_of, read, Refused)
 
 

@@ -17,7 +17,7 @@ import poprun
 from base.errors import OptionError
 from base.process import command_line
 from harness.commands import cli, gc_profile
-from harness.processes import launch
+from harness.processes import launch, poprun_options
 from harness.run.run import Run, prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +56,7 @@ def launched(command: str, places: dict[str, str]) -> Call:
         name, _, value = call.words.pop(0).partition("=")
         call.environ[name] = value
     if call.words[0] == "poprun":
-        asked, program = poprun.parse(call.words[1:])
+        asked, program = poprun_options.parse(call.words[1:])
         hosts = asked.get("host") or ()
         where = launch.layout(asked["num-replicas"], asked["num-instances"], asked.get("ipus-per-replica", 1), hosts, 2000)
         return Call(list(program), {**call.environ, **where.variables(0)})

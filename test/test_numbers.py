@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from runs import run
 
-import poprun
 from base.errors import OptionError
 from base.process import command_line
 from base.process.command_line import UsageError
 from Datasets import convert
 from harness.commands import cli, gc_info
+from harness.processes import poprun_options
 from harness.run import cluster
 from LR_Schedules import stepped
 
@@ -85,7 +85,7 @@ def test_of_cluster_and_poprun(text):
             cluster.find(parsed(), {cluster.TOTAL: text, cluster.LOCAL: "1", cluster.OFFSET: "0"})
         for option in ("num-instances", "first-port", "only-output-from-instance"):
             with pytest.raises(OptionError, match=f"--{option} is .* but must be"):
-                poprun.parse([f"--{option}", text, "python"])
+                poprun_options.parse([f"--{option}", text, "python"])
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)

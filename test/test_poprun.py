@@ -22,7 +22,7 @@ from runs import Result
 import poprun
 from base.errors import OptionError
 from base.process import command_line, tether
-from harness.processes import launch
+from harness.processes import launch, poprun_options
 
 ROOT = Path(__file__).resolve().parent.parent
 TELL = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
@@ -51,12 +51,12 @@ def test_printed_commands_are_laid_out(name, monkeypatch):
     result = called("--dry-run", *shlex.split(COMMANDS[name]))
     assert result.code == 0, result.err
     contexts = shlex.split(result.out.splitlines()[-1])
-    asked, program = poprun.parse(shlex.split(COMMANDS[name]))
+    asked, program = poprun_options.parse(shlex.split(COMMANDS[name]))
     assert contexts.count("--np") == asked["num-instances"] and contexts[-len(program) :] == program
     each = asked["num-replicas"] // asked["num-instances"]
     offsets = [word.partition("=")[2] for word in contexts if word.startswith("POPDIST_REPLICA_INDEX_OFFSET=")]
     assert offsets == [str(k * each) for k in range(asked["num-instances"])]
-    idle = [name for name in asked if poprun.OPTIONS[name].idle]
+    idle = [name for name in asked if poprun_options.OPTIONS[name].idle]
     assert ("without IPUs" in result.err) == bool(idle) and all(name in result.err for name in idle)
 
 
@@ -301,12 +301,12 @@ def test_a_host_is_known_by_more_than_its_name(monkeypatch, tmp_path):
 
 def test_help_names_every_option():
     out = called("--help").out
-    assert all(f"  --{name} " in out for name in poprun.OPTIONS) and called("--version").code == 0
+    assert all(f"  --{name} " in out for name in poprun_options.OPTIONS) and called("--version").code == 0
 
 
 WORDS = st.sampled_from(
     [
-        *(f"--{name}" for name in poprun.OPTIONS),
+        *(f"--{name}" for name in poprun_options.OPTIONS),
         "--num-replicas=2",
         "-v",
         "-H",
@@ -327,7 +327,7 @@ WORDS = st.sampled_from(
 def test_no_call_is_too_strange(words):
     said = "read"
     try:
-        poprun.parse(words)
+        poprun_options.parse(words)
     except OptionError as error:
         said = str(error)
     assert said

@@ -1,0 +1,193 @@
+"""The options of poprun: how they are read, from the command line and from files, and what they say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import brief
+from harness.options import configs
+
+
+def _switch(text: str) -> bool:
+    found = {"yes": True, "1": True, "true": True, "on": True, "no": False, "0": False, "false": False, "off": False}
+    if text.lower() not in found:
+        raise ValueError("yes or no")
+    return found[text.lower()]
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) < 1:
+        raise ValueError("a whole number from 1 on")
+    return int(text)
+
+
+def _place(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text):
+        raise ValueError("the number of an instance")
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        raise ValueError("words with their quotes closed") from None
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(re.fullmatch(r"[A-Za-z0-9._%:\[\]-]+", name) for name in names):
+        raise ValueError("host names separated by commas")
+    return names
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: how its text is read (None: it takes none), and what it says; `idle`: it means nothing without IPUs."""
+
+    read: Callable[[str], Any] | None
+    default: Any
+    help: str
+    idle: bool = False
+
+
+OPTIONS: Mapping[str, Option] = {
+    "host": Option(_hosts, (), "hosts to start on, separated by commas (-H); default: this one"),
+    "num-replicas": Option(_count, 1, "replicas of all instances together"),
+    "num-instances": Option(_count, 1, "processes; the replicas are divided evenly among them"),
+    "ipus-per-replica": Option(_count, 1, "IPUs of a replica: the program's --shards"),
+    "numa-aware": Option(_switch, True, "bind instances to NUMA nodes, where there are several"),
+    "only-output-from-instance": Option(_place, None, "show the standard output of this instance only"),
+    "mpi-global-args": Option(_words, (), "further arguments of mpirun"),
+    "mpi-local-args": Option(_words, (), "arguments of mpirun for each instance, as -x NAME"),
+    "print-topology": Option(_switch, False, "print where every instance is, and its replicas"),
+    "first-port": Option(_count, None, "instance k listens on this port + k; default: free ports"),
+    "export-config": Option(str, None, "write these options to a YAML file"),
+    "import-config": Option(str, None, "read options from a YAML file; the command line goes before it"),
+    "overwrite-config": Option(_switch, False, "--export-config may replace a file"),
+    "dry-run": Option(None, False, "print the command that would start the instances, and stop"),
+    "verbose": Option(None, False, "print the command (-v, -vv, --vv)"),
+    "version": Option(None, False, "print the version"),
+    "help": Option(None, False, "print this help (-h)"),
+    "num-ilds": Option(_count, 1, "link domains", idle=True),
+    "vipu-server-host": Option(str, "localhost", "V-IPU server", idle=True),
+    "vipu-server-port": Option(_count, 8090, "its port", idle=True),
+    "vipu-server-timeout": Option(_count, 120, "seconds to wait for it", idle=True),
+    "vipu-partition": Option(str, None, "partition", idle=True),
+    "vipu-cluster": Option(str, None, "cluster", idle=True),
+    "vipu-allocation": Option(str, None, "allocation", idle=True),
+    "update-partition": Option(_switch, False, "change the partition", idle=True),
+    "reset-partition": Option(_switch, False, "reset the partition", idle=True),
+    "remove-partition": Option(_switch, True, "remove the partition at the end", idle=True),
+    "executable-cache-path": Option(str, None, "folder of compiled programs", idle=True),
+    "offline-mode": Option(_switch, False, "compile without IPUs", idle=True),
+}
+SHORT = {"-H": "--host", "-v": "--verbose", "-vv": "--verbose", "--vv": "--verbose", "-h": "--help", "-n": "--num-instances"}
+INTRODUCTION = "Starts a program as several instances that train together, as PopRun does: parse, lay out, start."
+DASHED = ("mpi-global-args", "mpi-local-args")  # whose values may begin with a dash
+
+
+def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options given, by name, and the program with its arguments: everything from the first word on that is none."""
+    given: dict[str, Any] = {}
+    words = list(argv)
+    while words and words[0].startswith("-") and words[0] != "--":
+        written, equals, text = words.pop(0).partition("=")
+        name = SHORT.get(written, written)[2:]
+        option = OPTIONS.get(name)
+        if option is None:
+            raise OptionError(f"unknown option {brief(written)}{plugins.did_you_mean(written, [f'--{n}' for n in OPTIONS])}")
+        if option.read is None:
+            if equals:
+                raise OptionError(f"--{name} takes no value, but was given {brief(text)}")
+            given[name] = True
+            continue
+        if not equals:
+            if not words or (words[0].startswith("-") and name not in DASHED):
+                raise OptionError(f"--{name} needs a value: {_kind(option)}")
+            text = words.pop(0)
+        given[name] = _read(name, option, text)
+    return given, words[1:] if words[:1] == ["--"] else words
+
+
+def _read(name: str, option: Option, text: str) -> Any:
+    if not text:
+        raise OptionError(f"--{name} needs a value: {_kind(option)}")
+    try:
+        return option.read(text)
+    except ValueError as error:
+        raise OptionError(f"--{name} is '{brief(text)}' but must be {error}") from None
+
+
+def _kind(option: Option) -> str:
+    """What a value must be, in words."""
+    try:
+        option.read("?'")
+    except ValueError as error:
+        return str(error)
+    return "a word"
+
+
+def imported(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of --import-config."""
+    path = asked.get("import-config")
+    if not path:
+        return {}
+    try:
+        content = configs.ConfigFile(path).values()
+    except OptionError as error:
+        raise OptionError(f"--import-config {str(error).removeprefix('configuration file ')}") from None
+    if not content:
+        raise OptionError(f"--import-config {path}: it must hold options by name, as in num-instances: 2")
+    found = {}
+    for key, value in content.items():
+        name = key.replace("_", "-")
+        option = OPTIONS.get(name)
+        if option is None or option.read is None:
+            raise OptionError(
+                f"--import-config {path}: unknown option {brief(key)}{plugins.did_you_mean(name, list(OPTIONS))}"
+            )
+        if value is None:
+            raise OptionError(f"--import-config {path}: {key} must have one value, not {value}")
+        text = " ".join(map(str, value)) if isinstance(value, list) else value
+        text = ("no", "yes")[value] if isinstance(value, bool) else text
+        found[name] = _read(name, option, str(text))
+    return found
+
+
+def export(path: str, asked: Mapping[str, Any], overwrite: bool) -> None:
+    """Writes the options given."""
+    if Path(path).exists() and not overwrite:
+        raise OptionError(f"--export-config {path}: the file exists; --overwrite-config yes replaces it")
+    kept = {k: v for k, v in asked.items() if OPTIONS[k].read and not k.endswith("-config")}
+    written = {
+        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in kept.items()
+    }
+    Path(path).write_text(yaml.safe_dump(written), encoding="utf-8")
+
+
+def help_text() -> str:
+    """Every option, those without effect last."""
+    lines = ["usage: poprun [option]... PROGRAM [argument]...", "", INTRODUCTION, ""]
+    for idle in (False, True):
+        lines += ["", "accepted, but without effect where there are no IPUs:"] if idle else []
+        for name, option in OPTIONS.items():
+            if option.idle == idle:
+                lines.append(f"  --{name:<28}{option.help}" + _default(option))
+    return "\n".join(lines) + "\n"
+
+
+def _default(option: Option) -> str:
+    if option.default in (None, (), "") or option.read is None:
+        return ""
+    shown = ("no", "yes")[option.default] if isinstance(option.default, bool) else option.default
+    return f" [{shown}]"
