@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
 from base.process import quiet
@@ -26,7 +26,7 @@ from base.storage.files import write_atomically
 from harness.checkpoints import checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.commands import entry, run_log
-from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch
+from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, row
 from harness.evaluation.weights import Weights
 from harness.processes.team import Team
 from harness.programs import embedded
@@ -35,6 +35,7 @@ from harness.run.run import Run
 from log import RunLog
 
 if TYPE_CHECKING:
+    from harness.programs.embedded import Batches
     from ipu_utils import FrozenProgram
 
 SCRIPT = "inference_embedded"
@@ -54,12 +55,12 @@ def main(argv: list[str]) -> int:
     folder = checkpoints.run_folder(Path(path)) if path else None
     recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
-    origin = Served(selected, folder, recorded)
+    origin = ServedWeights(selected, folder, recorded)
     run = entry.start(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
     return 0 if run is None else _serve(run, checkpoint, global_batch(run, recorded))
 
 
-class Served(Weights):
+class ServedWeights(Weights):
     """The weights of a server."""
 
     def refuse(self, run: Run) -> list[str]:
@@ -86,15 +87,25 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
             served = embedded.serve(program, batches, calls, threads)
             log.note(served.told())
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
-            iteration = checkpoint.iteration
-            epoch = iteration * trained_batch / run.source.spec.train_images if iteration >= 0 else -1.0
-            known = embedded.labelled(run)
-            found = embedded.scored(program, batches, served.micro_batches) if known else embedded.NOT_LABELLED
-            log.validation_row(embedded.row(run, checkpoint, served, found, epoch))
+            log.validation_row(_row(run, program, batches, checkpoint, trained_batch, served))
         program.close()
     finally:
         log.close()
     return 0
+
+
+def _row(
+    run: Run, program: FrozenProgram, batches: Batches, checkpoint: Checkpoint, trained_batch: int, served: embedded.Served
+) -> dict[str, Any]:
+    """As a row of validation.csv; pictures without true labels have accuracies and a loss of -1."""
+    accuracy = top5 = loss = -1.0
+    if embedded.labelled(run):
+        accuracy = 100 * served.hits / max(served.samples, 1)
+        top5, loss = embedded.scores(program, batches, served.micro_batches)
+    return row(
+        run, checkpoint, trained_batch, accuracy=accuracy, top5=top5, loss=loss, seconds=served.seconds,
+        pictures=served.samples, rate=served.inferred / served.seconds, latency=served.mean,
+    )  # fmt: skip
 
 
 def _compile_only(run: Run, checkpoint: Checkpoint) -> None:

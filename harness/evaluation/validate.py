@@ -43,9 +43,28 @@ def validate(
     micro_batches = own_micro_batches(run)
     totals, seconds = _sums(program, micro_batches, log)
     totals, seconds = team.totals(totals), team.largest(seconds)
-    iteration = checkpoint.iteration
     samples = max(totals["samples"], 1)
-    accuracy = 100 * totals["hits"] / samples
+    return row(
+        run,
+        checkpoint,
+        global_batch,
+        accuracy=100 * totals["hits"] / samples,
+        top5=100 * totals["top5"] / samples,
+        loss=totals["loss"] / samples,
+        seconds=seconds,
+        pictures=int(totals["samples"]),
+        rate=totals["samples"] / seconds,
+        latency=_latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
+    )
+
+
+def row(
+    run: Run, checkpoint: Checkpoint, global_batch: int, *, accuracy: float, top5: float, loss: float, seconds: float,
+    pictures: int, rate: float, latency: float,
+) -> dict[str, Any]:  # fmt: skip
+    """A row of validation.csv. `accuracy`, `top5`: per cent, or -1 as `loss` where nothing tells labels; `rate`: pictures
+    a second; `latency`: milliseconds of a micro-batch."""
+    iteration = checkpoint.iteration
     return {
         "name": checkpoint.name,
         "iteration": iteration,
@@ -53,11 +72,11 @@ def validate(
         "val_acc": accuracy,
         "raw_acc": accuracy,
         "val_time": seconds,
-        "val_size": int(totals["samples"]),
-        "img_per_sec": totals["samples"] / seconds,
-        "latency": _latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
-        "top5_acc": 100 * totals["top5"] / samples,
-        "loss": totals["loss"] / samples,
+        "val_size": pictures,
+        "img_per_sec": rate,
+        "latency": latency,
+        "top5_acc": top5,
+        "loss": loss,
     }
 
 
