@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, succeed, variables
 
 from base import tracing
+from base.process import quiet
 from base.tracing import compiled, compiling_ahead
 from emulator.program.executable import Executable
 from emulator.program.executor import new_graph
@@ -156,6 +160,22 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     assert "is not kept" in entry.warnings[0]
     entry.ran()
     assert len(entry.warnings) == 1
+
+
+@pytest.mark.parametrize(("free", "longest", "room"), [
+    (1 << 30, resource.RLIM_INFINITY, True), (1 << 20, resource.RLIM_INFINITY, False), (1 << 30, 1 << 20, False),
+])  # fmt: skip
+def test_passes_are_not_kept_where_they_might_not_find_room(monkeypatch, free, longest, room):
+    """XLA ends the run in which it cannot write one."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (longest, longest))
+    with nullcontext() if room else pytest.raises(OSError, match="No space left"):
+        assert executables._passes.__wrapped__().is_dir()
+
+
+def test_xla_without_room_names_the_remedy():
+    error = RuntimeError("/tmp/cnn-harness.passes-ab/x.tmp; No space left on device")
+    assert "TMPDIR" in quiet.device_error(error) and "--no-executable-cache" in quiet.device_error(error)
 
 
 def test_the_longest_unused_are_removed(tmp_path):

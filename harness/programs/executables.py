@@ -10,11 +10,13 @@ XLA looks for its passes in a folder that TensorFlow is told of once, when it be
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import io
 import json
 import os
 import platform
+import resource
 import shlex
 import shutil
 import sys
@@ -44,7 +46,8 @@ _DIGEST = 64  # characters of it, before the archive
 _XLA_FLAGS = "TF_XLA_FLAGS"
 _PASSES_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of passes on the disk
 _FOLDER = f"{_PASSES_FLAG}directory="
-_OWN, _STALE = ".passes-", 86400  # folders of passes; seconds after which one that is left was of a killed process
+_STALE = 86400  # seconds after which a folder of passes that is left was of a killed process
+_ROOM = 256 << 20  # bytes free, for the passes of any network here
 # what the original is told it by
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
@@ -192,14 +195,23 @@ class Entry:
 
 @cache
 def _passes() -> Path:
-    """This process' folder of passes, removed when the process ends."""
-    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{_OWN}"))
+    """This process' folder of passes, removed when the process ends. OSError where they may not find room: XLA ends a run
+    that cannot write one."""
+    _require_room(Path(tempfile.gettempdir()))
+    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{quiet.PASSES}"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    for left in place.parent.glob(f"cnn-harness{_OWN}*"):
+    for left in place.parent.glob(f"cnn-harness{quiet.PASSES}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE and left.stat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)
     return place
+
+
+def _require_room(folder: Path) -> None:
+    longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    free = shutil.disk_usage(folder).free
+    if free < _ROOM or (longest != resource.RLIM_INFINITY and longest < _ROOM):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _told(environ: Mapping[str, str]) -> bool:
