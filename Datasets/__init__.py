@@ -1,1 +1,4 @@
-"""Data sets; every file without a leading underscore is a plug-in."""
+"""Data sets, one plug-in a file: `SPECS` describes them, `DATASETS` opens them by the names that --dataset takes.
+
+No plug-ins: files with a leading underscore, and convert.py and verify.py, which start commands of tools/datasets.
+"""

@@ -20,7 +20,7 @@ class Files:
     layout: Layout
 
 
-FILES = {
+BINARY_FILES = {
     "cifar-10": Files(
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
@@ -48,7 +48,7 @@ SPECS = {"cifar-10": _spec("cifar-10", 10, _TEN_NAMES), "cifar-100": _spec("cifa
 
 
 def _open(name: str, request: OpenRequest) -> BinarySource:
-    files = FILES[name]
+    files = BINARY_FILES[name]
     wanted = (*files.train, *files.validation)
     top = _locate.folder_given(name, ", ".join(wanted), request)
     folder = _locate.holding_folder(name, top, files.folder, wanted)
@@ -57,4 +57,4 @@ def _open(name: str, request: OpenRequest) -> BinarySource:
     )
 
 
-DATASETS = {name: partial(_open, name) for name in FILES}
+DATASETS = {name: partial(_open, name) for name in BINARY_FILES}

@@ -5,14 +5,10 @@ No data set of its own: `generated` and `synthetic` imitate another one's descri
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base.errors import DataError
 from Datasets._spec import DataSpec, ReadRequest, Stage, whole_stream
 
 if TYPE_CHECKING:
@@ -22,22 +18,6 @@ DATASETS: dict = {}
 
 _MEAN = 127.0
 _DEVIATION = 60.0
-
-
-def spec_without_data(name: str) -> DataSpec:
-    """A data set's description with its published sizes, from the `SPECS` of the plug-ins; needs no files."""
-    specs: dict[str, DataSpec] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_"):
-            specs |= getattr(importlib.import_module(f"Datasets.{module.name}"), "SPECS", {})
-    if name not in specs:
-        raise DataError(f"no data set {name!r}; there are {', '.join(sorted(specs))}")
-    return specs[name]
-
-
-def generated(spec: DataSpec) -> GeneratedSource:
-    """Generated data with this description, made once on the host and sent again and again."""
-    return GeneratedSource(spec)
 
 
 def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -27,10 +27,11 @@ from test_datasets import joined, records, request, take
 from base.errors import DataError
 from base.process import command_line
 from base.storage import checksums
-from Datasets import _examples, _labels, _listing, _photographs, _salvage, convert, generated, imagefolder, imagenet, verify
+from Datasets import _examples, _labels, _photographs, _salvage, generated, imagefolder, imagenet
 from Datasets._salvage import Damage, Record
 from Datasets._spec import OpenRequest
 from harness.evaluation import predictions
+from tools.datasets import convert, listings, verify
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"convert": convert.main, "verify": verify.main}
@@ -313,7 +314,7 @@ def test_a_class_is_shown_in_a_line_whatever_its_name():
 def test_generated_photographs_may_have_one_class():
     """--num-classes 1, which a run on a folder of one class records, drew from no labels at all."""
     spec = replace(imagefolder.SPECS["imagefolder"], num_classes=1)
-    assert take(lambda: generated.generated(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
+    assert take(lambda: generated.GeneratedSource(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
 
 
 def test_num_classes_on_the_command_line(tmp_path):
@@ -523,7 +524,7 @@ def test_an_interrupted_conversion_goes_on_where_it_was_killed(tmp_path):
 def test_a_second_conversion_into_the_same_folder_is_refused(tmp_path, monkeypatch):
     write_tree(tmp_path / "pets")
     inner: list[Result] = []
-    monkeypatch.setattr(convert._conversion, "write", lambda *_: inner.append(command("convert", *_call(tmp_path))))
+    monkeypatch.setattr(convert.shard_writer, "write", lambda *_: inner.append(command("convert", *_call(tmp_path))))
     converted(*_call(tmp_path))
     assert inner[0].code == 2 and "another conversion is writing into" in inner[0].err
 
@@ -545,9 +546,9 @@ def test_every_list_that_is_written_is_read(tmp_path, rows, with_split, with_hea
     file = tmp_path / "list.csv"
     with file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream).writerows(([("Path", "LABEL", "Split")[: len(shown[0])]] if with_headings else []) + shown)
-    if not with_headings and rows[0][0].lower() in _listing._HEADINGS:
+    if not with_headings and rows[0][0].lower() in listings._HEADINGS:
         return
-    found = _listing.of(file)
+    found = listings.of(file)
     both = [*found.train, *(found.validation or ())]
     assert {(p.file, found.classes[p.label - 1]) for p in both} == {(tmp_path / path, label) for path, label in rows}
     assert (found.validation is None) != with_split
@@ -562,7 +563,7 @@ def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     try:
         said = ""
-        assert _listing.of(file).classes
+        assert listings.of(file).classes
     except DataError as error:
         said = str(error)
     assert not said or str(file) in said.splitlines()[0]

@@ -21,14 +21,15 @@ from Datasets import (
     _augment,
     _fashion_files,
     _locate,
-    _rebuild_fashion_mnist,
     _tfrecords,
     cifar,
     fashion_mnist,
     generated,
     imagenet,
 )
+from Datasets._catalogue import published_spec
 from Datasets._spec import OpenRequest, ReadRequest
+from tools.datasets import rebuild_fashion_mnist
 
 _TRAIN = 200  # 5 files of 40
 _VALIDATION = 30
@@ -289,9 +290,10 @@ def test_expansion_is_repeated_only_after_damage(tmp_path):
 
 def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
     script = (
-        "import sys; from Datasets import fashion_mnist, cifar, imagenet, generated; from Datasets._spec import OpenRequest; "
+        "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
+        "from Datasets._catalogue import published_spec; "
         "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
-        "print(source.spec.train_images, generated.spec_without_data('imagenet').train_images, "
+        "print(source.spec.train_images, published_spec('imagenet').train_images, "
         "'tensorflow' in sys.modules)"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -337,7 +339,7 @@ def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
     not _fashion_files.holds_idx(_fashion_files.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed"
 )
 def test_embedded_file_is_rebuilt_from_the_package(capsys):
-    assert _rebuild_fashion_mnist.main(["--check"]) == 0
+    assert rebuild_fashion_mnist.main(["--check"]) == 0
     assert "equal byte for byte" in capsys.readouterr().out or sys.platform != "linux"
 
 
@@ -501,9 +503,9 @@ def test_a_set_of_unusable_records_ends_at_once(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "fashion-mnist", "imagenet"])
 def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
-    spec = generated.spec_without_data(name)
+    spec = published_spec(name)
     asked = request(batch_size=3, image_size=48 if name == "imagenet" else 128, start=7)
-    source = generated.generated(spec)
+    source = generated.GeneratedSource(spec)
     got = joined(take(lambda: source.train(asked), 2))
     assert got["position"].tolist() == list(range(7, 13)) and len({image.tobytes() for image in got["image"]}) == 1
     assert len(set(got["label"].tolist())) == 1 and 0 <= got["label"][0] <= spec.num_classes - 2
@@ -527,14 +529,14 @@ def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
 
 
 def test_generated_validation_is_padded_and_sizes_are_published():
-    spec = generated.spec_without_data("fashion-mnist")
-    elements = take(lambda: generated.generated(spec).validation(request(batch_size=300)))
+    spec = published_spec("fashion-mnist")
+    elements = take(lambda: generated.GeneratedSource(spec).validation(request(batch_size=300)))
     labels = joined(elements)["label"]
     assert len(elements) == 7 and (labels[:2000] >= 0).all() and (labels[2000:] == -1).all()
     assert not elements[-1]["image"][200:].any()
     sizes = {"imagenet": (1_281_167, 50_000), "cifar-10": (50_000, 10_000), "fashion-mnist": (10_000, 2_000)}
     for name, size in sizes.items():
-        found = generated.spec_without_data(name)
+        found = published_spec(name)
         assert (found.train_images, found.validation_images) == size
     with pytest.raises(DataError, match="cifar-10, cifar-100"):
-        generated.spec_without_data("mnist")
+        published_spec("mnist")

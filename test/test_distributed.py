@@ -23,8 +23,8 @@ from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeles
 
 import log
 from base.errors import OptionError
-from Datasets import generated
 from Datasets._binary import BinarySource, Layout
+from Datasets._catalogue import published_spec
 from emulator.program import executor
 from harness.options.sections import CheckpointOptions, LoggingOptions
 from harness.processes import folders, heartbeat, team
@@ -490,7 +490,7 @@ def test_a_taken_port_is_named(monkeypatch, tmp_path):
 
 
 def test_other_pictures_of_the_same_number_are_refused_by_name(tmp_path):
-    spec = generated.spec_without_data("cifar-10")
+    spec = published_spec("cifar-10")
     cards = []
     for k, changed in enumerate((0, 0, 1)):
         records = np.random.default_rng(7).integers(0, 10, (30, 1 + 3072), np.uint8)

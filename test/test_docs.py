@@ -24,10 +24,10 @@ from harness.processes import poprun_options
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
+PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
 # scripts with flags of their own, by the page that prints them, and flags of other programs
 TOOLS = {
-    "own-pictures.md": ("Datasets/convert.py", "Datasets/verify.py", "tools/import_weights.py"),
+    "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
     "reading-a-run.md": ("weight_avg.py",),
     "half-precision.md": ("tools/compare_runs.py",),
     "measured.md": ("tools/findings.py",),

@@ -17,8 +17,7 @@ from PIL import Image
 from runs import framed
 
 from base.errors import DataError, OptionError
-from Datasets import _examples, _headers, _labels, _listing, _salvage, cifar
-from Datasets._decoding import Decoder
+from Datasets import _examples, _headers, _labels, _salvage, cifar
 from Datasets._spec import OpenRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets._tolerance import Tolerance
@@ -28,6 +27,8 @@ from harness.options.catalogue import Option
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
 from harness.run import cluster
+from tools.datasets import listings
+from tools.datasets.example_checks import Decoder
 
 MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
 ODD = (
@@ -289,7 +290,7 @@ def test_examples(pytestconfig):
 
 
 def test_small_pictures(pytestconfig, tmp_path):
-    files = cifar.FILES["cifar-10"]
+    files = cifar.BINARY_FILES["cifar-10"]
     whole = np.tile(np.arange(3073) % 10, 3).astype(np.uint8).tobytes()
     for name in (*files.train, *files.validation):
         (tmp_path / name).write_bytes(whole)
@@ -315,7 +316,7 @@ def test_lists_and_labels(pytestconfig, tmp_path):
         try:
             _labels.read(tmp_path)
         finally:
-            _listing.of(tmp_path / "rows.csv")
+            listings.of(tmp_path / "rows.csv")
 
     def make(rng: random.Random) -> tuple[bytes, bytes]:
         return fuzzing.damaged(rng, labels), fuzzing.damaged(rng, rows)

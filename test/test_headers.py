@@ -17,11 +17,12 @@ from test_datasets import request
 
 from base.errors import DataError
 from base.storage import checksums
-from Datasets import _examples, _headers, _photo_files, _photographs, _pictures, _salvage, _tfrecords, _verification
-from Datasets._decoding import Decoder
+from Datasets import _examples, _headers, _photo_files, _photographs, _pictures, _salvage, _tfrecords
+from Datasets._catalogue import published_spec
 from Datasets._spec import OpenRequest
-from Datasets.generated import spec_without_data
 from Datasets.imagenet import open_imagenet
+from tools.datasets import checks
+from tools.datasets.example_checks import Decoder
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 
@@ -158,7 +159,7 @@ def test_every_decoder_refuses_it(bombs, memory, tmp_path):
             assert judge.picture(data) == _headers.fault(data)
             (tmp_path / "photo").write_bytes(data)
             with pytest.raises(DataError, match=f"photo says that it is {size[0]} x {size[1]} pixels"):
-                _photo_files.load([str(tmp_path / "photo")], spec_without_data("imagenet"), request())
+                _photo_files.load([str(tmp_path / "photo")], published_spec("imagenet"), request())
     payload = _tfrecords.RecordIndex([bombs / "train-00000-of-00001"]).payload(1)
     assert "its picture says that it is 20000 x 20000" in judge.example(payload, 2)
 
@@ -187,9 +188,9 @@ def test_nothing_waits_for_a_pipe(tmp_path):
         make(shard)
         said = run("train", *words)
         assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
-        assert _verification._checked_shard(shard, 2, None, None).findings == [(shard, None, f"cannot be read: {reason}")]
+        assert checks._checked_shard(shard, 2, None, None).findings == [(shard, None, f"cannot be read: {reason}")]
         with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
-            _photo_files.load([str(shard)], spec_without_data("imagenet"), request())
+            _photo_files.load([str(shard)], published_spec("imagenet"), request())
         shard.rmdir() if shard.is_dir() else shard.unlink()
     photos.write_shards(folder, "train", [b"x"], 1)
     os.mkfifo(folder / "labels.txt")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
+PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "console")
 FACES = ("ipu_utils", "log")
 # rooms from the ground floor up; a file imports from its own room and from those of lower floors
@@ -19,7 +19,7 @@ FLOORS = (
     ("base.storage",),
     ("base.process",),
     ("Models", "LR_Schedules", "Datasets", "log"),
-    ("emulator.plan", "emulator.layers"),
+    ("tools.datasets", "emulator.plan", "emulator.layers"),
     ("emulator.program",),
     ("ipu_utils",),
     ("harness.options",),
@@ -30,7 +30,7 @@ FLOORS = (
     ("harness.evaluation",),
     ("harness.commands",),
     ("harness.training",),
-    ("train", "validation", "inference_embedded", "weight_avg", "poprun"),
+    ("train", "validation", "inference_embedded", "weight_avg", "poprun", "tools"),
     ("restore", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -39,7 +39,14 @@ FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
     path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
 ]
 # building graphs is their work; everything else must answer before TensorFlow is there
-TENSORFLOW = ("ipu_utils", "base.draws", "base.tracing", "emulator.layers", "emulator.program")
+TENSORFLOW = (
+    "ipu_utils",
+    "base.draws",
+    "base.tracing",
+    "emulator.layers",
+    "emulator.program",
+    "tools.datasets.example_checks",
+)
 TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "optimisers"))
 
 

@@ -17,9 +17,9 @@ from test_models import traced
 
 from base.errors import OptionError
 from Datasets import _photo_files, _photographs
+from Datasets._catalogue import published_spec
 from Datasets._class_names import class_names
 from Datasets._spec import ReadRequest
-from Datasets.generated import spec_without_data
 from emulator.plan.trace import CountingLayers, Shape
 from harness.checkpoints import archives
 from harness.checkpoints.checkpoints import CheckpointError
@@ -292,7 +292,7 @@ def test_photographs_are_prepared_as_in_evaluation(tmp_path, drawn, name):
     Image.open(drawn).resize((50, 200)).save(tmp_path / "tall.jpg")
     content = (tmp_path / name).read_bytes()
     request = ReadRequest(batch_size=1, image_size=32, seed=0)
-    (made,) = _photo_files.load([str(tmp_path / name)], spec_without_data("imagenet"), request)
+    (made,) = _photo_files.load([str(tmp_path / name)], published_spec("imagenet"), request)
     with tf.Graph().as_default(), tf.Session() as session:
         record = {"image/encoded": tf.constant(content)}
         np.testing.assert_array_equal(
@@ -305,7 +305,7 @@ def test_small_pictures_are_the_square_in_the_middle(tmp_path):
     pixels[:, 16:80] = np.arange(64, dtype=np.uint8)[:, None, None] * 2
     Image.fromarray(pixels).save(tmp_path / "a.png")
     request = ReadRequest(batch_size=1, image_size=32, seed=0)
-    (made,) = _photo_files.load([str(tmp_path / "a.png")], spec_without_data("cifar-10"), request)
+    (made,) = _photo_files.load([str(tmp_path / "a.png")], published_spec("cifar-10"), request)
     rows = np.arange(32) * 4 + 1.0  # means of two rows
     np.testing.assert_allclose(made[:, :, 1], np.repeat(((rows - rows.mean()) / rows.std())[:, None], 32, 1), atol=1e-5)
 
@@ -313,7 +313,7 @@ def test_small_pictures_are_the_square_in_the_middle(tmp_path):
 def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, drawn):
     words = "--model-size 8 --precision 32.32 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
     for dataset, names in (
-        ("fashion-mnist", class_names(spec_without_data("fashion-mnist"))),
+        ("fashion-mnist", class_names(published_spec("fashion-mnist"))),
         ("cifar-100 --generated-data", ()),
     ):
         folder = tmp_path / dataset[:5]
@@ -325,7 +325,7 @@ def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, dr
 
 
 def test_names_of_imagenet():
-    names = class_names(spec_without_data("imagenet"))
+    names = class_names(published_spec("imagenet"))
     assert len(set(names)) == 1000
     assert [names[k] for k in (0, 285, 698, 967, 985, 999)] == [
         "tench", "Egyptian cat", "palace", "espresso", "daisy", "toilet tissue",

@@ -12,11 +12,11 @@ from runs import run
 from base.errors import OptionError
 from base.process import command_line
 from base.process.command_line import UsageError
-from Datasets import convert
 from harness.commands import cli, gc_info
 from harness.processes import poprun_options
 from harness.run import cluster
 from LR_Schedules import stepped
+from tools.datasets import convert
 
 NO_NUMBERS = [
     "１２",

@@ -17,11 +17,12 @@ from runs import framed
 
 from base.errors import DataError
 from base.storage import checksums
-from Datasets import _fashion_files, _labels, _listing, _tfrecords, cifar
+from Datasets import _fashion_files, _labels, _tfrecords, cifar
 from Datasets._spec import OpenRequest
 from Datasets._tfrecords import RecordIndex
 from Datasets._tolerance import Tolerance
 from harness.checkpoints import bundles
+from tools.datasets import listings
 
 SETTINGS = settings(
     max_examples=1500, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -48,7 +49,7 @@ def changed(content: bytes, changes: list[Change]) -> bytes:
 @pytest.fixture(scope="module")
 def cifars(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cifar")
-    for name in (*cifar.FILES["cifar-10"].train, *cifar.FILES["cifar-10"].validation):
+    for name in (*cifar.BINARY_FILES["cifar-10"].train, *cifar.BINARY_FILES["cifar-10"].validation):
         np.arange(2 * RECORD, dtype=np.uint8).reshape(2, RECORD)[:, ::-1].tofile(folder / name)
         with open(folder / name, "r+b") as file:
             for record in range(2):
@@ -231,10 +232,10 @@ def test_packed_images_have_a_bound(tmp_path, monkeypatch):
 
 def test_lists_have_a_bound(tmp_path, monkeypatch):
     (tmp_path / "list.csv").write_text("a.jpg,x\n")
-    assert len(_listing.read_rows(tmp_path / "list.csv")) == 1
-    monkeypatch.setattr(_listing, "_MOST_BYTES", 7)
+    assert len(listings.read_rows(tmp_path / "list.csv")) == 1
+    monkeypatch.setattr(listings, "_MOST_BYTES", 7)
     with pytest.raises(DataError, match="more than the 7 bytes that are read of a list"):
-        _listing.read_rows(tmp_path / "list.csv")
+        listings.read_rows(tmp_path / "list.csv")
     monkeypatch.setattr(_labels, "_MOST_BYTES", 7)
     (tmp_path / "labels.txt").write_text("a\nb\n")
     assert _labels.read(tmp_path) == ("a", "b")
@@ -256,7 +257,7 @@ def test_whatever_lies_beside_records(tmp_path, name, pytestconfig):
     index = file.with_suffix(".npz").read_bytes()
     readers = {
         "labels.txt": (b"cat\ndog\n\xc3\xa4\n", lambda: _labels.read(tmp_path)),
-        "list.csv": (b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n', lambda: _listing.read_rows(file)),
+        "list.csv": (b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n', lambda: listings.read_rows(file)),
         "train-images-idx3-ubyte": (IDX, lambda: _fashion_files._idx(file, 3)),
         "train-images-idx3-ubyte.gz": (gzip.compress(IDX), lambda: _fashion_files._idx(file, 3)),
         "records.npz": (index, lambda: _tfrecords._kept(file, 1)),

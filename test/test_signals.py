@@ -227,10 +227,10 @@ WHILE_IMPORTING = """
 import builtins, os, runpy, signal, sys
 path, number = sys.argv[1], int(sys.argv[2])
 real = builtins.__import__
-def interrupted(name, *more):
+def interrupted(name, *more, **named):
     if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "emulator", "yaml"} & set(sys.modules):
         signal.raise_signal(number)
-    return real(name, *more)
+    return real(name, *more, **named)
 sys.argv, sys.path[0] = [path], os.path.dirname(os.path.abspath(path))
 if path.startswith(("Datasets", "harness")):  # python -m
     sys.path[0] = os.getcwd()

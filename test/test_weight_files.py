@@ -21,10 +21,11 @@ import pytest
 from base import bounds
 from base.errors import DataError
 from base.process import command_line
-from Datasets import _conversion, _described
+from Datasets import _described
 from harness.checkpoints import archives
 from harness.checkpoints.archives import ArchiveError
 from tools import compare_runs, foreign, import_weights, weight_files
+from tools.datasets import shard_writer
 from tools.foreign import ForeignError
 from tools.weight_files import ImportFailure
 
@@ -483,7 +484,7 @@ def test_a_pipe_for_a_conversion(tmp_path):
 
 def claim(folder: Path) -> None:
     """Begins a conversion of nothing in a folder."""
-    with _conversion.claimed(folder, _conversion.Plan(("a",), [], {})):
+    with shard_writer.claimed(folder, shard_writer.Plan(("a",), [], {})):
         pass
 
 

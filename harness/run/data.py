@@ -5,32 +5,26 @@ The one place of the harness that knows how data set plug-ins are found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from base import plugins
 from base.errors import DataError, OptionError
 from base.fields import brief
+from Datasets._catalogue import published_spec, table
 from Datasets._locate import infer
 from Datasets._spec import DataSource, OpenRequest
-from Datasets.generated import generated, spec_without_data
+from Datasets.generated import GeneratedSource
 from harness.options.sections import DatasetOptions
 
 GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour
-Opener = Callable[[OpenRequest], DataSource]
-
-
-def openers() -> dict[str, Opener]:
-    """Every data set by name."""
-    return _tables("DATASETS")
 
 
 def name_of(
     dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = ""
 ) -> tuple[str, str | None]:
     """The data set's name, and how it was inferred if it was not given."""
-    known = sorted(openers())
+    known = sorted(table("DATASETS"))
     if dataset is not None:
         if dataset.lower() not in known:
             prefix = f"{where}: " if where else ""
@@ -49,7 +43,7 @@ def name_of(
 
 def family(name: str) -> str:
     """ "cifar" for 32-pixel pictures, "imagenet" for photographs: which of a model's two tables applies."""
-    return "cifar" if spec_without_data(name).image_size == 32 else "imagenet"
+    return "cifar" if published_spec(name).image_size == 32 else "imagenet"
 
 
 def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
@@ -58,7 +52,7 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
         return described(options)
     _refuse_other_classes(options)
     _refuse_percentage(options)
-    return openers()[options.dataset](
+    return table("DATASETS")[options.dataset](
         OpenRequest(
             options.data_dir,
             environ,
@@ -81,39 +75,31 @@ def described(options: DatasetOptions) -> DataSource:
     """Generated data that looks like the set asked for."""
     _refuse_percentage(options)
     _refuse_other_classes(options)
-    spec = spec_without_data(options.dataset)
+    spec = published_spec(options.dataset)
     spec = replace(spec, train_images=max(1, spec.train_images * options.dataset_percentage_to_use // 100))
     if family(options.dataset) == "imagenet":
         classes = options.num_classes or spec.num_classes
         spec = replace(spec, validation_images=GENERATED_VALIDATION, num_classes=classes)
-    return generated(spec)
+    return GeneratedSource(spec)
 
 
 def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
     """As `described`, with the names of the classes where the set's folder tells them."""
     request = OpenRequest(options.data_dir, environ, num_classes=options.num_classes)
     source = described(options)
-    names = _tables("CLASS_NAMES").get(options.dataset)
+    names = table("CLASS_NAMES").get(options.dataset)
     try:
         found = names(request) if names else ()
     except DataError:  # without the folder predictions have numbers for names
         return source
     if not found or options.num_classes not in (None, len(found)):
         return source
-    return generated(replace(source.spec, num_classes=len(found), class_names=found))
-
-
-def _tables(name: str) -> dict[str, Callable[[OpenRequest], Any]]:
-    """One table of the plug-ins that have it, by data set."""
-    found: dict[str, Callable[[OpenRequest], Any]] = {}
-    for plugin in plugins.names("Datasets"):
-        found |= getattr(plugins.load("Datasets", plugin), name, {})
-    return found
+    return GeneratedSource(replace(source.spec, num_classes=len(found), class_names=found))
 
 
 def _refuse_other_classes(options: DatasetOptions) -> None:
     """A set of small pictures knows its classes itself."""
-    known = spec_without_data(options.dataset).num_classes
+    known = published_spec(options.dataset).num_classes
     if options.num_classes not in (None, known) and family(options.dataset) != "imagenet":
         raise OptionError(
             f"--num-classes {options.num_classes} contradicts --dataset {options.dataset}, which has {known} classes; "

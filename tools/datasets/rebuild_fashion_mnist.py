@@ -1,6 +1,6 @@
 """Rebuild the embedded Fashion-MNIST selection from the IDX files of the Debian package dataset-fashion-mnist.
 
-    python -m Datasets._rebuild_fashion_mnist [--idx-dir DIR] [--check]
+    python -m tools.datasets.rebuild_fashion_mnist [--idx-dir DIR] [--check]
 
 --check writes nothing and exits with 1 when the embedded images differ. The packed bytes are equal wherever
 liblzma's encoder is (the file was made with 5.4); the images and labels are compared in any case.

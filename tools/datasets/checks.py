@@ -14,7 +14,7 @@ import numpy as np
 
 from base.errors import DataError
 from base.storage import input_files
-from Datasets import _described, _labels, _locate, _pictures, _salvage, cifar
+from Datasets import _catalogue, _described, _labels, _locate, _pictures, _salvage
 from Datasets._binary import Layout
 from Datasets._class_names import IMAGENET_CLASSES
 from Datasets._described import Described
@@ -24,7 +24,7 @@ from Datasets._spec import regular_size
 from Datasets._tfrecords import shards
 
 if TYPE_CHECKING:
-    from Datasets._decoding import Decoder
+    from tools.datasets.example_checks import Decoder
 
 
 class Finding(NamedTuple):
@@ -131,14 +131,14 @@ def _checked_shard(file: Path, classes: int, decoder: Decoder, described: Descri
 
 
 def _binaries(folder: Path) -> Work | None:
-    for name, known in cifar.FILES.items():
+    for name, known in _catalogue.table("BINARY_FILES").items():
         wanted = (*known.train, *known.validation)
         for place in (folder, *_locate.folders_called(known.folder, folder)):
             there = [place / file for file in wanted if (place / file).is_file()]
             if not there:
                 continue
             missing = [Finding(place / file, None, "is missing") for file in wanted if place / file not in there]
-            check = _binary_check(known.layout, cifar.SPECS[name].num_classes)
+            check = _binary_check(known.layout, _catalogue.published_spec(name).num_classes)
             return Work(f"{name} binary files", [(file, check) for file in there], missing)
     return None
 

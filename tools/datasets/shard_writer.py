@@ -24,9 +24,9 @@ from base.process import quiet
 from base.storage import input_files
 from Datasets import _described, _labels, _tfrecords
 from Datasets._headers import MOST_BYTES
-from Datasets._listing import Listing, shuffled
 from Datasets._pictures import Picture
-from Datasets._progress import Progress
+from tools.datasets.listings import Listing, shuffled
+from tools.datasets.progress import Progress
 
 PARTIAL = ".partial"
 _WALKERS = 8  # shards counted at once: the time goes into waiting for the disc

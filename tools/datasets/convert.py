@@ -1,0 +1,135 @@
+"""Turns pictures of one's own into TFRecord shards with a labels.txt, for --dataset imagefolder or imagenet.
+
+python -m Datasets.convert PICTURES TARGET            PICTURES/<class>/*, or PICTURES/train/<class>/* with val/ beside it
+python -m Datasets.convert LIST.csv TARGET            rows of path, label and maybe train or validation
+python -m Datasets.convert PICTURES TARGET --validation 0.1 --shards 64
+
+Files are stored as they are: JPEG, PNG, GIF or BMP. An interrupted conversion goes on when the call is repeated, and
+shards that have lost records since are written again.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import early
+
+    early.begin("convert")
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from base.errors import DataError
+from base.process import command_line
+from Datasets import _described, _pictures
+from Datasets._pictures import BadFile
+from tools.datasets import listings, shard_writer
+from tools.datasets.listings import Listing
+
+
+def main(argv: list[str]) -> int:
+    """parse -> list -> test -> plan -> write."""
+    asked = _parse(argv)
+    source, target = Path(asked.source), Path(asked.target)
+    listing = _listed(asked, source)
+    _refuse_target_in_source(source, asked.validation_dir, target)
+    top = (source if source.is_dir() else source.parent).absolute()
+
+    def place(file: Path) -> str:
+        return os.path.relpath(file.absolute(), top)
+
+    if asked.validation is not None:
+        listing = listings.split_off(listing, asked.validation, place, asked.seed)
+    options = {"validation part": asked.validation}
+    plan = shard_writer.plan(listing, place, asked.seed, asked.shards, options)
+    with shard_writer.claimed(target, plan) as missing:
+        if len(missing) < len(plan.shards):
+            print(f"{len(plan.shards) - len(missing)} of {len(plan.shards)} shards are there already")
+        lost = sum((target / shard.name).exists() for shard in missing)
+        if lost:
+            print(f"{lost} shard{'s' * (lost > 1)} had lost records and {'are' if lost > 1 else 'is'} written again")
+        if missing:
+            shard_writer.write(target, plan, missing, min(asked.jobs, len(missing)))
+    for split, pictures in listing.splits().items():
+        shards = sum(shard.name.startswith(f"{split}-") for shard in plan.shards)
+        print(f"{split}: {len(pictures)} pictures in {shards} shard{'s' * (shards > 1)}")
+    print(f"{len(listing.classes)} classes, named in {target / 'labels.txt'}")
+    print(f"Train with --dataset imagefolder --data-dir {target}")
+    return 0
+
+
+def _listed(asked: argparse.Namespace, source: Path) -> Listing:
+    """The pictures, without the bad files if those may be left out."""
+    listing = listings.of(source)
+    if asked.validation is not None and listing.validation is not None:
+        raise DataError(f"{source} has pictures for validation of its own, so --validation cannot take others from training")
+    if asked.validation_dir:
+        if listing.validation is not None:
+            raise DataError(f"{source} has pictures for validation of its own; leave --validation-dir out")
+        if not Path(asked.validation_dir).is_dir():
+            raise DataError(f"--validation-dir {asked.validation_dir} is not a folder")
+        held_out, _ = _pictures.of_classes(Path(asked.validation_dir), listing.classes)
+        if not held_out:
+            raise DataError(f"--validation-dir {asked.validation_dir} holds no pictures in folders named like the classes")
+        listing = dataclasses.replace(listing, validation=held_out)
+    for note in listing.notes:
+        print(note)
+    good, bad = listings.without_bad_files(listing)
+    if bad and not asked.skip_bad_files:
+        number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be taken"
+        raise DataError(f"{number}: {bad[0].file} {bad[0].told}, or give --skip-bad-files\n{_lines(bad)}")
+    if bad:
+        print(f"Left out {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
+    listings.require_every_class(good)
+    return good
+
+
+def _lines(bad: list[BadFile]) -> str:
+    return "\n".join(f"  {file} {reason}" for file, reason in bad)
+
+
+def _refuse_target_in_source(source: Path, validation: str | None, target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise DataError(f"{target} is a file; give a new or empty folder")
+    for folder in [source] * source.is_dir() + ([Path(validation)] if validation else []):
+        if target.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{target} lies in {folder}, where it would count as pictures; give a folder elsewhere")
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = command_line.Parser(
+        prog="python -m Datasets.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="a tree with one folder for each class, or a CSV file")
+    add("target", metavar="TARGET", help="a new or empty folder, or one of an interrupted conversion")
+    add(
+        "--shards",
+        type=command_line.whole(1, _described.MOST_SHARDS),
+        metavar="N",
+        help="training files (default: 128 MiB each)",
+    )
+    validation = parser.add_mutually_exclusive_group()
+    validation.add_argument(
+        "--validation",
+        type=command_line.number(0, 1, ends=False),
+        metavar="FRACTION",
+        help="part of every class for validation",
+    )
+    validation.add_argument("--validation-dir", metavar="DIR", help="a second tree, for validation")
+    add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
+    add(
+        "--seed",
+        type=command_line.whole(0, 2**31 - 1),
+        metavar="S",
+        default=0,
+        help="of the order and of --validation (default 0)",
+    )
+    add("--skip-bad-files", action="store_true", help="list and leave out files that cannot be taken for pictures")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run("convert", main, None, (DataError,), unprintable="backslashreplace"))

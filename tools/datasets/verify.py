@@ -1,0 +1,83 @@
+"""Reads a whole data set and names every damaged record: a converted folder or ImageNet's shards, a tree of pictures,
+CIFAR's binary files.
+
+python -m Datasets.verify DIR                 decodes every picture, as training would
+python -m Datasets.verify DIR --no-decode     lengths, checksums and labels alone
+
+Exit code 0: all is well. 1: something is damaged. 2: wrong input.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import early
+
+    early.begin("verify")
+
+import argparse
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base.errors import DataError
+from base.process import command_line, quiet
+from tools.datasets import checks
+from tools.datasets.progress import Progress
+
+if TYPE_CHECKING:
+    from tools.datasets.example_checks import Decoder
+
+
+def main(argv: list[str]) -> int:
+    """parse -> find -> check every file -> count."""
+    asked = _parse(argv)
+
+    def decoder() -> Decoder:
+        quiet.import_tensorflow()
+        from tools.datasets.example_checks import Decoder
+
+        return Decoder(asked.decode)
+
+    work = checks.work(Path(asked.folder), asked.num_classes, decoder)
+    for note in work.notes:
+        print(note)
+    for finding in work.findings:
+        print(finding)
+    records, damaged = 0, len(work.findings)
+    with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(asked.jobs) as pool:
+        checking = [pool.submit(check, file) for file, check in work.files]
+        try:
+            for each in checking:  # in the order of the files
+                checked = each.result()
+                for finding in checked.findings:
+                    print(finding)
+                records += checked.records
+                damaged += len(checked.findings)
+                progress.advance()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    print(f"{work.kind}: {len(work.files)} files, {records} records, {damaged or 'nothing'} damaged or missing")
+    return 1 if damaged else 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = command_line.Parser(
+        prog="python -m Datasets.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="the data set")
+    add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every picture (default)")
+    add(
+        "--num-classes",
+        type=command_line.whole(1, 2**31 - 1),
+        metavar="N",
+        help="labels are from 1 to N (default: labels.txt, else 1000)",
+    )
+    add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run("verify", main, None, (DataError,), unprintable="backslashreplace"))
