@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from Datasets import _locate
-from Datasets._binary import BinarySource, Layout
 from Datasets._spec import DataSpec, OpenRequest
+from Datasets.formats.binary import Layout
+from Datasets.sources import locate
+from Datasets.sources.binary import BinarySource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ SPECS = {"cifar-10": _spec("cifar-10", 10, _TEN_NAMES), "cifar-100": _spec("cifa
 def _open(name: str, request: OpenRequest) -> BinarySource:
     files = BINARY_FILES[name]
     wanted = (*files.train, *files.validation)
-    top = _locate.folder_given(name, ", ".join(wanted), request)
-    folder = _locate.holding_folder(name, top, files.folder, wanted)
+    top = locate.folder_given(name, ", ".join(wanted), request)
+    folder = locate.holding_folder(name, top, files.folder, wanted)
     return BinarySource(
         SPECS[name], [folder / file for file in files.train], [folder / file for file in files.validation], files.layout
     )

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from base.errors import DataError
 from base.storage import cache
-from Datasets import _fashion_files
-from Datasets._binary import BinarySource, Layout
 from Datasets._spec import DataSpec, OpenRequest
+from Datasets.formats import idx
+from Datasets.formats.binary import Layout
+from Datasets.sources.binary import BinarySource
 
 _EMBEDDED = DataSpec(
     name="fashion-mnist",
@@ -36,22 +37,22 @@ SPECS = {spec.name: spec for spec in (_EMBEDDED, _FULL)}
 def open_embedded(request: OpenRequest) -> BinarySource:
     """The selection in the package; with --data-dir the full set that lies there. DATA_DIR is not looked at."""
     if request.data_dir:
-        if not _fashion_files.holds_idx(Path(request.data_dir)):
+        if not idx.holds_idx(Path(request.data_dir)):
             raise DataError(
                 f"data set fashion-mnist: --data-dir {request.data_dir} lacks the IDX files ({_idx_names()}); the embedded "
                 "set needs no --data-dir"
             )
         return _full(_EMBEDDED, Path(request.data_dir), request.environ)
-    build = _fashion_files.writer(partial(_fashion_files.unpacked, _fashion_files.EMBEDDED))
+    build = idx.writer(partial(idx.unpacked, idx.EMBEDDED))
     return _source(_EMBEDDED, cache.expanded("fashion-mnist-v1", build, request.environ))
 
 
 def open_full(request: OpenRequest) -> BinarySource:
     """60,000 + 10,000 images from --data-dir, else from DATA_DIR if they are there, else from Debian's package."""
-    places = [request.data_dir] if request.data_dir else [request.environ.get("DATA_DIR"), str(_fashion_files.DEBIAN_FOLDER)]
+    places = [request.data_dir] if request.data_dir else [request.environ.get("DATA_DIR"), str(idx.DEBIAN_FOLDER)]
     folders = [Path(place) for place in places if place]
     for folder in folders:
-        if _fashion_files.holds_idx(folder):
+        if idx.holds_idx(folder):
             return _full(_FULL, folder, request.environ)
     raise DataError(
         f"data set fashion-mnist-full: no IDX files ({_idx_names()}) in {' or '.join(map(str, folders))}; "
@@ -63,9 +64,9 @@ DATASETS = {"fashion-mnist": open_embedded, "fashion-mnist-full": open_full}
 
 
 def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySource:
-    sources = "".join(cache.digest(file) for file in _fashion_files.idx_paths(folder))
+    sources = "".join(cache.digest(file) for file in idx.idx_paths(folder))
     name = f"fashion-mnist-full-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"  # other files, other folder
-    return _source(spec, cache.expanded(name, _fashion_files.writer(partial(_fashion_files.read_idx, folder)), environ))
+    return _source(spec, cache.expanded(name, idx.writer(partial(idx.read_idx, folder)), environ))
 
 
 def _source(spec: DataSpec, folder: Path) -> BinarySource:
@@ -73,4 +74,4 @@ def _source(spec: DataSpec, folder: Path) -> BinarySource:
 
 
 def _idx_names() -> str:
-    return ", ".join(f"{name}[.gz]" for name in _fashion_files.IDX_FILES)
+    return ", ".join(f"{name}[.gz]" for name in idx.IDX_FILES)

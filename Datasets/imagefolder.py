@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from base.errors import DataError
-from Datasets import _described, _labels, _locate, _pictures
-from Datasets._photo_source import PhotographSource
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets._tfrecords import RecordIndex, part, shards
-from Datasets._tolerance import Tolerance
+from Datasets.formats import class_names, conversion_info, image_folder
+from Datasets.formats.bad_records import Tolerance
+from Datasets.formats.tfrecord import RecordIndex, part, shards
+from Datasets.sources import locate
+from Datasets.sources.photographs import PhotographSource
 
 _LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
-_WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {_labels.FILE}"
+_WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"
 
 SPECS = {
     "imagefolder": DataSpec(
@@ -23,7 +24,7 @@ SPECS = {
 
 def open_imagefolder(request: OpenRequest) -> PhotographSource:
     """Shards in the folder itself if there are any, else the pictures of the tree."""
-    top = _locate.folder_given("imagefolder", _WANTED, request)
+    top = locate.folder_given("imagefolder", _WANTED, request)
     train = part(shards(top, "train"), request.percentage)
     if not train:
         if request.percentage < 100:
@@ -32,10 +33,10 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
                 f"{top} has none; leave it out, or convert the pictures first"
             )
         return _of_tree(top, request)
-    classes = _labels.read(top)
+    classes = class_names.read(top)
     if not classes:
-        raise DataError(f"data set imagefolder: no {_labels.FILE} in {top}, which must name the classes of its shards")
-    _labels.agree(classes, request.num_classes, str(top / _labels.FILE))
+        raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
+    class_names.agree(classes, request.num_classes, str(top / class_names.FILE))
     validation, tolerance = part(shards(top, "validation"), request.percentage), Tolerance(request.skip_bad)
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):
@@ -44,14 +45,14 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     return _source(
         classes, index, held_out,
         f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,
-        _described.warnings(top, index, held_out, bool(request.skip_bad)),
+        conversion_info.warnings(top, index, held_out, bool(request.skip_bad)),
     )  # fmt: skip
 
 
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
     """What the classes are called, without counting a picture."""
-    top = _locate.folder_given("imagefolder", _WANTED, request)
-    return _labels.read(top) or _pictures.class_names(top)
+    top = locate.folder_given("imagefolder", _WANTED, request)
+    return class_names.read(top) or image_folder.classes_of(top)
 
 
 DATASETS = {"imagefolder": open_imagefolder}
@@ -60,24 +61,24 @@ CLASS_NAMES = {"imagefolder": names_of_classes}
 
 def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
     try:
-        found = _pictures.tree(top)
+        found = image_folder.tree(top)
     except DataError as error:
         raise DataError(f"data set imagefolder: {error}") from None
-    _labels.agree(found.classes, request.num_classes, f"the tree {top}")
+    class_names.agree(found.classes, request.num_classes, f"the tree {top}")
     if not request.skip_bad:
         _refuse_damaged([*found.train, *(found.validation or ())][:_LOOKED_AT])
     return _source(
-        found.classes, _pictures.FileIndex(found.train, found.classes),
-        None if found.validation is None else _pictures.FileIndex(found.validation, found.classes),
-        f"no pictures for validation in {' or '.join(f'{name}/' for name in _pictures.VALIDATION_FOLDERS)} of {top}; "
+        found.classes, image_folder.FileIndex(found.train, found.classes),
+        None if found.validation is None else image_folder.FileIndex(found.validation, found.classes),
+        f"no pictures for validation in {' or '.join(f'{name}/' for name in image_folder.VALIDATION_FOLDERS)} of {top}; "
         "put them there and the others in train/, let Datasets.convert take a part with --validation",
         Tolerance(request.skip_bad), found.notes,
     )  # fmt: skip
 
 
-def _refuse_damaged(pictures: list[_pictures.Picture]) -> None:
+def _refuse_damaged(pictures: list[image_folder.Picture]) -> None:
     """DataError for a file that is named like a picture and cannot be taken for one."""
-    bad = _pictures.damaged(pictures)
+    bad = image_folder.damaged(pictures)
     if bad:
         more = f" (and {len(bad) - 1} more file{'s' * (len(bad) > 2)})" if len(bad) > 1 else ""
         raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].told}{more}, or give --skip-bad-records {len(bad)}")
@@ -85,8 +86,8 @@ def _refuse_damaged(pictures: list[_pictures.Picture]) -> None:
 
 def _source(
     classes: tuple[str, ...],
-    train: RecordIndex | _pictures.FileIndex,
-    validation: RecordIndex | _pictures.FileIndex | None,
+    train: RecordIndex | image_folder.FileIndex,
+    validation: RecordIndex | image_folder.FileIndex | None,
     missing: str,
     tolerance: Tolerance,
     notes: tuple[str, ...] = (),

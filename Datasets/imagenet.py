@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from base.errors import DataError
-from Datasets import _described, _labels, _locate
-from Datasets._photo_source import PhotographSource
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets._tfrecords import RecordIndex, part, shards
-from Datasets._tolerance import Tolerance
+from Datasets.formats import class_names, conversion_info
+from Datasets.formats.bad_records import Tolerance
+from Datasets.formats.tfrecord import RecordIndex, part, shards
+from Datasets.sources import locate
+from Datasets.sources.photographs import PhotographSource
 
 _FOLDER = "imagenet-data"
 _TRAIN = "train-?????-of-?????"
@@ -26,7 +27,7 @@ SPECS = {
 
 def open_imagenet(request: OpenRequest) -> PhotographSource:
     """Shards in the folder itself, in `train/` and `validation/` below it, or in a folder imagenet-data."""
-    top = _locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
+    top = locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
     for folder in _candidates(top):
         train = _shards_in(folder, "train")
         if train:
@@ -45,8 +46,8 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     """Sizes are counted from the records; classes are those of a labels.txt beside the shards, if there is one."""
     classes: tuple[str, ...] = ()
     for place in (train[0].parent, folder):
-        if not classes and (classes := _labels.read(place)):
-            _labels.agree(classes, request.num_classes, str(place / _labels.FILE))
+        if not classes and (classes := class_names.read(place)):
+            class_names.agree(classes, request.num_classes, str(place / class_names.FILE))
     tolerance, spec = Tolerance(request.skip_bad), SPECS["imagenet"]
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):
@@ -55,7 +56,7 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     found = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
         train_images=len(index), validation_images=len(held_out or ()),
-        notes=_described.warnings(train[0].parent, index, held_out, bool(request.skip_bad)),
+        notes=conversion_info.warnings(train[0].parent, index, held_out, bool(request.skip_bad)),
     )  # fmt: skip
     missing = f"no {_VALIDATION} with records in {folder} or in validation/ below it; put the shards there"
     return PhotographSource(found, index, held_out, missing, tolerance)
@@ -63,7 +64,7 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
 
 def _candidates(top: Path) -> Iterator[Path]:
     yield top
-    yield from _locate.folders_called(_FOLDER, top)
+    yield from locate.folders_called(_FOLDER, top)
 
 
 def _shards_in(folder: Path, split: str) -> list[Path]:

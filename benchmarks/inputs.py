@@ -28,10 +28,10 @@ import tensorflow.compat.v1 as tf
 
 from base.process import command_line
 from benchmarks import _paired
-from Datasets import _pipeline
 from Datasets._spec import OpenRequest, ReadRequest
-from Datasets._tfrecords import RecordIndex
+from Datasets.formats.tfrecord import RecordIndex
 from Datasets.imagenet import open_imagenet
+from Datasets.pipeline import batching
 
 SIDE, BATCH = 224, 32
 Loader = Iterator[int]  # pictures of each batch
@@ -180,7 +180,7 @@ def position(rounds: int) -> None:
         started = time.perf_counter()
         with tf.Graph().as_default(), tf.Session() as session:
             last = tf.constant([(k + 1) * size - 1], tf.int64)
-            session.run(_pipeline.record_and_epoch(last, size, 1))
+            session.run(batching.record_and_epoch(last, size, 1))
         times.append(time.perf_counter() - started)
     print(f"{'position at the end of an epoch of 1.28 million records':<58} {_paired.spread(times)} s", flush=True)
 

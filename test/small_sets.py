@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from Datasets import _fashion_files
 from Datasets.cifar import BINARY_FILES
+from Datasets.formats import idx
 
 
 def cifar10(folder: Path, train: int, validation: int) -> Path:
     """CIFAR-10's files of as many of the embedded photographs, which are 28 x 28 and grey: padded, three times the same."""
-    parts = _fashion_files.unpacked(_fashion_files.EMBEDDED)
+    parts = idx.unpacked(idx.EMBEDDED)
     files = BINARY_FILES["cifar-10"]
     for name, count, into in (("train", train, files.train), ("t10k", validation, files.validation)):
         images, labels = parts[name]

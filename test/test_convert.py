@@ -27,9 +27,12 @@ from test_datasets import joined, records, request, take
 from base.errors import DataError
 from base.process import command_line
 from base.storage import checksums
-from Datasets import _examples, _labels, _photographs, _salvage, generated, imagefolder, imagenet
-from Datasets._salvage import Damage, Record
+from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
+from Datasets.formats import class_names, tf_example, tfrecord_recovery
+from Datasets.formats.tfrecord_recovery import Damage, Record
+from Datasets.pipeline import decoding, photographs
+from Datasets.sources import generated
 from harness.evaluation import predictions
 from tools.datasets import convert, listings, verify
 
@@ -43,7 +46,7 @@ QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scop
 
 def found_payloads(file: Path, **options) -> list[bytes]:
     content = file.read_bytes()
-    return [content[at : at + length] for at, length in _salvage.records(_salvage.walk(file, **options))]
+    return [content[at : at + length] for at, length in tfrecord_recovery.records(tfrecord_recovery.walk(file, **options))]
 
 
 def test_checksums_are_those_of_the_standard_and_of_tensorflow(tmp_path):
@@ -83,7 +86,7 @@ def test_every_record_that_damage_left_alone_is_found(tmp_path, case):
     assert set(checked) <= set(payloads)
     remaining = iter(checked)
     assert all(payload in remaining for payload, whole in zip(payloads, untouched, strict=True) if whole)  # in this order
-    quick = _salvage.walk(file)
+    quick = tfrecord_recovery.walk(file)
     assert [stretch.offset for stretch in quick] == sorted(stretch.offset for stretch in quick)
 
 
@@ -92,7 +95,9 @@ def test_every_record_that_damage_left_alone_is_found(tmp_path, case):
 def test_no_file_is_too_strange_to_walk(tmp_path, content):
     file = tmp_path / "strange"
     file.write_bytes(content)
-    assert all(isinstance(stretch, Damage) for stretch in _salvage.walk(file)) and bool(_salvage.walk(file)) == bool(content)
+    assert all(isinstance(stretch, Damage) for stretch in tfrecord_recovery.walk(file)) and bool(
+        tfrecord_recovery.walk(file)
+    ) == bool(content)
 
 
 def test_lengths_alone_lead_past_every_kind_of_damage(tmp_path):
@@ -102,26 +107,29 @@ def test_lengths_alone_lead_past_every_kind_of_damage(tmp_path):
 
     def walked(*changed: bytes) -> list[Record | Damage]:
         file.write_bytes(b"".join(changed))
-        return _salvage.walk(file)
+        return tfrecord_recovery.walk(file)
 
     others = [payloads[0], *payloads[2:]]
     at = len(parts[0])
     for spoilt, reason in (
-        (b"\xff" + parts[1][1:], _salvage.WRONG_LENGTH),
-        (parts[1][:300] + parts[1][310:], _salvage.WRONG_PAYLOAD),  # leads into the next record
-        (parts[1][:300] + b"more" + parts[1][300:], _salvage.WRONG_PAYLOAD),
-        (b"rubbish between records", _salvage.WRONG_LENGTH),
+        (b"\xff" + parts[1][1:], tfrecord_recovery.WRONG_LENGTH),
+        (parts[1][:300] + parts[1][310:], tfrecord_recovery.WRONG_PAYLOAD),  # leads into the next record
+        (parts[1][:300] + b"more" + parts[1][300:], tfrecord_recovery.WRONG_PAYLOAD),
+        (b"rubbish between records", tfrecord_recovery.WRONG_LENGTH),
     ):
         assert [s for s in walked(parts[0], spoilt, *parts[2:]) if isinstance(s, Damage)] == [Damage(at, reason)]
         assert found_payloads(file) == others
-    assert walked(parts[0], parts[1][:-1]) == [Record(12, 700), Damage(at, _salvage.CUT.format(size=at + len(parts[1]) - 1))]
+    assert walked(parts[0], parts[1][:-1]) == [
+        Record(12, 700),
+        Damage(at, tfrecord_recovery.CUT.format(size=at + len(parts[1]) - 1)),
+    ]
     assert walked(parts[0], b"\x01" + parts[1][1:], parts[2][:-9])[1:] == [
-        Damage(at, _salvage.WRONG_LENGTH),
-        Damage(at + len(parts[1]), _salvage.CUT.format(size=file.stat().st_size)),
+        Damage(at, tfrecord_recovery.WRONG_LENGTH),
+        Damage(at + len(parts[1]), tfrecord_recovery.CUT.format(size=file.stat().st_size)),
     ]
     flipped = parts[1][:50] + b"?" + parts[1][51:]
-    assert len(_salvage.records(walked(parts[0], flipped, parts[2]))) == 3  # no length is wrong
-    assert _salvage.walk(file, payloads=True)[1] == Damage(at, _salvage.WRONG_PAYLOAD)
+    assert len(tfrecord_recovery.records(walked(parts[0], flipped, parts[2]))) == 3  # no length is wrong
+    assert tfrecord_recovery.walk(file, payloads=True)[1] == Damage(at, tfrecord_recovery.WRONG_PAYLOAD)
 
 
 # --- Odd pictures ----------------------------------------------------------------------------------------------
@@ -173,11 +181,11 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
     data, shown = ODD[kind]
     wanted = np.asarray(shown.convert("RGB")).astype(float)
     with tf.Graph().as_default(), tf.Session() as session:
-        got = session.run(_photographs.decoded(tf.constant(data))).astype(float)
-        zero, payload = tf.constant(0, tf.int64), tf.constant(_examples.example(data, 1, "any"))
+        got = session.run(decoding.whole(tf.constant(data))).astype(float)
+        zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(data, 1, "any"))
         element = {"payload": payload, "asked": zero, "record": zero, "epoch": zero, "position": zero}
-        element |= _photographs._drawn(zero, zero, request())
-        crops = [session.run(_photographs._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)]
+        element |= photographs._drawn(zero, zero, request())
+        crops = [session.run(photographs._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)]
     assert got.shape == wanted.shape
     assert np.abs(got - wanted).mean() < 4  # JPEG, and black ink
     assert all(crop.shape == (32, 32, 3) and crop.std() > 10 for crop in crops)
@@ -285,10 +293,10 @@ def test_a_folder_of_nothing_is_explained(tmp_path):
 
 
 def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
-    photos.write_shards(tmp_path / "below" / "train", "train", [_examples.example(ODD["PNG"][0], 2, "b")], 1)
+    photos.write_shards(tmp_path / "below" / "train", "train", [tf_example.serialised(ODD["PNG"][0], 2, "b")], 1)
     (tmp_path / "below" / "labels.txt").write_text("a\nb\n")
     assert opened(tmp_path / "below", "imagenet").spec.num_classes == 2
-    photos.write_shards(tmp_path, "train", [_examples.example(ODD["PNG"][0], 2, "b")], 1)
+    photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], 2, "b")], 1)
     assert opened(tmp_path, "imagenet").spec.num_classes == 1000
     assert opened(tmp_path, "imagenet", num_classes=7).spec.num_classes == 7
     with pytest.raises(DataError, match="no labels.txt in"):
@@ -594,8 +602,8 @@ def test_a_bad_row_is_named(tmp_path, text, words):
 
 
 def test_labels_are_ordered_as_numbers_only_if_all_are():
-    assert _labels.ordered(["10", "9", "09", "9"]) == ("09", "9", "10")
-    assert _labels.ordered(["10", "9", "b"]) == ("10", "9", "b")
+    assert class_names.ordered(["10", "9", "09", "9"]) == ("09", "9", "10")
+    assert class_names.ordered(["10", "9", "b"]) == ("10", "9", "b")
 
 
 # --- Verification ----------------------------------------------------------------------------------------------
@@ -609,11 +617,11 @@ def verified(folder: Path, *words: object) -> tuple[int, list[str], str]:
 
 
 def test_every_kind_of_damage_to_shards_is_named(tmp_path):
-    good = [_examples.example(ODD["PNG"][0], 1 + i % 2, "ab"[i % 2]) for i in range(6)]
+    good = [tf_example.serialised(ODD["PNG"][0], 1 + i % 2, "ab"[i % 2]) for i in range(6)]
     spoilt = list(good)
     spoilt[1] = b"\xff no example"
-    spoilt[2] = _examples.example(ODD["PNG"][0], 3, "c")
-    spoilt[3] = _examples.example(ODD["grey JPEG"][0][:700], 1, "a")
+    spoilt[2] = tf_example.serialised(ODD["PNG"][0], 3, "c")
+    spoilt[3] = tf_example.serialised(ODD["grey JPEG"][0][:700], 1, "a")
     spoilt[4] = photos.example(ODD["PNG"][0], None)
     (file,) = photos.write_shards(tmp_path, "train", good, 1)
     (tmp_path / "labels.txt").write_text("a\nb\n")
@@ -637,8 +645,8 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     assert verified(tmp_path)[:2] == (
         1,
         [
-            f"{name} 1: {_salvage.WRONG_LENGTH}; byte {each} of the file",
-            f"{name} 3: {_salvage.WRONG_PAYLOAD}; byte {3 * each} of the file",
+            f"{name} 1: {tfrecord_recovery.WRONG_LENGTH}; byte {each} of the file",
+            f"{name} 3: {tfrecord_recovery.WRONG_PAYLOAD}; byte {3 * each} of the file",
             f"{name} 5: it is cut short, the file ends at byte {len(whole) - 5}; byte {5 * each} of the file",
         ],
     )

@@ -17,18 +17,12 @@ from test_draws import reference_below
 
 from base import draws
 from base.errors import DataError
-from Datasets import (
-    _augment,
-    _fashion_files,
-    _locate,
-    _tfrecords,
-    cifar,
-    fashion_mnist,
-    generated,
-    imagenet,
-)
-from Datasets._catalogue import published_spec
+from Datasets import cifar, fashion_mnist, imagenet
 from Datasets._spec import OpenRequest, ReadRequest
+from Datasets.formats import idx, tfrecord
+from Datasets.pipeline import augmentation
+from Datasets.sources import generated, locate
+from Datasets.sources.catalogue import published_spec
 from tools.datasets import rebuild_fashion_mnist
 
 _TRAIN = 200  # 5 files of 40
@@ -172,7 +166,7 @@ def test_image_size_resizes_after_everything(cifar_dir):
     small = take(lambda: source.train(request()), 1)[0]["image"]
     large = take(lambda: source.train(request(image_size=64)), 1)[0]["image"]
     with tf.Graph().as_default(), tf.Session() as session:
-        expected = session.run(_augment.resize(tf.constant(small), 64, 64))
+        expected = session.run(augmentation.resize(tf.constant(small), 64, 64))
     np.testing.assert_array_equal(large, expected)
     np.testing.assert_allclose(
         large[:, 1, 1],
@@ -246,9 +240,9 @@ def test_missing_folders_and_inference():
         "/cifar": "cifar-10",
         "/fashion": "fashion-mnist-full",
     }
-    assert {path: _locate.infer(path) for path in rows} == rows
+    assert {path: locate.infer(path) for path in rows} == rows
     with pytest.raises(DataError, match="--dataset"):
-        _locate.infer("/data/pets")
+        locate.infer("/data/pets")
 
 
 # --- Fashion-MNIST ---------------------------------------------------------------------------------------------
@@ -258,7 +252,7 @@ def test_embedded_set_is_balanced_and_what_was_published(tmp_path):
     source = opened("fashion-mnist", None, {"XDG_CACHE_HOME": str(tmp_path), "DATA_DIR": "/ignored"})
     assert (source.spec.train_images, source.spec.validation_images) == (10_000, 2_000)
     assert len(source.spec.class_names) == 10
-    splits = _fashion_files.unpacked(_fashion_files.EMBEDDED)
+    splits = idx.unpacked(idx.EMBEDDED)
     for (_, labels), each in zip(splits.values(), (1000, 200), strict=True):
         assert Counter(labels.tolist()) == dict.fromkeys(range(10), each)
     assert splits["train"][1][:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]  # the published order begins so
@@ -291,7 +285,7 @@ def test_expansion_is_repeated_only_after_damage(tmp_path):
 def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
     script = (
         "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
-        "from Datasets._catalogue import published_spec; "
+        "from Datasets.sources.catalogue import published_spec; "
         "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
         "print(source.spec.train_images, published_spec('imagenet').train_images, "
         "'tensorflow' in sys.modules)"
@@ -318,26 +312,24 @@ def test_unwritable_cache_falls_back_and_then_says_so(tmp_path, monkeypatch):
 
 
 def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(_fashion_files, "DEBIAN_FOLDER", tmp_path / "debian")
+    monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with pytest.raises(DataError, match="apt install dataset-fashion-mnist"):
         opened("fashion-mnist-full", None, environ)
     with pytest.raises(DataError, match="needs no --data-dir"):
         opened("fashion-mnist", tmp_path, environ)
-    for name, shape in zip(_fashion_files.IDX_FILES, ((30, 28, 28), (30,), (20, 28, 28), (20,)), strict=True):
+    for name, shape in zip(idx.IDX_FILES, ((30, 28, 28), (30,), (20, 28, 28), (20,)), strict=True):
         header = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
         (tmp_path / name).write_bytes(header + np.ones(shape, np.uint8).tobytes())
     for name in ("fashion-mnist", "fashion-mnist-full"):
         spec = opened(name, tmp_path, environ).spec
         assert (spec.name, spec.train_images, spec.validation_images) == (name, 30, 20)
-    (tmp_path / _fashion_files.IDX_FILES[1]).write_bytes(header + b"cut")
+    (tmp_path / idx.IDX_FILES[1]).write_bytes(header + b"cut")
     with pytest.raises(DataError, match="cut short"):
         opened("fashion-mnist-full", tmp_path, environ)
 
 
-@pytest.mark.skipif(
-    not _fashion_files.holds_idx(_fashion_files.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed"
-)
+@pytest.mark.skipif(not idx.holds_idx(idx.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed")
 def test_embedded_file_is_rebuilt_from_the_package(capsys):
     assert rebuild_fashion_mnist.main(["--check"]) == 0
     assert "equal byte for byte" in capsys.readouterr().out or sys.platform != "linux"
@@ -384,7 +376,7 @@ def test_imagenet_validation_pads_crops_centrally_and_takes_every_image_once(ima
         picture = session.run(tf.image.decode_jpeg(photos.jpegs(13)[12], channels=3, dct_method="INTEGER_FAST"))
         side = int(40 * 256 / 224)
         size = [round(n * side / min(picture.shape[:2])) for n in picture.shape[:2]]
-        whole = session.run(_augment.resize(picture[None], *size))[0]
+        whole = session.run(augmentation.resize(picture[None], *size))[0]
     top, left = (size[0] - 40) // 2, (size[1] - 40) // 2
     np.testing.assert_array_equal(raw[0], whole[top : top + 40, left : left + 40])
 
@@ -464,7 +456,7 @@ def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
 )
 def test_damaged_framing_is_named(imagenet_dir, tmp_path, change, words):
     whole = imagenet_dir / "train-00000-of-00003"
-    start = int(_tfrecords.RecordIndex([whole])._offsets[1])
+    start = int(tfrecord.RecordIndex([whole])._offsets[1])
     (tmp_path / "train-00000-of-00001").write_bytes(change(whole.read_bytes(), start))
     with pytest.raises(DataError, match=words) as caught:
         opened("imagenet", tmp_path)
@@ -482,7 +474,7 @@ def test_a_record_that_cannot_be_used_stops_the_stream_with_its_name(tmp_path, s
     if spoilt == "bytes":
         for file in (shard, tmp_path / "train-00001-of-00002"):
             data = bytearray(file.read_bytes())
-            at = int(_tfrecords.RecordIndex([file])._offsets[where - 3])
+            at = int(tfrecord.RecordIndex([file])._offsets[where - 3])
             data[at : at + 50] = b"\xff" * 50
             file.write_bytes(data)
     source = opened("imagenet", tmp_path)

@@ -23,8 +23,9 @@ from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeles
 
 import log
 from base.errors import OptionError
-from Datasets._binary import BinarySource, Layout
-from Datasets._catalogue import published_spec
+from Datasets.formats.binary import Layout
+from Datasets.sources.binary import BinarySource
+from Datasets.sources.catalogue import published_spec
 from emulator.program import executor
 from harness.options.sections import CheckpointOptions, LoggingOptions
 from harness.processes import folders, heartbeat, team

@@ -148,9 +148,9 @@ def test_moving_variance_is_the_biased_one():
     # b3/1's last norm sees 2 x 8 x 8 values a channel; recompute from the head's point of view is not possible, so
     # hold the stem against numpy: conv of the one generated picture
     with built.graph.as_default():
-        from Datasets._catalogue import published_spec
         from Datasets._spec import ReadRequest
-        from Datasets.generated import synthetic
+        from Datasets.sources.catalogue import published_spec
+        from Datasets.sources.generated import synthetic
 
         request = ReadRequest(batch_size=2, image_size=32, seed=3)
         image, _ = synthetic(published_spec("fashion-mnist"), request, tf.range(2, dtype=tf.int64))

@@ -17,10 +17,11 @@ from PIL import Image
 from runs import framed
 
 from base.errors import DataError, OptionError
-from Datasets import _examples, _headers, _labels, _salvage, cifar
+from Datasets import cifar
 from Datasets._spec import OpenRequest
-from Datasets._tfrecords import RecordIndex
-from Datasets._tolerance import Tolerance
+from Datasets.formats import class_names, image_headers, tf_example, tfrecord_recovery
+from Datasets.formats.bad_records import Tolerance
+from Datasets.formats.tfrecord import RecordIndex
 from harness.commands import cli
 from harness.options import configs, sources
 from harness.options.catalogue import Option
@@ -220,17 +221,17 @@ PICTURES = _seeds()
 def picture_of(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         size = [rng.choice((0, 1, 9_000, 30_000, 65_535)) for _ in range(2)]
-        return photos.promising(*size, rng.choice(_headers.FORMATS))
+        return photos.promising(*size, rng.choice(image_headers.FORMATS))
     return fuzzing.damaged(rng, rng.choice(PICTURES))
 
 
 def test_headers_of_pictures(pytestconfig):
     def read(data: bytes) -> None:
-        reason = _headers.fault(data)
+        reason = image_headers.fault(data)
         if reason is not None:
             raise Refused(reason)
-        header = _headers.read(data)
-        assert 0 < header.width * header.height <= header.pixels <= _headers.MOST_PIXELS
+        header = image_headers.header(data)
+        assert 0 < header.width * header.height <= header.pixels <= image_headers.MOST_PIXELS
 
     fuzzing.hold("headers", fuzzing.rounds(1000, 10_000, pytestconfig), picture_of, read, Refused, MEMORY)
 
@@ -251,7 +252,7 @@ def test_pictures(pytestconfig):
 # --- Records and lists
 
 
-EXAMPLES = [_examples.example(PICTURES[k % len(PICTURES)], k % 3 + 1, "abc"[k % 3]) for k in range(5)]
+EXAMPLES = [tf_example.serialised(PICTURES[k % len(PICTURES)], k % 3 + 1, "abc"[k % 3]) for k in range(5)]
 SHARD = b"".join(map(framed, EXAMPLES))
 
 
@@ -262,8 +263,8 @@ def test_records_of_shards(pytestconfig, tmp_path):
     @refusing(DataError)
     def read(content: bytes) -> None:
         file.write_bytes(content)
-        for stretch in _salvage.walk(file, payloads=True):
-            if isinstance(stretch, _salvage.Record):
+        for stretch in tfrecord_recovery.walk(file, payloads=True):
+            if isinstance(stretch, tfrecord_recovery.Record):
                 judge.example(content[stretch.offset : stretch.offset + stretch.length], 3)
         for most in (10_000, 0):
             index = RecordIndex([file], Tolerance(most))
@@ -314,7 +315,7 @@ def test_lists_and_labels(pytestconfig, tmp_path):
         (tmp_path / "labels.txt").write_bytes(given[0])
         (tmp_path / "rows.csv").write_bytes(given[1])
         try:
-            _labels.read(tmp_path)
+            class_names.read(tmp_path)
         finally:
             listings.of(tmp_path / "rows.csv")
 

@@ -17,10 +17,11 @@ from test_datasets import request
 
 from base.errors import DataError
 from base.storage import checksums
-from Datasets import _examples, _headers, _photo_files, _photographs, _pictures, _salvage, _tfrecords
-from Datasets._catalogue import published_spec
 from Datasets._spec import OpenRequest
+from Datasets.formats import image_folder, image_headers, tf_example, tfrecord, tfrecord_recovery
 from Datasets.imagenet import open_imagenet
+from Datasets.pipeline import decoding, image_files
+from Datasets.sources.catalogue import published_spec
 from tools.datasets import checks
 from tools.datasets.example_checks import Decoder
 
@@ -45,8 +46,8 @@ def scanned(scans: int, behind: bytes = b"") -> bytes:
 def test_sizes_are_read_and_real_pictures_pass(form, mode):
     for size in ((1, 1), (7, 300), (640, 48)):
         data = encoded(Image.new("RGB", size, (1, 2, 3)).convert(mode if (form, mode) != ("JPEG", "P") else "L"), form)
-        assert _headers.read(data)[:3] == (form, *size)
-        assert _headers.fault(data) is None
+        assert image_headers.header(data)[:3] == (form, *size)
+        assert image_headers.fault(data) is None
 
 
 @pytest.mark.parametrize(
@@ -63,13 +64,13 @@ def test_sizes_are_read_and_real_pictures_pass(form, mode):
 def test_pictures_of_one_colour_pass(form, mode, options):
     """The smallest files that real encoders make of large pictures."""
     data = encoded(Image.new(mode, (3000, 3000)), form, **options)
-    assert _headers.fault(data) is None
+    assert image_headers.fault(data) is None
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("size", [(20_000, 20_000), (9_500, 9_500), (65_000, 1500), (0, 100), (100, 0)])
 def test_what_cannot_be_is_refused(form, size):
-    reason = _headers.fault(photos.promising(*size, form))
+    reason = image_headers.fault(photos.promising(*size, form))
     assert f"says that it is {size[0]} x {size[1]} pixels" in reason
     rule = "which is no picture" if 0 in size else "more than the" if size[0] == 20_000 else "bytes cannot hold"
     assert rule in reason
@@ -81,25 +82,27 @@ def test_frames_of_a_gif_count():
     first = data.index(b",", 13)
     for frames, refused in ((1, False), (9, False), (3000, True)):
         many = data[:first] + data[first:-1] * frames + data[-1:]
-        assert _headers.read(many).pixels == 400 * 400 + frames * 400 * 400 // 3
-        assert ("in all its frames" in (_headers.fault(many) or "")) == refused
+        assert image_headers.header(many).pixels == 400 * 400 + frames * 400 * 400 // 3
+        assert ("in all its frames" in (image_headers.fault(many) or "")) == refused
 
 
 def test_scans_of_a_jpeg_count_and_what_follows_it_does_not():
-    assert _headers.fault(scanned(10)) is None
-    assert _headers.fault(scanned(10, b"\xff\xda\x00\x08" * 1000)) is None
-    assert "more than the 200 scans" in _headers.fault(scanned(300))
+    assert image_headers.fault(scanned(10)) is None
+    assert image_headers.fault(scanned(10, b"\xff\xda\x00\x08" * 1000)) is None
+    assert "more than the 200 scans" in image_headers.fault(scanned(300))
     large = scanned(100, bytes(1 << 17)).replace(b"\x00\x40\x00\x40", (11_000).to_bytes(2, "big") * 2, 1)
-    assert "more than the 17 scans" in _headers.fault(large)
-    assert _headers.fault(scanned(300).replace(b"\xff\xc2", b"\xff\xc0")) is None  # the first scan has the whole picture
-    assert "more than 10000 segments" in _headers.fault(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 20_000)
+    assert "more than the 17 scans" in image_headers.fault(large)
+    assert (
+        image_headers.fault(scanned(300).replace(b"\xff\xc2", b"\xff\xc0")) is None
+    )  # the first scan has the whole picture
+    assert "more than 10000 segments" in image_headers.fault(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 20_000)
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"text", b"RIFF????WEBPVP8 ", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"\xff" * 9]
 )
 def test_what_is_no_picture_is_said(data):
-    assert _headers.fault(data)
+    assert image_headers.fault(data)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +113,9 @@ def test_what_is_no_picture_is_said(data):
     ],
 )  # fmt: skip
 def test_pictures_of_other_formats_are_to_be_converted(data, name):
-    reason = _headers.fault(data)
+    reason = image_headers.fault(data)
     assert reason == f"is {name}, which is not read; convert it to JPEG, PNG, GIF or BMP"
-    assert _pictures.BadFile(Path("x"), reason).told == reason
+    assert image_folder.BadFile(Path("x"), reason).told == reason
 
 
 # --- The commands that read pictures
@@ -123,7 +126,7 @@ def bombs(tmp_path_factory):
     """Shards whose second record promises too much, and the folder they are in."""
     folder = tmp_path_factory.mktemp("bombs")
     good = encoded(Image.effect_noise((40, 40), 50).convert("RGB"), "PNG")
-    records = [_examples.example(data, 1, "a") for data in (good, photos.promising(20_000, 20_000), good, good)]
+    records = [tf_example.serialised(data, 1, "a") for data in (good, photos.promising(20_000, 20_000), good, good)]
     photos.write_shards(folder, "train", records, 1)
     (folder / "labels.txt").write_text("a\nb\n")
     return folder
@@ -156,11 +159,11 @@ def test_every_decoder_refuses_it(bombs, memory, tmp_path):
     for form in FORMATS:
         for size in ((20_000, 20_000), (9_500, 9_500)):
             data = photos.promising(*size, form)
-            assert judge.picture(data) == _headers.fault(data)
+            assert judge.picture(data) == image_headers.fault(data)
             (tmp_path / "photo").write_bytes(data)
             with pytest.raises(DataError, match=f"photo says that it is {size[0]} x {size[1]} pixels"):
-                _photo_files.load([str(tmp_path / "photo")], published_spec("imagenet"), request())
-    payload = _tfrecords.RecordIndex([bombs / "train-00000-of-00001"]).payload(1)
+                image_files.load([str(tmp_path / "photo")], published_spec("imagenet"), request())
+    payload = tfrecord.RecordIndex([bombs / "train-00000-of-00001"]).payload(1)
     assert "its picture says that it is 20000 x 20000" in judge.example(payload, 2)
 
 
@@ -168,7 +171,7 @@ def test_a_line_of_pixels_is_not_resized_whole(memory):
     """One pixel by sixty thousand, to 256 rows, would be fifteen million columns."""
     line = encoded(Image.fromarray(np.arange(60_000, dtype=np.uint32).astype(np.uint8)[None]), "PNG")
     with tf.Graph().as_default(), tf.Session() as session:
-        image = session.run(_photographs.central(_photographs.decoded(tf.constant(line)), 224))
+        image = session.run(decoding.central_crop(decoding.whole(tf.constant(line)), 224))
     assert image.shape == (224, 224, 3)
 
 
@@ -190,7 +193,7 @@ def test_nothing_waits_for_a_pipe(tmp_path):
         assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
         assert checks._checked_shard(shard, 2, None, None).findings == [(shard, None, f"cannot be read: {reason}")]
         with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
-            _photo_files.load([str(shard)], published_spec("imagenet"), request())
+            image_files.load([str(shard)], published_spec("imagenet"), request())
         shard.rmdir() if shard.is_dir() else shard.unlink()
     photos.write_shards(folder, "train", [b"x"], 1)
     os.mkfifo(folder / "labels.txt")
@@ -205,9 +208,9 @@ def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
         length = (size - len(content) - 16).to_bytes(8, "little", signed=True)
         content += length + checksums.masked_header(length).to_bytes(4, "little")
     (tmp_path / "shard").write_bytes(content[:size])
-    found = _salvage.walk(tmp_path / "shard", payloads=True)
-    assert found[-1].reason == _salvage.GIVEN_UP and len(found) < 20
-    assert len(_salvage.walk(tmp_path / "shard")) < 20
+    found = tfrecord_recovery.walk(tmp_path / "shard", payloads=True)
+    assert found[-1].reason == tfrecord_recovery.GIVEN_UP and len(found) < 20
+    assert len(tfrecord_recovery.walk(tmp_path / "shard")) < 20
 
 
 def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
@@ -216,4 +219,4 @@ def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
     with shard.open("wb") as file:
         file.truncate(1 << 36)
     with pytest.raises(DataError, match="record 0 has an impossible length"):
-        _tfrecords.RecordIndex([shard])
+        tfrecord.RecordIndex([shard])

@@ -16,9 +16,11 @@ from test_datasets import assert_equal, joined, opened, small, take
 
 from base.errors import DataError
 from base.storage import checksums
-from Datasets import _augment, _pipeline, _tfrecords, imagenet
+from Datasets import imagenet
 from Datasets._spec import OpenRequest
-from Datasets._tfrecords import RecordIndex
+from Datasets.formats import tfrecord
+from Datasets.formats.tfrecord import RecordIndex
+from Datasets.pipeline import augmentation, batching
 
 TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
          "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip
@@ -50,8 +52,8 @@ def test_blocks_stay_together_and_every_record_comes_once(size, block):
     """Also from one position to the next epoch's end, whatever the part that is asked for."""
     with tf.Graph().as_default(), tf.Session() as session:
         position = tf.range(3 * size, dtype=tf.int64)
-        record, epoch = session.run(_pipeline.record_and_epoch(position, size, 5, block))
-        part = session.run(_pipeline.record_and_epoch(position[size // 2 : 2 * size], size, 5, block)[0])
+        record, epoch = session.run(batching.record_and_epoch(position, size, 5, block))
+        part = session.run(batching.record_and_epoch(position[size // 2 : 2 * size], size, 5, block)[0])
     np.testing.assert_array_equal(part, record[size // 2 : 2 * size])
     np.testing.assert_array_equal(epoch, np.arange(3 * size) // size)
     orders = record.reshape(3, size)
@@ -67,9 +69,7 @@ def test_blocks_stay_together_and_every_record_comes_once(size, block):
 def test_one_record_a_block_is_the_old_order():
     with tf.Graph().as_default(), tf.Session() as session:
         position = tf.range(40, dtype=tf.int64)
-        one, other = session.run(
-            [_pipeline.record_and_epoch(position, 20, 5, 1), _pipeline.record_and_epoch(position, 20, 5)]
-        )
+        one, other = session.run([batching.record_and_epoch(position, 20, 5, 1), batching.record_and_epoch(position, 20, 5)])
     np.testing.assert_array_equal(one, other)
 
 
@@ -92,7 +92,7 @@ def test_four_channels_are_three_and_zeros(changes, folder):
 def test_normalising_to_unit_deviation_divides_by_the_deviation(folder):
     image = np.full([1, 2, 2, 3], 200.0, np.float32)
     with tf.Graph().as_default(), tf.Session() as session:
-        found = session.run(_augment.normalise(tf.constant(image), small(unit_normalise=True, fused=True)))
+        found = session.run(augmentation.normalise(tf.constant(image), small(unit_normalise=True, fused=True)))
     expected = (200 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     np.testing.assert_allclose(found[0, 0, 0, :3], expected, rtol=1e-5)
 
@@ -263,11 +263,11 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
     cache = tmp_path_factory.mktemp("cache")
     files = sorted(copy.glob("train-*"))
     environ = {"XDG_CACHE_HOME": str(cache)}
-    monkeypatch.setattr(_tfrecords, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(tfrecord, "_WORTH_KEEPING", 0)
     first = RecordIndex(files, environ=environ)
     (kept,) = cache.rglob("records-*.npz")
     with monkeypatch.context() as patched:
-        patched.setattr(_tfrecords, "_walk_whole", None)  # nothing is walked again
+        patched.setattr(tfrecord, "_walk_whole", None)  # nothing is walked again
         again = RecordIndex(files, environ=environ)
     assert [again.payload(k) for k in range(20)] == [first.payload(k) for k in range(20)]
     kept.write_bytes(kept.read_bytes()[:100])

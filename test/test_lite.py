@@ -16,10 +16,10 @@ from tensorflow.python.util import deprecation
 from test_models import traced
 
 from base.errors import OptionError
-from Datasets import _photo_files, _photographs
-from Datasets._catalogue import published_spec
-from Datasets._class_names import class_names
 from Datasets._spec import ReadRequest
+from Datasets.formats import class_names
+from Datasets.pipeline import decoding, image_files
+from Datasets.sources.catalogue import published_spec
 from emulator.plan.trace import CountingLayers, Shape
 from harness.checkpoints import archives
 from harness.checkpoints.checkpoints import CheckpointError
@@ -163,11 +163,11 @@ def test_training_begins_with_the_bundled_weights(tmp_path, kept):
 @pytest.mark.parametrize("host", [False, True])
 def test_symmetric_input(host):
     """Nought is 127, as the padding of EfficientNet-Lite wants it; the same on host and device."""
-    from Datasets import _augment
+    from Datasets.pipeline import augmentation
 
     request = ReadRequest(batch_size=1, image_size=2, seed=0, symmetric_normalise=True, host_normalise=host)
     with tf.Graph().as_default(), tf.Session() as session:
-        made = session.run(_augment.normalise(tf.constant([0, 127, 255], tf.uint8), request))
+        made = session.run(augmentation.normalise(tf.constant([0, 127, 255], tf.uint8), request))
     np.testing.assert_array_equal(made, np.array([-127 / 128, 0, 1], np.float32))
 
 
@@ -292,11 +292,11 @@ def test_photographs_are_prepared_as_in_evaluation(tmp_path, drawn, name):
     Image.open(drawn).resize((50, 200)).save(tmp_path / "tall.jpg")
     content = (tmp_path / name).read_bytes()
     request = ReadRequest(batch_size=1, image_size=32, seed=0)
-    (made,) = _photo_files.load([str(tmp_path / name)], published_spec("imagenet"), request)
+    (made,) = image_files.load([str(tmp_path / name)], published_spec("imagenet"), request)
     with tf.Graph().as_default(), tf.Session() as session:
         record = {"image/encoded": tf.constant(content)}
         np.testing.assert_array_equal(
-            made, session.run(_photographs.central(_photographs.decoded(record["image/encoded"]), request.image_size))
+            made, session.run(decoding.central_crop(decoding.whole(record["image/encoded"]), request.image_size))
         )
 
 
@@ -305,7 +305,7 @@ def test_small_pictures_are_the_square_in_the_middle(tmp_path):
     pixels[:, 16:80] = np.arange(64, dtype=np.uint8)[:, None, None] * 2
     Image.fromarray(pixels).save(tmp_path / "a.png")
     request = ReadRequest(batch_size=1, image_size=32, seed=0)
-    (made,) = _photo_files.load([str(tmp_path / "a.png")], published_spec("cifar-10"), request)
+    (made,) = image_files.load([str(tmp_path / "a.png")], published_spec("cifar-10"), request)
     rows = np.arange(32) * 4 + 1.0  # means of two rows
     np.testing.assert_allclose(made[:, :, 1], np.repeat(((rows - rows.mean()) / rows.std())[:, None], 32, 1), atol=1e-5)
 
@@ -313,7 +313,7 @@ def test_small_pictures_are_the_square_in_the_middle(tmp_path):
 def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, drawn):
     words = "--model-size 8 --precision 32.32 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
     for dataset, names in (
-        ("fashion-mnist", class_names(published_spec("fashion-mnist"))),
+        ("fashion-mnist", class_names.of(published_spec("fashion-mnist"))),
         ("cifar-100 --generated-data", ()),
     ):
         folder = tmp_path / dataset[:5]
@@ -325,7 +325,7 @@ def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, dr
 
 
 def test_names_of_imagenet():
-    names = class_names(published_spec("imagenet"))
+    names = class_names.of(published_spec("imagenet"))
     assert len(set(names)) == 1000
     assert [names[k] for k in (0, 285, 698, 967, 985, 999)] == [
         "tench", "Egyptian cat", "palace", "espresso", "daisy", "toilet tissue",
@@ -387,5 +387,5 @@ def test_photographs_are_prepared_without_notices_of_tensorflow(monkeypatch):
     monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # each is given once
     monkeypatch.setattr(deprecation.logging, "warning", lambda *words: told.append(words))
     with tf.Graph().as_default(), tf.Session() as session:
-        square = session.run(_photo_files._square(tf.constant(np.full((40, 30, 3), 7, np.uint8)), 8))
+        square = session.run(image_files._square(tf.constant(np.full((40, 30, 3), 7, np.uint8)), 8))
     assert square.shape == (8, 8, 3) and (square == 7).all() and told == []

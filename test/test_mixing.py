@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 
-from Datasets._mixing import Mixing
+from Datasets.pipeline.mixing import Mixing
 from emulator.program.executor import new_graph
 from harness.programs import losses
 

@@ -17,10 +17,11 @@ from runs import framed
 
 from base.errors import DataError
 from base.storage import checksums
-from Datasets import _fashion_files, _labels, _tfrecords, cifar
+from Datasets import cifar
 from Datasets._spec import OpenRequest
-from Datasets._tfrecords import RecordIndex
-from Datasets._tolerance import Tolerance
+from Datasets.formats import class_names, idx, tfrecord
+from Datasets.formats.bad_records import Tolerance
+from Datasets.formats.tfrecord import RecordIndex
 from harness.checkpoints import bundles
 from tools.datasets import listings
 
@@ -215,19 +216,19 @@ IDX = bytes((0, 0, 8, 3)) + b"".join(size.to_bytes(4, "big") for size in (5, 4, 
 
 
 def test_packed_images_have_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(_fashion_files, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(idx, "_MOST_BYTES", 1 << 20)
     file = tmp_path / "train-images-idx3-ubyte.gz"
     file.write_bytes(gzip.compress(bytes(64 << 20), 1))
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="unpacks to more than the 1,048,576 bytes that are read"):
-            _fashion_files._idx(file, 3)
+            idx._idx(file, 3)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
     file.write_bytes(gzip.compress(IDX[:4] + b"\xff" * 12))
     with pytest.raises(DataError, match="its header says 79228162458924105385300197391"):
-        _fashion_files._idx(file, 3)
+        idx._idx(file, 3)
 
 
 def test_lists_have_a_bound(tmp_path, monkeypatch):
@@ -236,16 +237,16 @@ def test_lists_have_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(listings, "_MOST_BYTES", 7)
     with pytest.raises(DataError, match="more than the 7 bytes that are read of a list"):
         listings.read_rows(tmp_path / "list.csv")
-    monkeypatch.setattr(_labels, "_MOST_BYTES", 7)
+    monkeypatch.setattr(class_names, "_MOST_BYTES", 7)
     (tmp_path / "labels.txt").write_text("a\nb\n")
-    assert _labels.read(tmp_path) == ("a", "b")
+    assert class_names.read(tmp_path) == ("a", "b")
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
     with pytest.raises(DataError, match="more than the 7 bytes"):
-        _labels.read(tmp_path)
+        class_names.read(tmp_path)
     (tmp_path / "labels.txt").unlink()
     os.mkfifo(tmp_path / "labels.txt")
     with pytest.raises(DataError, match=r"labels.txt cannot be read: Is a pipe"):
-        _labels.read(tmp_path)
+        class_names.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +257,11 @@ def test_whatever_lies_beside_records(tmp_path, name, pytestconfig):
     np.savez(file.with_suffix(".npz"), counts=np.array([2]), offsets=np.array([0, 9]), lengths=np.array([5, 5]))
     index = file.with_suffix(".npz").read_bytes()
     readers = {
-        "labels.txt": (b"cat\ndog\n\xc3\xa4\n", lambda: _labels.read(tmp_path)),
+        "labels.txt": (b"cat\ndog\n\xc3\xa4\n", lambda: class_names.read(tmp_path)),
         "list.csv": (b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n', lambda: listings.read_rows(file)),
-        "train-images-idx3-ubyte": (IDX, lambda: _fashion_files._idx(file, 3)),
-        "train-images-idx3-ubyte.gz": (gzip.compress(IDX), lambda: _fashion_files._idx(file, 3)),
-        "records.npz": (index, lambda: _tfrecords._kept(file, 1)),
+        "train-images-idx3-ubyte": (IDX, lambda: idx._idx(file, 3)),
+        "train-images-idx3-ubyte.gz": (gzip.compress(IDX), lambda: idx._idx(file, 3)),
+        "records.npz": (index, lambda: tfrecord._kept(file, 1)),
     }
     whole, reader = readers[name]
 

@@ -21,7 +21,7 @@ import pytest
 from base import bounds
 from base.errors import DataError
 from base.process import command_line
-from Datasets import _described
+from Datasets.formats import conversion_info
 from harness.checkpoints import archives
 from harness.checkpoints.archives import ArchiveError
 from tools import compare_runs, foreign, import_weights, weight_files
@@ -470,14 +470,14 @@ CONVERSIONS = {
 @pytest.mark.parametrize("case", CONVERSIONS)
 def test_conversions_that_cannot_be_continued(tmp_path, case):
     content, said = CONVERSIONS[case]
-    (tmp_path / _described.FILE).write_bytes(content)
+    (tmp_path / conversion_info.FILE).write_bytes(content)
     with pytest.raises(DataError) as caught:
         claim(tmp_path)
     assert said in str(caught.value) and len(str(caught.value)) < 700 and "\n" not in str(caught.value)
 
 
 def test_a_pipe_for_a_conversion(tmp_path):
-    os.mkfifo(tmp_path / _described.FILE)
+    os.mkfifo(tmp_path / conversion_info.FILE)
     with pytest.raises(DataError, match="Is a pipe"):
         claim(tmp_path)
 
@@ -557,7 +557,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("suffix", ROUNDS)
 def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig, monkeypatch):
-    path = tmp_path / (_described.FILE if suffix == ".json" else f"a{suffix}")
+    path = tmp_path / (conversion_info.FILE if suffix == ".json" else f"a{suffix}")
     stand_in = types.ModuleType("torch")
     stand_in.Tensor, stand_in.load = Tensor, lambda content, **_: dict.fromkeys(zipfile.ZipFile(content).namelist(), 1)
     monkeypatch.setitem(sys.modules, "torch", stand_in)

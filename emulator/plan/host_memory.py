@@ -5,7 +5,7 @@ The memory of the machine that emulates, never that of the IPUs that it stands f
 recomputation, four stages, folded micro-batches, validation) with TensorFlow 2.21 on two cores of an Intel Xeon.
 Predicted resident peaks are 0.90 to 1.08 of those measured, address space 0.78 to 1.11, writable memory 0.69 to 1.17; a core
 more or less is about 0.1 GB of these two. Records of photographs are not in it: they are kept while memory allows
-(`Datasets._payloads`). Nor are the traces of a profile.
+(`Datasets.pipeline.record_reader`). Nor are the traces of a profile.
 """
 
 from __future__ import annotations

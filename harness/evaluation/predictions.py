@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from base.process import quiet
-from Datasets._class_names import class_names
+from Datasets.formats import class_names
 from harness.checkpoints import checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.reports import profile
@@ -41,18 +41,18 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
     """The most probable classes of every photograph, as the checkpoint with these tensors has it."""
-    from Datasets import _photo_files
+    from Datasets.pipeline import image_files
     from harness.programs.build import prediction_program
 
     paths = run.options.checkpoint.predict
     request = dataclasses.replace(run.request(1), host_normalise=False)
-    pictures = _photo_files.load(paths, run.source.spec, request)
+    pictures = image_files.load(paths, run.source.spec, request)
     program = prediction_program(run, request, pictures)
     try:
         fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
         program.load(values)
         program.rewind()
-        names = class_names(run.source.spec)
+        names = class_names.of(run.source.spec)
         log.note(
             f"Predictions of {run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels:"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from Datasets import _photo_bytes
+from Datasets.formats import image_headers
 from harness.checkpoints import fitting
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.processes import folders
@@ -26,7 +26,7 @@ class Weights(Origin):
         each checkpoint that is left out."""
         if run.options.checkpoint.predict:
             for path in run.options.checkpoint.predict:
-                _photo_bytes.photograph(path)
+                image_headers.read(path)
         else:
             folders.refuse(run)
         return fitting.require_model(run, self.checkpoints)

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import ipu_utils
-from Datasets import _pipeline
-from Datasets._mixing import Mixing
 from Datasets._spec import ReadRequest
-from Datasets.generated import synthetic
+from Datasets.pipeline import batching
+from Datasets.pipeline.mixing import Mixing
+from Datasets.sources.generated import synthetic
 from harness.options import rules
 from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
@@ -164,7 +164,7 @@ def _synthetic_stream(
 
     def features(seed: Seed, _: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
         sample = step * run.plan.micro_batch * run.plan.micro_batches + tf.cast(m, tf.int64) * request.batch_size
-        position = _pipeline.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
+        position = batching.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
         image, label = synthetic(run.source.spec, replace(request, seed=seed), position)
         if limit is not None:
             label = tf.where_v2(position < limit, label, -1)

@@ -11,10 +11,10 @@ from dataclasses import replace
 from base import plugins
 from base.errors import DataError, OptionError
 from base.fields import brief
-from Datasets._catalogue import published_spec, table
-from Datasets._locate import infer
 from Datasets._spec import DataSource, OpenRequest
-from Datasets.generated import GeneratedSource
+from Datasets.sources.catalogue import published_spec, table
+from Datasets.sources.generated import GeneratedSource
+from Datasets.sources.locate import infer
 from harness.options.sections import DatasetOptions
 
 GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour

@@ -14,14 +14,14 @@ import numpy as np
 
 from base.errors import DataError
 from base.storage import input_files
-from Datasets import _catalogue, _described, _labels, _locate, _pictures, _salvage
-from Datasets._binary import Layout
-from Datasets._class_names import IMAGENET_CLASSES
-from Datasets._described import Described
-from Datasets._headers import MOST_BYTES
-from Datasets._salvage import Damage
 from Datasets._spec import regular_size
-from Datasets._tfrecords import shards
+from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord_recovery
+from Datasets.formats.binary import Layout
+from Datasets.formats.conversion_info import Described
+from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.tfrecord import shards
+from Datasets.formats.tfrecord_recovery import Damage
+from Datasets.sources import catalogue, locate
 
 if TYPE_CHECKING:
     from tools.datasets.example_checks import Decoder
@@ -73,7 +73,7 @@ def work(folder: Path, classes: int | None, decoder: Callable[[], Decoder]) -> W
 
 
 def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> Work | None:
-    places = [(place, split) for split in _described.SPLITS for place in (folder, folder / split) if place.is_dir()]
+    places = [(place, split) for split in conversion_info.SPLITS for place in (folder, folder / split) if place.is_dir()]
     files = [(file, place) for place, split in places for file in sorted(place.glob(f"{split}-?????-of-?????"))]
     if not files:
         return None
@@ -84,10 +84,10 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
         except DataError as error:
             findings.append(Finding(place, None, str(error).removeprefix(f"{place} ")))
     described = _described_in(files[0][1], [file.name for file, _ in files], findings)
-    names = _labels.read(files[0][1])
+    names = class_names.read(files[0][1])
     if names:
-        _labels.agree(names, asked, str(files[0][1] / _labels.FILE))
-    classes = len(names) or asked or IMAGENET_CLASSES
+        class_names.agree(names, asked, str(files[0][1] / class_names.FILE))
+    classes = len(names) or asked or class_names.IMAGENET_CLASSES
     judge = decoder()
 
     def check(file: Path) -> Checked:
@@ -99,20 +99,22 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
 def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Described | None:
     """What conversion.json says that there must be; what is wrong with it and what is lost goes to `findings`."""
     try:
-        described = _described.read(folder)
+        described = conversion_info.read(folder)
     except DataError as error:
-        findings.append(Finding(folder / _described.FILE, None, str(error).removeprefix(f"{folder / _described.FILE} ")))
+        findings.append(
+            Finding(folder / conversion_info.FILE, None, str(error).removeprefix(f"{folder / conversion_info.FILE} "))
+        )
         return None
     if described:
         findings += [Finding(folder, None, lost) for lost in described.lost(there)]
         labels = described.differing_labels()
-        findings += [Finding(folder / _labels.FILE, None, labels)] if labels else []
+        findings += [Finding(folder / class_names.FILE, None, labels)] if labels else []
     return described
 
 
 def _checked_shard(file: Path, classes: int, decoder: Decoder, described: Described | None) -> Checked:
     try:
-        walked = _salvage.walk(file, payloads=True)
+        walked = tfrecord_recovery.walk(file, payloads=True)
     except DataError as error:
         return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])
     findings = [Finding(file, None, "is empty")] if not walked else []
@@ -131,14 +133,14 @@ def _checked_shard(file: Path, classes: int, decoder: Decoder, described: Descri
 
 
 def _binaries(folder: Path) -> Work | None:
-    for name, known in _catalogue.table("BINARY_FILES").items():
+    for name, known in catalogue.table("BINARY_FILES").items():
         wanted = (*known.train, *known.validation)
-        for place in (folder, *_locate.folders_called(known.folder, folder)):
+        for place in (folder, *locate.folders_called(known.folder, folder)):
             there = [place / file for file in wanted if (place / file).is_file()]
             if not there:
                 continue
             missing = [Finding(place / file, None, "is missing") for file in wanted if place / file not in there]
-            check = _binary_check(known.layout, _catalogue.published_spec(name).num_classes)
+            check = _binary_check(known.layout, catalogue.published_spec(name).num_classes)
             return Work(f"{name} binary files", [(file, check) for file in there], missing)
     return None
 
@@ -157,20 +159,20 @@ def _binary_check(layout: Layout, classes: int) -> Check:
             for k in np.flatnonzero(labels >= classes)
         ]
         if size % each:
-            findings.append(Finding(file, whole, _salvage.CUT.format(size=size)))
+            findings.append(Finding(file, whole, tfrecord_recovery.CUT.format(size=size)))
         return Checked(whole + bool(size % each), findings)
 
     return check
 
 
 def _tree(folder: Path, decoder: Callable[[], Decoder]) -> Work | None:
-    if not _pictures.is_tree(folder):
+    if not image_folder.is_tree(folder):
         return None
-    found = _pictures.tree(folder)
+    found = image_folder.tree(folder)
     judge = decoder()
 
     def check(file: Path) -> Checked:
-        reason = _pictures.wrong(file)
+        reason = image_headers.file_fault(file)
         if reason is None:
             try:
                 said = judge.picture(input_files.content(file, MOST_BYTES))

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from base.errors import DataError
 from base.process import command_line
-from Datasets import _described, _pictures
-from Datasets._pictures import BadFile
+from Datasets.formats import conversion_info, image_folder
+from Datasets.formats.image_folder import BadFile
 from tools.datasets import listings, shard_writer
 from tools.datasets.listings import Listing
 
@@ -70,7 +70,7 @@ def _listed(asked: argparse.Namespace, source: Path) -> Listing:
             raise DataError(f"{source} has pictures for validation of its own; leave --validation-dir out")
         if not Path(asked.validation_dir).is_dir():
             raise DataError(f"--validation-dir {asked.validation_dir} is not a folder")
-        held_out, _ = _pictures.of_classes(Path(asked.validation_dir), listing.classes)
+        held_out, _ = image_folder.of_classes(Path(asked.validation_dir), listing.classes)
         if not held_out:
             raise DataError(f"--validation-dir {asked.validation_dir} holds no pictures in folders named like the classes")
         listing = dataclasses.replace(listing, validation=held_out)
@@ -107,7 +107,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("target", metavar="TARGET", help="a new or empty folder, or one of an interrupted conversion")
     add(
         "--shards",
-        type=command_line.whole(1, _described.MOST_SHARDS),
+        type=command_line.whole(1, conversion_info.MOST_SHARDS),
         metavar="N",
         help="training files (default: 128 MiB each)",
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from google.protobuf.message import DecodeError
 
 from base.process import quiet
-from Datasets import _examples, _headers, _photographs
+from Datasets.formats import image_headers, tf_example
+from Datasets.pipeline import decoding
 
 
 class Decoder:
@@ -18,30 +18,27 @@ class Decoder:
         if decode:
             with tf.Graph().as_default() as graph:
                 self._encoded = tf.placeholder(tf.string, [])
-                self._size = tf.shape(_photographs.decoded(self._encoded))
+                self._size = tf.shape(decoding.whole(self._encoded))
                 self._session = tf.Session(graph=graph)
 
     def example(self, payload: bytes, classes: int) -> str | None:
         """Why a record cannot be used."""
-        try:
-            features = tf.train.Example.FromString(payload).features.feature
-        except DecodeError:
-            return "it is no tf.train.Example"
-        encoded = features[_examples.ENCODED].bytes_list.value if _examples.ENCODED in features else ()
-        label = features[_examples.LABEL].int64_list.value if _examples.LABEL in features else ()
-        for name, values in ((_examples.ENCODED, encoded), (_examples.LABEL, label)):
+        example = tf_example.parse(payload)
+        if example is None:
+            return tf_example.UNPARSED
+        for name, values in ((tf_example.ENCODED, example.encoded), (tf_example.LABEL, example.labels)):
             if len(values) != 1:
                 return f"it has {len(values)} values of {name} instead of 1"
-        if not 1 <= label[0] <= classes:
-            return f"its label is {label[0]}, outside 1 to {classes}"
-        reason = self.picture(encoded[0])
+        if not 1 <= example.labels[0] <= classes:
+            return f"its label is {example.labels[0]}, outside 1 to {classes}"
+        reason = self.picture(example.encoded[0])
         return reason and f"its picture {reason}"
 
     def picture(self, encoded: bytes) -> str | None:
         """Why a picture cannot be decoded."""
         if self._session is None:
             return None
-        wrong = _headers.fault(encoded)
+        wrong = image_headers.fault(encoded)
         if wrong:
             return wrong
         try:

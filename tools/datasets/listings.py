@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from base.errors import DataError
 from base.fields import brief
-from Datasets import _labels, _pictures
-from Datasets._pictures import BadFile, Picture
+from Datasets.formats import class_names, image_folder
+from Datasets.formats.image_folder import BadFile, Picture
 
 TRAIN, VALIDATION = "train", "validation"
 _SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "valid": VALIDATION,
@@ -48,7 +48,7 @@ class _Row(NamedTuple):
 def of(source: Path) -> Listing:
     """The pictures of a folder or of a CSV file."""
     if source.is_dir():
-        found = _pictures.tree(source)
+        found = image_folder.tree(source)
         return Listing(found.classes, found.train, found.validation, found.notes)
     if source.is_file():
         return _of_rows(source, read_rows(source))
@@ -86,7 +86,7 @@ def read_rows(file: Path) -> list[_Row]:
 def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
     """The pictures whose first bytes are those of a picture, and the other files."""
     pictures = [*listing.train, *(listing.validation or ())]
-    bad = _pictures.damaged(pictures)
+    bad = image_folder.damaged(pictures)
     if not bad:
         return listing, []
     left_out = {each.file for each in bad}
@@ -135,7 +135,7 @@ def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) ->
 
 
 def _of_rows(file: Path, rows: list[_Row]) -> Listing:
-    classes = _labels.ordered(row.label for row in rows)
+    classes = class_names.ordered(row.label for row in rows)
     label = {name: k for k, name in enumerate(classes, 1)}
     found: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
     lines: dict[str, int] = {}

@@ -14,42 +14,67 @@ import os
 import sys
 from pathlib import Path
 
-from Datasets import _fashion_files as files
+import numpy as np
+
+from Datasets.formats import idx
+
+# Images of one class next to each other, and bytes that do not depend on their place in a word: 4.46 MB against
+# 4.64 MB with the usual settings. Differences between neighbouring pixels make the file larger, not smaller.
+_FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 1 << 24},)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Rebuilds, or with --check compares."""
     parser = argparse.ArgumentParser(description="rebuild the embedded Fashion-MNIST selection")
-    parser.add_argument("--idx-dir", type=Path, default=files.DEBIAN_FOLDER, help="folder of the four IDX files")
+    parser.add_argument("--idx-dir", type=Path, default=idx.DEBIAN_FOLDER, help="folder of the four IDX files")
     parser.add_argument("--check", action="store_true", help="compare only; exit code 1 if the content differs")
     given = parser.parse_args(arguments)
-    if not files.holds_idx(given.idx_dir):
+    if not idx.holds_idx(given.idx_dir):
         print(
-            f"{given.idx_dir} lacks the IDX files ({', '.join(files.IDX_FILES)}, .gz or not); "
+            f"{given.idx_dir} lacks the IDX files ({', '.join(idx.IDX_FILES)}, .gz or not); "
             "apt install dataset-fashion-mnist, or give --idx-dir",
             file=sys.stderr,
         )
         return 2
-    made = files.packed(files.selected(files.read_idx(given.idx_dir)))
+    made = packed(selected(idx.read_idx(given.idx_dir)))
     return _check(made) if given.check else _write(made)
 
 
+def selected(whole: dict[str, idx.Split]) -> dict[str, idx.Split]:
+    """The first images of each class, in their published order."""
+    chosen = {}
+    for split, count in idx.SELECTED:
+        images, labels = whole[split]
+        keep = np.sort(np.concatenate([np.flatnonzero(labels == k)[: count // idx.CLASSES] for k in range(idx.CLASSES)]))
+        chosen[split] = images[keep], labels[keep]
+    return chosen
+
+
+def packed(splits: dict[str, idx.Split]) -> bytes:
+    """The embedded file: for each split its labels in order, then its images class by class."""
+    parts = []
+    for split, _ in idx.SELECTED:
+        images, labels = splits[split]
+        parts += [labels.tobytes(), images[np.argsort(labels, kind="stable")].tobytes()]
+    return lzma.compress(b"".join(parts), format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=_FILTERS)
+
+
 def _check(made: bytes) -> int:
-    embedded = files.EMBEDDED.read_bytes()
+    embedded = idx.EMBEDDED.read_bytes()
     if embedded == made:
-        print(f"{files.EMBEDDED.name}: {len(made)} bytes, equal byte for byte")
+        print(f"{idx.EMBEDDED.name}: {len(made)} bytes, equal byte for byte")
         return 0
     same = lzma.decompress(embedded) == lzma.decompress(made)
-    print(f"{files.EMBEDDED.name}: {'same images and labels, packed differently' if same else 'the content differs'}")
+    print(f"{idx.EMBEDDED.name}: {'same images and labels, packed differently' if same else 'the content differs'}")
     return 0 if same else 1
 
 
 def _write(made: bytes) -> int:
-    files.EMBEDDED.parent.mkdir(exist_ok=True)
-    temporary = files.EMBEDDED.with_suffix(".new")
+    idx.EMBEDDED.parent.mkdir(exist_ok=True)
+    temporary = idx.EMBEDDED.with_suffix(".new")
     temporary.write_bytes(made)
-    os.replace(temporary, files.EMBEDDED)
-    print(f"{files.EMBEDDED}: {len(made)} bytes")
+    os.replace(temporary, idx.EMBEDDED)
+    print(f"{idx.EMBEDDED}: {len(made)} bytes")
     return 0
 
 

@@ -22,9 +22,9 @@ from base.errors import DataError
 from base.fields import brief
 from base.process import quiet
 from base.storage import input_files
-from Datasets import _described, _labels, _tfrecords
-from Datasets._headers import MOST_BYTES
-from Datasets._pictures import Picture
+from Datasets.formats import class_names, conversion_info, tfrecord
+from Datasets.formats.image_folder import Picture
+from Datasets.formats.image_headers import MOST_BYTES
 from tools.datasets.listings import Listing, shuffled
 from tools.datasets.progress import Progress
 
@@ -54,7 +54,7 @@ def plan(listing: Listing, place: Callable[[Path], str], seed: int, shards: int 
     """Which picture goes where. `place`: a picture's name that does not depend on where the source lies."""
     made: list[Shard] = []
     counts: dict[str, Any] = {}
-    listed = hashlib.sha256(_labels.text(listing.classes).encode())
+    listed = hashlib.sha256(class_names.text(listing.classes).encode())
     wanted = shards
     for split, pictures in listing.splits().items():
         ordered = shuffled(pictures, place, f"{seed} order")
@@ -66,8 +66,10 @@ def plan(listing: Listing, place: Callable[[Path], str], seed: int, shards: int 
         count = _shard_count(split, len(sized), sum(size for _, size in sized), wanted)
         wanted = max(1, round(shards * len(listing.validation or ()) / len(listing.train))) if shards else None
         counts |= {f"{split} pictures": len(sized), f"{split} shards": count}
-        made += [Shard(name, sized[cut.start : cut.stop]) for name, cut in _described.cuts(split, len(sized), count).items()]
-    described = {"format": _described.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
+        made += [
+            Shard(name, sized[cut.start : cut.stop]) for name, cut in conversion_info.cuts(split, len(sized), count).items()
+        ]
+    described = {"format": conversion_info.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
     return Plan(listing.classes, made, described | {"listing": listed.hexdigest()})
 
 
@@ -83,8 +85,8 @@ def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
         _refuse_other_content(target, plan)
         for name, text in (
-            (_described.FILE, json.dumps(plan.described, indent=2) + "\n"),
-            (_labels.FILE, _labels.text(plan.classes)),
+            (conversion_info.FILE, json.dumps(plan.described, indent=2) + "\n"),
+            (class_names.FILE, class_names.text(plan.classes)),
         ):
             if not (target / name).exists():
                 (target / (name + PARTIAL)).write_text(text, encoding="utf-8")
@@ -100,7 +102,7 @@ def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
 def _is_whole(file: Path, pictures: int) -> bool:
     """Whether a shard is there and has a record for each of its pictures."""
     try:
-        return file.exists() and _tfrecords.count(file) == pictures
+        return file.exists() and tfrecord.count(file) == pictures
     except DataError:  # it is cut within a record
         return False
 
@@ -122,7 +124,7 @@ def write(target: Path, plan: Plan, missing: list[Shard], jobs: int) -> None:
 def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress: Progress, stop: threading.Event) -> None:
     import tensorflow.compat.v1 as tf
 
-    from Datasets import _examples
+    from Datasets.formats import tf_example
 
     partial = target / (shard.name + PARTIAL)
     try:
@@ -130,7 +132,7 @@ def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress:
             for picture, size in shard.pictures:
                 if stop.is_set():
                     break
-                writer.write(_examples.example(_content(picture.file, size), picture.label, classes[picture.label - 1]))
+                writer.write(tf_example.serialised(_content(picture.file, size), picture.label, classes[picture.label - 1]))
                 progress.advance()
         if not stop.is_set():
             _finish(target / shard.name)
@@ -162,8 +164,8 @@ def _finish(file: Path) -> None:
 
 
 def _refuse_other_content(target: Path, plan: Plan) -> None:
-    ours = {_described.FILE, _labels.FILE, *(shard.name for shard in plan.shards)}
-    recorded = _described.content(target / _described.FILE)
+    ours = {conversion_info.FILE, class_names.FILE, *(shard.name for shard in plan.shards)}
+    recorded = conversion_info.content(target / conversion_info.FILE)
     if recorded is not None and recorded != plan.described:
         names = [name for name in {**recorded, **plan.described} if recorded.get(name) != plan.described.get(name)]
         there, wanted = (brief(described.get(names[0])) for described in (recorded, plan.described))
@@ -172,13 +174,15 @@ def _refuse_other_content(target: Path, plan: Plan) -> None:
             changed = "the source's files have changed since (names, sizes or times)"
         raise DataError(f"{target} holds another conversion: {changed}; give another folder, or remove this one")
     others = sorted(name for name in os.listdir(target) if name.removesuffix(PARTIAL) not in ours)
-    if others or (recorded is None and (target / _labels.FILE).exists()):
-        raise DataError(f"{target} holds other things already: {(others or [_labels.FILE])[0]}; give a new or empty folder")
+    if others or (recorded is None and (target / class_names.FILE).exists()):
+        raise DataError(
+            f"{target} holds other things already: {(others or [class_names.FILE])[0]}; give a new or empty folder"
+        )
 
 
 def _shard_count(split: str, pictures: int, size: int, wanted: int | None) -> int:
     if wanted is None:
-        return max(1, min(pictures, _described.MOST_SHARDS, -(-size // _SHARD_BYTES)))
+        return max(1, min(pictures, conversion_info.MOST_SHARDS, -(-size // _SHARD_BYTES)))
     if wanted > pictures:
         raise DataError(f"--shards {wanted} is more than the {pictures} pictures for {split}; give at most that many")
     return wanted

@@ -1,7 +1,7 @@
-"""TFRecord shards: which there must be, where each record lies, and its bytes (`_salvage` says how a record is framed).
+"""TFRecord shards: their numbering, the place of each record, and its bytes (tfrecord_recovery.py has the framing).
 
-Walking reads the twelve bytes before every payload only, and its result is kept in the user's cache for large
-sets; a payload's checksum is verified when it is read.
+A walk reads only the twelve bytes before every payload, and the user's cache keeps its result for large sets; a payload's
+checksum is verified when the payload is read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 
 from base.errors import DataError
 from base.storage import cache, checksums, input_files, npz
-from Datasets import _salvage
-from Datasets._headers import MOST_BYTES
-from Datasets._salvage import FOOTER_BYTES, HEADER_BYTES
 from Datasets._spec import regular_size
-from Datasets._tolerance import Tolerance
+from Datasets.formats import tfrecord_recovery
+from Datasets.formats.bad_records import Tolerance
+from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.tfrecord_recovery import FOOTER_BYTES, HEADER_BYTES
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
@@ -118,7 +118,7 @@ class RecordIndex:
         """A payload, and whether its checksum matches."""
         length = int(self._lengths[record])
         if length > MOST_BYTES:
-            reason = _salvage.TOO_LONG.format(length=length, most=MOST_BYTES)
+            reason = tfrecord_recovery.TOO_LONG.format(length=length, most=MOST_BYTES)
             raise DataError(f"{self.name(record)} cannot be used: {reason}")
         both = self._read(record, length + FOOTER_BYTES)
         payload, stored = both[:-FOOTER_BYTES], int.from_bytes(both[-FOOTER_BYTES:], "little")
@@ -179,13 +179,13 @@ def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, boo
     except DataError:
         if not tolerance.most:
             raise
-    found = _salvage.walk(file)
+    found = tfrecord_recovery.walk(file)
     for stretch in found:
-        if isinstance(stretch, _salvage.Damage):
+        if isinstance(stretch, tfrecord_recovery.Damage):
             tolerance.add(f"{file}: byte {stretch.offset}", stretch.reason)
     if not found:
         tolerance.add(str(file), "it is empty")
-    whole = _salvage.records(found)
+    whole = tfrecord_recovery.records(found)
     return np.array([r.offset for r in whole], np.int64), np.array([r.length for r in whole], np.int64), True
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from Datasets import _augment, _pipeline
 from Datasets._spec import ReadRequest
+from Datasets.pipeline import augmentation, batching
 
 _SIDE = 32
 
@@ -18,34 +18,34 @@ Element = dict[str, tf.Tensor]
 
 def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
     """Endless augmented micro-batches (or plainly preprocessed ones, when the request says so)."""
-    per_chunk = _pipeline.micro_batches_per_chunk(request)
+    per_chunk = batching.micro_batches_per_chunk(request)
 
     def read(position: tf.Tensor) -> Element:
-        record, epoch = _pipeline.record_and_epoch(position, size, request.seed)
+        record, epoch = batching.record_and_epoch(position, size, request.seed)
         pixels, label = _gathered(gather, record)
-        cuts = _augment.random_cuts(record, epoch, request.seed) if request.augment else None
+        cuts = augmentation.random_cuts(record, epoch, request.seed) if request.augment else None
         return _preprocessed(pixels, cuts, request) | {"label": label, "position": position}
 
-    positions = _pipeline.training_positions(request, per_chunk * request.batch_size)
-    chunks = positions.map(read, _pipeline.threads(request))
-    return _pipeline.finish(_pipeline.split_chunks(chunks, per_chunk, request.batch_size))
+    positions = batching.training_positions(request, per_chunk * request.batch_size)
+    chunks = positions.map(read, batching.threads(request))
+    return batching.finish(batching.split_chunks(chunks, per_chunk, request.batch_size))
 
 
 def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zeros labelled -1."""
-    per_chunk = _pipeline.micro_batches_per_chunk(request)
+    per_chunk = batching.micro_batches_per_chunk(request)
     chunk = per_chunk * request.batch_size
 
-    count = _pipeline.validation_micro_batches(request, size)
+    count = batching.validation_micro_batches(request, size)
 
     def read(first: tf.Tensor) -> Element:
-        position = _pipeline.place(request, first + tf.range(chunk, dtype=tf.int64))
+        position = batching.place(request, first + tf.range(chunk, dtype=tf.int64))
         pixels, label = _gathered(gather, position)
         return _preprocessed(pixels, None, request) | {"label": label, "position": position}  # zeros stay zeros
 
-    chunks = tf.data.Dataset.range(0, count * request.batch_size, chunk).map(read, _pipeline.threads(request))
-    micro_batches = _pipeline.split_chunks(chunks, per_chunk, request.batch_size)
-    return _pipeline.finish(micro_batches.take(count))
+    chunks = tf.data.Dataset.range(0, count * request.batch_size, chunk).map(read, batching.threads(request))
+    micro_batches = batching.split_chunks(chunks, per_chunk, request.batch_size)
+    return batching.finish(micro_batches.take(count))
 
 
 def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -54,10 +54,10 @@ def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.ensure_shape(pixels, [record.shape[0], _SIDE, _SIDE, 3]), label
 
 
-def _preprocessed(pixels: tf.Tensor, cuts: _augment.Cuts | None, request: ReadRequest) -> Element:
+def _preprocessed(pixels: tf.Tensor, cuts: augmentation.Cuts | None, request: ReadRequest) -> Element:
     """Standardised, then flipped and cropped, then resized; or the bytes and what the device needs for the same."""
     if request.eight_bit:
-        image = _augment.flip_and_crop(pixels, cuts) if cuts else pixels
-        return {"image": image, "moments": _augment.moments(pixels, cuts or _augment.no_cuts(pixels[:, 0, 0, 0]))}
-    image = _augment.standardise(pixels)
-    return {"image": _augment.sized(_augment.flip_and_crop(image, cuts) if cuts else image, request.image_size)}
+        image = augmentation.flip_and_crop(pixels, cuts) if cuts else pixels
+        return {"image": image, "moments": augmentation.moments(pixels, cuts or augmentation.no_cuts(pixels[:, 0, 0, 0]))}
+    image = augmentation.standardise(pixels)
+    return {"image": augmentation.sized(augmentation.flip_and_crop(image, cuts) if cuts else image, request.image_size)}

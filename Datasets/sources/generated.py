@@ -40,18 +40,18 @@ class GeneratedSource:
         self.spec = spec
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets import _pipeline
+        from Datasets.pipeline import batching
 
-        return self._stream(_pipeline.training_positions(request, request.batch_size), request, None)
+        return self._stream(batching.training_positions(request, request.batch_size), request, None)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
 
-        from Datasets import _pipeline
+        from Datasets.pipeline import batching
 
         size, batch = self.spec.validation_images, request.batch_size
-        samples = tf.data.Dataset.range(_pipeline.validation_micro_batches(request, size) * batch)
-        positions = samples.map(partial(_pipeline.place, request)).batch(batch, drop_remainder=True)
+        samples = tf.data.Dataset.range(batching.validation_micro_batches(request, size) * batch)
+        positions = samples.map(partial(batching.place, request)).batch(batch, drop_remainder=True)
         return self._stream(positions, request, size)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
@@ -61,18 +61,18 @@ class GeneratedSource:
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation as for the data set that is imitated; standardised images are made ready already, unless
         they are bytes."""
-        from Datasets import _augment
+        from Datasets.pipeline import augmentation
 
         if self.spec.standardised:
-            return _augment.standardised_on_device(image, request, moments)
+            return augmentation.standardised_on_device(image, request, moments)
         if request.host_normalise and not request.eight_bit:
             return image
-        return _augment.normalise(image, request)
+        return augmentation.normalise(image, request)
 
     def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
 
-        from Datasets import _pipeline
+        from Datasets.pipeline import batching
 
         once = tf.data.Dataset.from_tensors(0).map(lambda _: _sample(self.spec, request)).cache().repeat()
 
@@ -84,7 +84,7 @@ class GeneratedSource:
                 many["label"] = tf.where_v2(real, many["label"], -1)
             return many | {"position": position}
 
-        return _pipeline.finish(tf.data.Dataset.zip((positions, once)).map(element))
+        return batching.finish(tf.data.Dataset.zip((positions, once)).map(element))
 
 
 def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
@@ -95,7 +95,7 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     import tensorflow.compat.v1 as tf
 
     from base import draws
-    from Datasets import _augment
+    from Datasets.pipeline import augmentation
 
     side = request.image_size
     drawn = tf.random.stateless_truncated_normal(
@@ -107,9 +107,9 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     if request.eight_bit:
         made["image"] = tf.cast(image, tf.uint8)[0]
         if spec.standardised:
-            made["moments"] = _augment.moments(image, _augment.no_cuts(tf.zeros([1])))[0]
+            made["moments"] = augmentation.moments(image, augmentation.no_cuts(tf.zeros([1])))[0]
     elif spec.standardised:
-        made["image"] = _augment.standardise(image)[0]
+        made["image"] = augmentation.standardise(image)[0]
     else:
-        made["image"] = (_augment.normalise(image, request) if request.host_normalise else image)[0]
+        made["image"] = (augmentation.normalise(image, request) if request.host_normalise else image)[0]
     return made

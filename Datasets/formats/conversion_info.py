@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from base import bounds
 from base.errors import DataError
 from base.storage import input_files
-from Datasets import _labels
+from Datasets.formats import class_names
 
 if TYPE_CHECKING:
-    from Datasets._tfrecords import RecordIndex
+    from Datasets.formats.tfrecord import RecordIndex
 
 FILE = "conversion.json"
 FORMAT = 1
@@ -49,7 +49,7 @@ class Described:
 
     def differing_labels(self) -> str | None:
         """What is wrong with labels.txt beside the shards."""
-        named = len(_labels.read(self.folder))
+        named = len(class_names.read(self.folder))
         if named == self.classes:
             return None
         return f"names {named} classes, and {FILE} tells of {self.classes}" if named else "is missing"

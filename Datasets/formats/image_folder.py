@@ -7,7 +7,6 @@ belong to it; names that begin with a dot are left alone, and so is what is neit
 
 from __future__ import annotations
 
-import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import NamedTuple, NoReturn
 
 from base.errors import DataError
 from base.storage import input_files
-from Datasets import _headers, _labels
-from Datasets._headers import MOST_BYTES
+from Datasets.formats import class_names, image_headers
+from Datasets.formats.image_headers import MOST_BYTES
 
 VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that is there
 
@@ -45,7 +44,7 @@ class BadFile(NamedTuple):
     @property
     def told(self) -> str:
         """The reason, and what to do."""
-        return self.reason if _headers.REMEDY.search(self.reason) else f"{self.reason}; remove what is damaged"
+        return self.reason if image_headers.REMEDY.search(self.reason) else f"{self.reason}; remove what is damaged"
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Tree:
 def tree(top: Path) -> Tree:
     """Every picture below `top`; a DataError names a class without any."""
     train, validation = _splits(top)
-    classes = class_names(top)
+    classes = classes_of(top)
     pictures, left_out = of_classes(train, classes)
     with_some = {picture.label for picture in pictures}
     for label, name in enumerate(classes, 1):
@@ -83,7 +82,7 @@ def tree(top: Path) -> Tree:
     return Tree(classes, pictures, held_out, left_out + more)
 
 
-def class_names(top: Path) -> tuple[str, ...]:
+def classes_of(top: Path) -> tuple[str, ...]:
     """The classes of the tree in the order of their labels."""
     train, _ = _splits(top)
     names = _folders(train)
@@ -95,7 +94,7 @@ def class_names(top: Path) -> tuple[str, ...]:
     for name in names:
         if not name.isprintable():
             raise DataError(f"the class folder {name!r} in {train} has unprintable characters in its name; rename it")
-    return _labels.ordered(names)
+    return class_names.ordered(names)
 
 
 def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
@@ -118,7 +117,7 @@ def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], l
 def damaged(pictures: list[Picture]) -> list[BadFile]:
     """Those whose headers are no picture's, looked at several at once."""
     with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:
-        reasons = list(pool.map(wrong, [picture.file for picture in pictures]))
+        reasons = list(pool.map(image_headers.file_fault, [picture.file for picture in pictures]))
     return [BadFile(picture.file, reason) for picture, reason in zip(pictures, reasons) if reason]
 
 
@@ -126,21 +125,6 @@ def is_tree(folder: Path) -> bool:
     """Whether there is what is meant as a picture in one of the folders in it."""
     train, _ = _splits(folder)
     return any(_meant(file) for name in _folders(train) for file in _files(train / name))
-
-
-def wrong(file: Path) -> str | None:
-    """Why a file cannot be a picture, by its header."""
-    try:
-        with input_files.opened(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if not size:
-                return "is empty"
-            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:  # a page or two are read of it
-                return _headers.fault(content, scans=False)
-    except FileNotFoundError:
-        return "does not exist"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
 
 
 class FileIndex:
@@ -159,17 +143,17 @@ class FileIndex:
 
     def payload(self, record: int) -> bytes:
         """The file's bytes as they are, and its label."""
-        from Datasets import _examples
+        from Datasets.formats import tf_example
 
         file, label = self._pictures[record]
         try:
-            return _examples.example(input_files.content(file, MOST_BYTES), label, self._classes[label - 1])
+            return tf_example.serialised(input_files.content(file, MOST_BYTES), label, self._classes[label - 1])
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
     def damage(self, record: int) -> str | None:
         """What the file's header says."""
-        reason = wrong(self._pictures[record].file)
+        reason = image_headers.file_fault(self._pictures[record].file)
         return f"it {reason}" if reason else None
 
 
@@ -202,7 +186,7 @@ def _refuse_folder(error: OSError) -> NoReturn:
 
 def _meant(file: Path) -> bool:
     """Whether a file is there as a picture: by its name, or else by its first bytes."""
-    return file.suffix.lower() in _SUFFIXES or wrong(file) is None
+    return file.suffix.lower() in _SUFFIXES or image_headers.file_fault(file) is None
 
 
 def _few(names: tuple[str, ...]) -> str:

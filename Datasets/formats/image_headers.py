@@ -7,9 +7,14 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
+
+from base.errors import DataError
+from base.storage import input_files
 
 MOST_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
 MOST_BYTES = 1 << 27  # of a picture's file, and of a record
@@ -63,26 +68,53 @@ def fault(encoded: Bytes, scans: bool = True) -> str | None:
     """Why a picture is not to be decoded ("is ...", "says ..."); None if its header promises what can be. Without `scans`
     nothing behind the header is looked at."""
     try:
-        header = read(encoded)
+        claim = header(encoded)
     except _Wrong as error:
         return str(error)
-    size = f"says that it is {header.width} x {header.height} pixels"
-    if not header.width or not header.height:
+    size = f"says that it is {claim.width} x {claim.height} pixels"
+    if not claim.width or not claim.height:
         return f"{size}, which is no picture; it is damaged"
-    if header.pixels > MOST_PIXELS:
-        frames = f" in all its frames {header.pixels} pixels" if header.pixels > header.width * header.height else ""
+    if claim.pixels > MOST_PIXELS:
+        frames = f" in all its frames {claim.pixels} pixels" if claim.pixels > claim.width * claim.height else ""
         return f"{size}{',' * bool(frames)}{frames}, more than the {MOST_PIXELS} that are decoded; make it smaller"
     if len(encoded) > MOST_BYTES:
         return f"has {len(encoded)} bytes, more than the {MOST_BYTES} that are decoded; make it smaller"
-    if header.pixels > header.most:
+    if claim.pixels > claim.most:
         return f"{size}, which its {len(encoded)} bytes cannot hold; it is damaged"
-    most = min(MOST_SCANS, _SCANS_OF_THE_LARGEST * MOST_PIXELS // header.pixels)
-    if scans and header.kind == "JPEG" and _scans_beyond(encoded, most):
+    most = min(MOST_SCANS, _SCANS_OF_THE_LARGEST * MOST_PIXELS // claim.pixels)
+    if scans and claim.kind == "JPEG" and _scans_beyond(encoded, most):
         return f"has more than the {most} scans that are decoded of so many pixels; save it anew"
     return None
 
 
-def read(encoded: Bytes) -> Header:
+def file_fault(file: Path) -> str | None:
+    """Why a file cannot be a picture, by its header."""
+    try:
+        with input_files.opened(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if not size:
+                return "is empty"
+            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:  # a page or two are read of it
+                return fault(content, scans=False)
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def read(path: str) -> bytes:
+    """The bytes of a photograph's file; DataError if they cannot be read or the header promises no image to be decoded."""
+    try:
+        content = input_files.content(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    wrong = fault(content)
+    if wrong:
+        raise DataError(f"photograph {path} {wrong}")
+    return content
+
+
+def header(encoded: Bytes) -> Header:
     """The header of a picture's file."""
     if not encoded:
         raise _Wrong("is empty")

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from base.storage import checksums, input_files
-from Datasets._headers import MOST_BYTES
 from Datasets._spec import regular_size
+from Datasets.formats.image_headers import MOST_BYTES
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4

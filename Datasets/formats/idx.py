@@ -18,16 +18,12 @@ from base.storage import input_files
 
 IDX_FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-EMBEDDED = Path(__file__).parent / "_embedded" / "fashion_mnist.xz"
+EMBEDDED = Path(__file__).resolve().parent.parent / "_embedded" / "fashion_mnist.xz"
 SELECTED = (("train", 10_000), ("t10k", 2_000))  # balanced over CLASSES, the first of each class
 CLASSES = 10
 SIDE = 28
 _PADDING = 2
 _MOST_BYTES = 1 << 28  # of a file, unpacked; the largest that was published has 47 MB
-
-# Images of one class next to each other, and bytes that do not depend on their place in a word: 4.46 MB against
-# 4.64 MB with the usual settings. Differences between neighbouring pixels make the file larger, not smaller.
-_FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 1 << 24},)
 
 Split = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 28, 28], labels uint8 [n]
 
@@ -49,25 +45,6 @@ def read_idx(folder: Path) -> dict[str, Split]:
         split: (_idx(files[f"{split}-images-idx3-ubyte"], 3), _idx(files[f"{split}-labels-idx1-ubyte"], 1))
         for split, _ in SELECTED
     }
-
-
-def selected(whole: dict[str, Split]) -> dict[str, Split]:
-    """The first images of each class, in their published order."""
-    chosen = {}
-    for split, count in SELECTED:
-        images, labels = whole[split]
-        keep = np.sort(np.concatenate([np.flatnonzero(labels == k)[: count // CLASSES] for k in range(CLASSES)]))
-        chosen[split] = images[keep], labels[keep]
-    return chosen
-
-
-def packed(splits: dict[str, Split]) -> bytes:
-    """The embedded file: for each split its labels in order, then its images class by class."""
-    parts = []
-    for split, _ in SELECTED:
-        images, labels = splits[split]
-        parts += [labels.tobytes(), images[np.argsort(labels, kind="stable")].tobytes()]
-    return lzma.compress(b"".join(parts), format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=_FILTERS)
 
 
 def unpacked(file: Path) -> dict[str, Split]:

@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from google.protobuf.message import DecodeError
 
 from base import host_limits
 from base.errors import DataError
 from base.process import quiet
-from Datasets import _examples, _headers, _pipeline
 from Datasets._spec import ReadRequest, Records
+from Datasets.formats import image_headers, tf_example
+from Datasets.pipeline import batching
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
 
@@ -78,17 +78,15 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
     """The record number at a position, outside any stream."""
     with tf.Graph().as_default(), tf.Session() as session:
         where = tf.constant([position], tf.int64)
-        return int(session.run(_pipeline.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
+        return int(session.run(batching.record_and_epoch(where, size, request.seed, request.shuffle_block)[0])[0])
 
 
 def _header_fault(payload: bytes) -> str | None:
     """What the header of a record's picture says against it, in better words than TensorFlow's."""
-    try:
-        feature = tf.train.Example.FromString(payload).features.feature
-    except DecodeError:
-        return "it is no tf.train.Example"
-    encoded = feature[_examples.ENCODED].bytes_list.value if _examples.ENCODED in feature else ()
-    reason = _headers.fault(encoded[0]) if len(encoded) == 1 else None
+    example = tf_example.parse(payload)
+    if example is None:
+        return tf_example.UNPARSED
+    reason = image_headers.fault(example.encoded[0]) if len(example.encoded) == 1 else None
     return f"its picture {reason}" if reason else None
 
 
@@ -103,7 +101,7 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
         except tf.errors.OpError as error:
             return quiet.telling_line(error)
         except UnicodeDecodeError:  # TensorFlow quotes the record in its message, which is no text
-            return "it is no tf.train.Example"
+            return tf_example.UNPARSED
     return None
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, ReadRequest, Records, Stage, digest, whole_stream
-from Datasets._tolerance import Tolerance
+from Datasets.formats.bad_records import Tolerance
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -26,24 +26,24 @@ class PhotographSource:
         self._tolerance = tolerance
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets import _photographs
+        from Datasets.pipeline import photographs
 
-        return _photographs.train_stream(self._train, request, self.spec.num_classes, self._tolerance)
+        return photographs.train_stream(self._train, request, self.spec.num_classes, self._tolerance)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets import _photographs
+        from Datasets.pipeline import photographs
 
         if not self._validation:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
-        return _photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
+        return photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
         """Those of training; validation's stream is measured whole."""
-        from Datasets import _photographs
+        from Datasets.pipeline import photographs
 
         if not training:
             return whole_stream(self, request, training)
-        return _photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
+        return photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
 
     def digest(self) -> str:
         """Of some records, to compare with another host's."""
@@ -51,7 +51,7 @@ class PhotographSource:
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""
-        from Datasets import _augment
+        from Datasets.pipeline import augmentation
 
         done = request.host_normalise and not request.eight_bit
-        return image if done else _augment.normalise(image, request)
+        return image if done else augmentation.normalise(image, request)

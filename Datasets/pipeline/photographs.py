@@ -8,7 +8,6 @@ one stands in for training, and a picture that is not counted for validation: no
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,22 +17,19 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from base.errors import DataError
-from Datasets import _augment, _headers, _payloads, _pipeline
 from Datasets._spec import ReadRequest, Records, Stage
-from Datasets._tolerance import Tolerance
+from Datasets.formats import tf_example
+from Datasets.formats.bad_records import Tolerance
+from Datasets.pipeline import augmentation, batching, decoding, record_reader
 
-_CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
-LONGEST = 32  # times the shorter side: of what the whole picture is resized from
 _READ_TOGETHER = 32  # payloads per call into Python
 _READERS = 4  # such calls at once: the time goes into waiting for the disc
 _STAND_INS = 8  # records tried after a bad one
+_EDGES = ("ymin", "xmin", "ymax", "xmax")
 _FEATURES = {
-    "image/encoded": tf.FixedLenFeature([], tf.string),
-    "image/class/label": tf.FixedLenFeature([], tf.int64, default_value=-1),
-    **{
-        f"image/object/bbox/{edge}": tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True)
-        for edge in ("ymin", "xmin", "ymax", "xmax")
-    },
+    tf_example.ENCODED: tf.FixedLenFeature([], tf.string),
+    tf_example.LABEL: tf.FixedLenFeature([], tf.int64, default_value=-1),
+    **{f"image/object/bbox/{edge}": tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in _EDGES},
 }
 
 Element = dict[str, tf.Tensor]
@@ -44,8 +40,8 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
     size = len(index)
     plain = partial(_prepared, request=request, classes=classes, distort=False)
     if not tolerance.most:
-        _payloads.check(index, 0, plain)
-    load = _payloads.loader(index, request.cache)
+        record_reader.check(index, 0, plain)
+    load = record_reader.loader(index, request.cache)
     single = _training_records(size, request, load).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=request.augment)
 
@@ -62,10 +58,10 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
 
     def record_of(sample: int) -> int:
-        return _payloads.record_at(_pipeline.place(request, sample), size, request)
+        return record_reader.record_at(batching.place(request, sample), size, request)
 
     return _micro_batches(
-        decoded, _Check(index, plain, partial(_pipeline.place, request), record_of, tolerance, True), request
+        decoded, _Check(index, plain, partial(batching.place, request), record_of, tolerance, True), request
     )
 
 
@@ -73,24 +69,24 @@ def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor
     """Endless payloads in the order of the epochs, so many in one element as are read together."""
 
     def read(position: tf.Tensor) -> Element:
-        record, epoch = _pipeline.record_and_epoch(position, size, request.seed, request.shuffle_block)
+        record, epoch = batching.record_and_epoch(position, size, request.seed, request.shuffle_block)
         drawn = _drawn(record, epoch, request)  # for many at once
         return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": position, **drawn}
 
-    return _pipeline.training_positions(request, _READ_TOGETHER).map(read, _READERS)
+    return batching.training_positions(request, _READ_TOGETHER).map(read, _READERS)
 
 
 def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> list[Stage]:
     """The training stream up to reading, decoding, augmenting and batching."""
 
     def read() -> tf.data.Dataset:
-        return _training_records(len(index), request, _payloads.loader(index, request.cache))
+        return _training_records(len(index), request, record_reader.loader(index, request.cache))
 
     def prepared(whole: bool) -> tf.data.Dataset:
         prepare = partial(_prepared, request=request, classes=classes, distort=request.augment, whole=whole)
-        return read().unbatch().map(prepare, _pipeline.threads(request)).ignore_errors()
+        return read().unbatch().map(prepare, batching.threads(request)).ignore_errors()
 
-    _payloads.check(index, 0, partial(_prepared, request=request, classes=classes, distort=False))
+    record_reader.check(index, 0, partial(_prepared, request=request, classes=classes, distort=False))
     return [
         ("read", read, _READ_TOGETHER),
         ("decode", partial(prepared, False), 1),
@@ -102,10 +98,10 @@ def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolera
 def validation_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
-    count = _pipeline.validation_micro_batches(request, size)
-    place = partial(_pipeline.place, request)
+    count = batching.validation_micro_batches(request, size)
+    place = partial(batching.place, request)
     real = count * request.batch_size - max(0, place((count - 1) * request.batch_size) + request.batch_size - size)
-    load = _payloads.loader(index, request.cache)
+    load = record_reader.loader(index, request.cache)
 
     def read(record: tf.Tensor) -> Element:
         epoch = tf.zeros_like(record)
@@ -129,7 +125,7 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
 
 def _decoded_or(
     single: tf.data.Dataset,
-    prepare: _payloads.Prepare,
+    prepare: record_reader.Prepare,
     request: ReadRequest,
     stand_in: Callable[[Element], tf.data.Dataset] | None,
 ) -> tf.data.Dataset:
@@ -139,7 +135,7 @@ def _decoded_or(
         itself = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
         return tf.data.experimental.get_single_element(itself.concatenate(stand_in(element)).take(1))
 
-    return single.map(first if stand_in else prepare, _pipeline.threads(request)).ignore_errors()
+    return single.map(first if stand_in else prepare, batching.threads(request)).ignore_errors()
 
 
 @dataclass(frozen=True)
@@ -147,7 +143,7 @@ class _Check:
     """Whether a micro-batch is what it should be: a gap in its positions is the error of the record that is missing."""
 
     index: Records
-    describe: _payloads.Prepare
+    describe: record_reader.Prepare
     position_of: Callable[[np.ndarray], np.ndarray]
     record_of: Callable[[int], int]
     tolerance: Tolerance
@@ -158,7 +154,7 @@ class _Check:
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
-            _payloads.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
+            record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
         if self.tolerance.most:
             for record, instead in zip(asked.tolist(), used.tolist()):
                 if instead != record:
@@ -171,7 +167,7 @@ class _Check:
         place = self.index.name(record)
         if not self.tolerance.known(place):
             try:
-                reason = _payloads.fault(self.index, record, self.describe)
+                reason = record_reader.fault(self.index, record, self.describe)
             except DataError as error:
                 reason = str(error).removeprefix(f"{place} ")
             self.tolerance.add(place, reason or "it could not be read at first")
@@ -191,26 +187,27 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
             shaped["image"] = tf.cast(element["image"], tf.uint8)
         elif request.host_normalise:  # padding stays zero
             real = tf.cast(element["label"] >= 0, tf.float32)[:, None, None, None]
-            shaped["image"] = _augment.normalise(element["image"], request) * real
+            shaped["image"] = augmentation.normalise(element["image"], request) * real
         return shaped
 
     batches = single.batch(request.batch_size, drop_remainder=True)
     numbered = batches.enumerate()
-    return _pipeline.finish(numbered.map(checked))
+    return batching.finish(numbered.map(checked))
 
 
 def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
     """One record to one image [side, side, 3], float32 from 0 to 255, and its label from 0; not `whole`: decoded only."""
     parsed = tf.parse_single_example(element["payload"], _FEATURES)
-    label = tf.cast(parsed["image/class/label"], tf.int32) - 1
+    label = tf.cast(parsed[tf_example.LABEL], tf.int32) - 1
     good = tf.logical_and(label >= 0, label < classes)
     # the operation alone: tf.Assert would wrap a branch around it, for every record
-    stop = tf.raw_ops.Assert(condition=good, data=[f"image/class/label must be from 1 to {classes}, not", label + 1])
+    stop = tf.raw_ops.Assert(condition=good, data=[f"{tf_example.LABEL} must be from 1 to {classes}, not", label + 1])
     with tf.control_dependencies([stop]):
         label = tf.identity(label)
-    image = _distorted_window(parsed, element) if distort else decoded(parsed["image/encoded"])
+    encoded = parsed[tf_example.ENCODED]
+    image = decoding.random_crop(encoded, _boxes(parsed), element["seed"]) if distort else decoding.whole(encoded)
     if whole:
-        image = _flipped(image, element, request) if distort else central(image, request.image_size)
+        image = _flipped(image, element, request) if distort else decoding.central_crop(image, request.image_size)
         image.set_shape([request.image_size, request.image_size, 3])
     kept = {name: element[name] for name in ("position", "asked", "record")}
     return {"image": image, "label": label, **kept}
@@ -224,95 +221,15 @@ def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element
     }
 
 
-def _distorted_window(parsed: Element, element: Element) -> tf.Tensor:
-    """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3]."""
-    edges = [parsed[f"image/object/bbox/{edge}"] for edge in ("ymin", "xmin", "ymax", "xmax")]
-    boxes = tf.clip_by_value(tf.stack(edges, axis=-1)[None], 0.0, 1.0)
-
-    def window(shape: tf.Tensor) -> tf.Tensor:
-        begin, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
-            image_size=shape, bounding_boxes=boxes, seed=element["seed"], min_object_covered=0.1,
-            aspect_ratio_range=(0.75, 1.33), area_range=(0.05, 1.0), max_attempts=100,
-            use_image_if_no_bounding_boxes=True,
-        )  # fmt: skip
-        return tf.concat([begin[:2], size[:2]], 0)
-
-    def from_jpeg() -> tf.Tensor:
-        cut = window(tf.image.extract_jpeg_shape(encoded))
-        return tf.image.decode_and_crop_jpeg(encoded, cut, channels=3, dct_method="INTEGER_FAST")
-
-    def from_other() -> tf.Tensor:
-        whole = _decoded_whole(encoded)
-        top, left, height, width = tf.unstack(window(tf.shape(whole)))
-        return whole[top : top + height, left : left + width]
-
-    encoded = _promising(parsed["image/encoded"])
-    return tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
+def _boxes(parsed: Element) -> tf.Tensor:
+    """The boxes round objects, as fractions of the picture: float32 [1, n, 4] of ymin, xmin, ymax, xmax."""
+    return tf.clip_by_value(tf.stack([parsed[f"image/object/bbox/{edge}"] for edge in _EDGES], axis=-1)[None], 0.0, 1.0)
 
 
 def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:
     """Mirrored or not, and resized to the square."""
     image = tf.cond(element["flip"], lambda: tf.reverse(image, [1]), lambda: image)
-    return _augment.resize(image[None], request.image_size, request.image_size)[0]
-
-
-def decoded(encoded: tf.Tensor) -> tf.Tensor:
-    """A file's picture, uint8 [height, width, 3]: the first frame, without transparency, not turned as EXIF may ask."""
-    encoded = _promising(encoded)
-    return tf.cond(
-        tf.image.is_jpeg(encoded),
-        lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
-        lambda: _decoded_whole(encoded),
-    )
-
-
-def _promising(encoded: tf.Tensor) -> tf.Tensor:
-    """The file's bytes, when what its header promises may be decoded: decoders believe it, and take memory at once."""
-    with tf.control_dependencies([tf.numpy_function(_headers_hold, [encoded], tf.bool)]):
-        return tf.identity(encoded)
-
-
-def _headers_hold(encoded: bytes) -> np.bool_:
-    reason = _headers.fault(encoded)
-    if reason:
-        raise DataError(f"the picture {reason}")
-    return np.True_
-
-
-def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
-    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, so Pillow decodes BMP."""
-    picture = tf.cond(
-        tf.equal(tf.strings.substr(encoded, 0, 2), b"BM"),
-        lambda: tf.numpy_function(_bitmap, [encoded], tf.uint8),
-        lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
-    )
-    return tf.ensure_shape(picture, [None, None, 3])
-
-
-def _bitmap(encoded: bytes) -> np.ndarray:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(encoded), formats=["BMP"]) as picture:
-        return np.asarray(picture.convert("RGB"))
-
-
-def central(image: tf.Tensor, side: int) -> tf.Tensor:
-    """The whole picture resized so that its shorter side is 256/224 of the crop's, and the crop from its middle."""
-    image = _not_endless(image)
-    shape = tf.shape(image)[:2]
-    shorter = tf.reduce_min(shape)
-    height, width = tf.unstack((shape * int(side * _CENTRAL) + shorter // 2) // shorter)  # rounded
-    resized = _augment.resize(image[None], height, width)[0]
-    top, left = (height - side) // 2, (width - side) // 2
-    return resized[top : top + side, left : left + side]
-
-
-def _not_endless(image: tf.Tensor) -> tf.Tensor:
-    """The middle of a picture that is one long line: of one pixel by a million, memory would not hold the resized whole."""
-    shape = tf.shape(image)[:2]
-    kept = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
-    top, left = tf.unstack((shape - kept) // 2)
-    return image[top : top + kept[0], left : left + kept[1]]
+    return augmentation.resize(image[None], request.image_size, request.image_size)[0]
 
 
 def _nothing(position: tf.Tensor, request: ReadRequest) -> Element:

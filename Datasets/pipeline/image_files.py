@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.errors import DataError
-from Datasets import _augment, _photo_bytes, _photographs
-from Datasets._photographs import LONGEST
 from Datasets._spec import DataSpec, ReadRequest
+from Datasets.formats import image_headers
+from Datasets.pipeline import augmentation, decoding
 
 
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
@@ -20,14 +20,15 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
     """
     with tf.Graph().as_default(), tf.Session() as session:
         encoded, pixels = tf.placeholder(tf.string, []), tf.placeholder(tf.uint8, [None, None, 3])
-        image = _photographs.decoded(encoded)
+        image = decoding.whole(encoded)
         if spec.standardised:
-            ready = _augment.sized(_augment.standardise(_square(pixels, spec.image_size)[None]), request.image_size)[0]
+            square = _square(pixels, spec.image_size)[None]
+            ready = augmentation.sized(augmentation.standardise(square), request.image_size)[0]
         else:
-            ready = _photographs.central(pixels, request.image_size)
+            ready = decoding.central_crop(pixels, request.image_size)
         found = []
         for path in paths:
-            content = _photo_bytes.photograph(path)
+            content = image_headers.read(path)
             try:
                 decoded = session.run(image, {encoded: content})
             except tf.errors.OpError:  # a bitmap fails in Pillow
@@ -38,9 +39,10 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
 
 
 def _check_shape(path: str, height: int, width: int) -> None:
-    if max(height, width) > LONGEST * min(height, width):
+    if max(height, width) > decoding.LONGEST * min(height, width):
         raise DataError(
-            f"photograph {path} is {width} x {height} pixels: no side may be longer than {LONGEST} times the other; crop it"
+            f"photograph {path} is {width} x {height} pixels: no side may be longer than {decoding.LONGEST} times the "
+            "other; crop it"
         )
 
 

@@ -1,4 +1,4 @@
-"""labels.txt beside a set's files: one class name a line, and line i, counted from 1, is label i."""
+"""Class names: labels.txt beside a set's files, whose line i, counted from 1, is the name of label i; and ImageNet's own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from base.errors import DataError
 from base.fields import brief
 from base.storage import input_files
+from Datasets._spec import DataSpec
 
 FILE = "labels.txt"
-_MOST_BYTES = 16 << 20  # of it: some hundred thousand classes
+_MOST_BYTES = 16 << 20  # of labels.txt: some hundred thousand classes
+_IMAGENET = Path(__file__).resolve().parent.parent / "_embedded" / "imagenet_classes.txt"
+IMAGENET_CLASSES = 1000
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -54,3 +57,10 @@ def agree(names: tuple[str, ...], asked: int | None, where: str) -> None:
             f"{asked} classes were asked for (--num-classes, or recorded with the run) but {where} names {len(names)}; "
             "leave --num-classes out, or give the folder that belongs to it"
         )
+
+
+def of(spec: DataSpec) -> tuple[str, ...]:
+    """The names in the order of the labels; () where neither the set's files nor the project have them."""
+    if spec.name == "imagenet" and not spec.class_names and spec.num_classes == IMAGENET_CLASSES:
+        return tuple(_IMAGENET.read_text(encoding="utf-8").splitlines())
+    return spec.class_names

@@ -1,23 +1,15 @@
-"""Fixed-length binary records (CIFAR's format): checked and counted at once, gathered by record number.
-
-Nothing here imports TensorFlow until a stream is asked for.
-"""
+"""Fixed-length binary records, as CIFAR has them: label bytes, then 3 x 32 x 32 pixels; checked and gathered by number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from base.errors import DataError
-from Datasets._spec import DataSpec, ReadRequest, Stage, digest, regular_size, whole_stream
-
-if TYPE_CHECKING:
-    import tensorflow.compat.v1 as tf
+from Datasets._spec import regular_size
 
 SIDE = 32
 PIXEL_BYTES = 3 * SIDE * SIDE  # planes: red, green, blue
@@ -33,45 +25,6 @@ class Layout:
     @property
     def record_bytes(self) -> int:
         return self.label_bytes + PIXEL_BYTES
-
-
-class BinarySource:
-    """Data of fixed-length records; the sizes of its `spec` are counted from the files."""
-
-    def __init__(self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: Layout) -> None:
-        self._layout = layout
-        self._train = [_checked(file, layout, spec.num_classes) for file in train]
-        self._validation = [_checked(file, layout, spec.num_classes) for file in validation]
-        self.spec = replace(spec, train_images=sum(map(len, self._train)), validation_images=sum(map(len, self._validation)))
-
-    def train(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets import _images
-
-        return _images.train_stream(self._gatherer(self._train, request.cache), self.spec.train_images, request)
-
-    def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        from Datasets import _images
-
-        gather = self._gatherer(self._validation, request.cache)
-        return _images.validation_stream(gather, self.spec.validation_images, request)
-
-    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
-        """One: it reads, augments and batches at once."""
-        return whole_stream(self, request, training)
-
-    def digest(self) -> str:
-        """Of some records, to compare with another host's."""
-        return digest((sum(map(len, files)), partial(_record, files)) for files in (self._train, self._validation))
-
-    def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Standardises bytes, whole images where nothing says how they were cropped. Otherwise that was done on the host,
-        before the images were padded and cropped."""
-        from Datasets import _augment
-
-        return _augment.standardised_on_device(image, request, moments)
-
-    def _gatherer(self, files: list[np.ndarray], cache: bool) -> Gatherer:
-        return Gatherer([np.concatenate(files)] if cache else files, self._layout)
 
 
 class Gatherer:
@@ -95,7 +48,8 @@ class Gatherer:
         return np.stack([planes[:, 0], planes[:, 1], planes[:, 2]], axis=-1), labels  # twice as fast as a transpose
 
 
-def _record(files: Sequence[np.ndarray], i: int) -> bytes:
+def record(files: Sequence[np.ndarray], i: int) -> bytes:
+    """The bytes of record i, counted through all files; IndexError beyond the last."""
     for file in files:
         if i < len(file):
             return file[i].tobytes()
@@ -103,7 +57,7 @@ def _record(files: Sequence[np.ndarray], i: int) -> bytes:
     raise IndexError(i)
 
 
-def _checked(file: Path, layout: Layout, num_classes: int) -> np.ndarray:
+def checked(file: Path, layout: Layout, num_classes: int) -> np.ndarray:
     """The file's records [n, record_bytes], memory-mapped, or a DataError that names what is wrong."""
     size, each = regular_size(file), layout.record_bytes
     if size == 0 or size % each:

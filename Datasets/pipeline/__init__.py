@@ -1,0 +1,1 @@
+"""The tf.data streams: order of the samples, decoding, augmentation, mixing, batches."""

@@ -1,0 +1,101 @@
+"""Files of photographs to uint8 pixels: whole, a random crop alone, or the central crop of an evaluation."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from base.errors import DataError
+from Datasets.formats import image_headers
+from Datasets.pipeline import augmentation
+
+_CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
+LONGEST = 32  # times the shorter side: of what the whole picture is resized from
+
+
+def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3].
+
+    `boxes`: float32 [1, n, 4], one of which the crop covers by a tenth (none: the whole picture); `seed`: int32 [2].
+    """
+
+    def window(shape: tf.Tensor) -> tf.Tensor:
+        begin, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
+            image_size=shape, bounding_boxes=boxes, seed=seed, min_object_covered=0.1,
+            aspect_ratio_range=(0.75, 1.33), area_range=(0.05, 1.0), max_attempts=100,
+            use_image_if_no_bounding_boxes=True,
+        )  # fmt: skip
+        return tf.concat([begin[:2], size[:2]], 0)
+
+    def from_jpeg() -> tf.Tensor:
+        cut = window(tf.image.extract_jpeg_shape(encoded))
+        return tf.image.decode_and_crop_jpeg(encoded, cut, channels=3, dct_method="INTEGER_FAST")
+
+    def from_other() -> tf.Tensor:
+        whole = _decoded_whole(encoded)
+        top, left, height, width = tf.unstack(window(tf.shape(whole)))
+        return whole[top : top + height, left : left + width]
+
+    encoded = _promising(encoded)
+    return tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
+
+
+def whole(encoded: tf.Tensor) -> tf.Tensor:
+    """A file's picture, uint8 [height, width, 3]: the first frame, without transparency, not turned as EXIF may ask."""
+    encoded = _promising(encoded)
+    return tf.cond(
+        tf.image.is_jpeg(encoded),
+        lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
+        lambda: _decoded_whole(encoded),
+    )
+
+
+def _promising(encoded: tf.Tensor) -> tf.Tensor:
+    """The file's bytes, when what its header promises may be decoded: decoders believe it, and take memory at once."""
+    with tf.control_dependencies([tf.numpy_function(_headers_hold, [encoded], tf.bool)]):
+        return tf.identity(encoded)
+
+
+def _headers_hold(encoded: bytes) -> np.bool_:
+    reason = image_headers.fault(encoded)
+    if reason:
+        raise DataError(f"the picture {reason}")
+    return np.True_
+
+
+def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
+    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, so Pillow decodes BMP."""
+    picture = tf.cond(
+        tf.equal(tf.strings.substr(encoded, 0, 2), b"BM"),
+        lambda: tf.numpy_function(_bitmap, [encoded], tf.uint8),
+        lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
+    )
+    return tf.ensure_shape(picture, [None, None, 3])
+
+
+def _bitmap(encoded: bytes) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(encoded), formats=["BMP"]) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
+    """The whole picture resized so that its shorter side is 256/224 of the crop's, and the crop from its middle."""
+    image = _not_endless(image)
+    shape = tf.shape(image)[:2]
+    shorter = tf.reduce_min(shape)
+    height, width = tf.unstack((shape * int(side * _CENTRAL) + shorter // 2) // shorter)  # rounded
+    resized = augmentation.resize(image[None], height, width)[0]
+    top, left = (height - side) // 2, (width - side) // 2
+    return resized[top : top + side, left : left + side]
+
+
+def _not_endless(image: tf.Tensor) -> tf.Tensor:
+    """The middle of a picture that is one long line: of one pixel by a million, memory would not hold the resized whole."""
+    shape = tf.shape(image)[:2]
+    kept = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
+    top, left = tf.unstack((shape - kept) // 2)
+    return image[top : top + kept[0], left : left + kept[1]]

@@ -1,0 +1,56 @@
+"""A data set of small images in fixed-length binary records (CIFAR's format)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from Datasets._spec import DataSpec, ReadRequest, Stage, digest, whole_stream
+from Datasets.formats.binary import Gatherer, Layout, checked, record
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
+
+class BinarySource:
+    """Data of fixed-length records; the sizes of its `spec` are counted from the files."""
+
+    def __init__(self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: Layout) -> None:
+        self._layout = layout
+        self._train = [checked(file, layout, spec.num_classes) for file in train]
+        self._validation = [checked(file, layout, spec.num_classes) for file in validation]
+        self.spec = replace(spec, train_images=sum(map(len, self._train)), validation_images=sum(map(len, self._validation)))
+
+    def train(self, request: ReadRequest) -> tf.data.Dataset:
+        from Datasets.pipeline import small_images
+
+        return small_images.train_stream(self._gatherer(self._train, request.cache), self.spec.train_images, request)
+
+    def validation(self, request: ReadRequest) -> tf.data.Dataset:
+        from Datasets.pipeline import small_images
+
+        gather = self._gatherer(self._validation, request.cache)
+        return small_images.validation_stream(gather, self.spec.validation_images, request)
+
+    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+        """One: it reads, augments and batches at once."""
+        return whole_stream(self, request, training)
+
+    def digest(self) -> str:
+        """Of some records, to compare with another host's."""
+        return digest((sum(map(len, files)), partial(record, files)) for files in (self._train, self._validation))
+
+    def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
+        """Standardises bytes, whole images where nothing says how they were cropped. Otherwise that was done on the host,
+        before the images were padded and cropped."""
+        from Datasets.pipeline import augmentation
+
+        return augmentation.standardised_on_device(image, request, moments)
+
+    def _gatherer(self, files: list[np.ndarray], cache: bool) -> Gatherer:
+        return Gatherer([np.concatenate(files)] if cache else files, self._layout)
