@@ -1,4 +1,4 @@
-"""What every data set plug-in speaks: a description, a source that was found, a request for a stream.
+"""The contract of data sets: a description, a request to open one, a request for a stream, and the opened source.
 
 Nothing here imports TensorFlow: finding and counting data, and every error about it, must answer at once.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def regular_size(file: Path) -> int:
-    """Bytes of a file of data; DataError where there is none that could be read without waiting."""
+    """Bytes of a regular file; DataError for a missing file, a pipe or a device."""
     try:
         with input_files.opened(file) as stream:
             return os.fstat(stream.fileno()).st_size
@@ -31,7 +31,7 @@ def regular_size(file: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """What a model and a horizon need to know of a data set."""
+    """The facts about a data set that models and horizons need."""
 
     name: str
     num_classes: int
@@ -39,7 +39,7 @@ class DataSpec:
     train_images: int
     validation_images: int
     class_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what a log says of the files
+    notes: tuple[str, ...] = ()  # lines for the log, about the files
     standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
 
 
@@ -47,8 +47,9 @@ class DataSpec:
 class OpenRequest:
     """Where to look for data, and how much of it to use.
 
-    `percentage`: the first so many of a hundred shards. `num_classes`: how many classes the labels have, where the files do
-    not say so. `skip_bad`: so many records and damaged places are passed over, and told of on standard error.
+    `percentage`: the share of the shards to use, from the first on. `num_classes`: the number of classes, where the files do
+    not have it. `skip_bad`: the number of unusable records and damaged places to pass over, each with a line on
+    standard error.
     """
 
     data_dir: str | None = None
@@ -68,7 +69,7 @@ class ReadRequest:
     counted from `start`; 0 is every position. In validation a block is a micro-batch.
     `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
     `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
-    `shuffle_block`: so many neighbouring records stay together in the order of an epoch.
+    `shuffle_block`: neighbouring records that stay together in the order of an epoch.
     `augment` False: evaluation preprocessing on the training stream.
     `unit_normalise`, `symmetric_normalise`: which normalisation of photographs; neither subtracts the channel means alone.
     `fused`: `on_device` pads photographs to four channels, the last one zero.
@@ -94,12 +95,12 @@ class ReadRequest:
 
 _SAMPLED = 64  # records of a split that its digest reads
 
-# of an input pipeline: its name, the stream that ends after it, and the pictures in one element of that
+# a stage of the input pipeline: name, the stream up to its end, pictures in one element of that stream
 Stage = tuple[str, Callable[[], "tf.data.Dataset"], int]
 
 
 class DataSource(Protocol):
-    """Data that was found and counted."""
+    """An opened data set, its records counted."""
 
     spec: DataSpec
 
@@ -114,7 +115,7 @@ class DataSource(Protocol):
         """A stream that ends after each of its stages in turn; the last one is whole."""
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """What is left to do to a micro-batch of images inside the device's graph; float32 [b, side, side, 3]."""
+        """The rest of the preprocessing, in the device's graph: float32 [batch, side, side, 3], 4 channels if `fused`."""
 
 
 class Records(Protocol):
@@ -123,29 +124,29 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, record: int) -> str:
-        """Where the record lies, for messages."""
+        """File and number of the record, for messages."""
 
     def payload(self, record: int) -> bytes:
         """A serialised tf.train.Example; a DataError if it cannot be read."""
 
     def damage(self, record: int) -> str | None:
-        """What is wrong with what is stored, if that can be told without decoding."""
+        """The fault of the stored bytes, as far as it shows without decoding; None for none."""
 
 
 def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
-    """Of up to so many records of each split, which are given by their count and a reader: the same wherever the data is the
-    same, whatever its files are called."""
-    found = hashlib.blake2b(digest_size=6)
+    """12 hex digits over at most _SAMPLED records of each split, a split being its count and a reader of record i: equal for
+    equal data, whatever the files' names."""
+    hasher = hashlib.blake2b(digest_size=6)
     for count, read in splits:
         for i in sorted({k * (count - 1) // (_SAMPLED - 1) for k in range(_SAMPLED)} if count else ()):
             try:
                 record = read(i)
             except DataError:
-                record = b"damaged"  # whoever trains on it says so
-            found.update(f"{count} {i} {len(record)} ".encode() + record)
-    return found.hexdigest()
+                record = b"damaged"  # training reports the fault
+            hasher.update(f"{count} {i} {len(record)} ".encode() + record)
+    return hasher.hexdigest()
 
 
 def whole_stream(source: DataSource, request: ReadRequest, training: bool) -> list[Stage]:
-    """The stages of a stream that is measured whole."""
+    """One stage: the whole stream."""
     return [("host", partial(source.train if training else source.validation, request), request.batch_size)]

@@ -50,7 +50,7 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
 
 
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
-    """What the classes are called, without counting a picture."""
+    """The names of the classes, without counting a picture."""
     top = locate.folder_given("imagefolder", _WANTED, request)
     return class_names.read(top) or image_folder.classes_of(top)
 
@@ -61,18 +61,18 @@ CLASS_NAMES = {"imagefolder": names_of_classes}
 
 def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
     try:
-        found = image_folder.tree(top)
+        tree = image_folder.tree(top)
     except DataError as error:
         raise DataError(f"data set imagefolder: {error}") from None
-    class_names.agree(found.classes, request.num_classes, f"the tree {top}")
+    class_names.agree(tree.classes, request.num_classes, f"the tree {top}")
     if not request.skip_bad:
-        _refuse_damaged([*found.train, *(found.validation or ())][:_LOOKED_AT])
+        _refuse_damaged([*tree.train, *(tree.validation or ())][:_LOOKED_AT])
     return _source(
-        found.classes, image_folder.FileIndex(found.train, found.classes),
-        None if found.validation is None else image_folder.FileIndex(found.validation, found.classes),
+        tree.classes, image_folder.FileIndex(tree.train, tree.classes),
+        None if tree.validation is None else image_folder.FileIndex(tree.validation, tree.classes),
         f"no pictures for validation in {' or '.join(f'{name}/' for name in image_folder.VALIDATION_FOLDERS)} of {top}; "
         "put them there and the others in train/, let Datasets.convert take a part with --validation",
-        Tolerance(request.skip_bad), found.notes,
+        Tolerance(request.skip_bad), tree.notes,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def _refuse_damaged(pictures: list[image_folder.Picture]) -> None:
     bad = image_folder.damaged(pictures)
     if bad:
         more = f" (and {len(bad) - 1} more file{'s' * (len(bad) > 2)})" if len(bad) > 1 else ""
-        raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].told}{more}, or give --skip-bad-records {len(bad)}")
+        raise DataError(f"data set imagefolder: {bad[0].file} {bad[0].advice}{more}, or give --skip-bad-records {len(bad)}")
 
 
 def _source(

@@ -31,8 +31,8 @@ def open_imagenet(request: OpenRequest) -> PhotographSource:
     for folder in _candidates(top):
         train = _shards_in(folder, "train")
         if train:
-            kept = [part(split, request.percentage) for split in (train, _shards_in(folder, "validation"))]
-            return _source(*kept, folder, request)
+            splits = [part(split, request.percentage) for split in (train, _shards_in(folder, "validation"))]
+            return _source(*splits, folder, request)
     raise DataError(
         f"data set imagenet: no {_TRAIN} in {top} or {top / 'train'}, nor in a folder named {_FOLDER} below it; give "
         f"--data-dir the folder that holds {_TRAIN} and {_VALIDATION} (TFRecord shards)"
@@ -53,13 +53,13 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     if not len(index):
         raise DataError(f"data set imagenet: the {len(train)} training shards in {folder} hold no records")
     held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
-    found = replace(
+    counted = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
         train_images=len(index), validation_images=len(held_out or ()),
         notes=conversion_info.warnings(train[0].parent, index, held_out, bool(request.skip_bad)),
     )  # fmt: skip
     missing = f"no {_VALIDATION} with records in {folder} or in validation/ below it; put the shards there"
-    return PhotographSource(found, index, held_out, missing, tolerance)
+    return PhotographSource(counted, index, held_out, missing, tolerance)
 
 
 def _candidates(top: Path) -> Iterator[Path]:
@@ -70,6 +70,6 @@ def _candidates(top: Path) -> Iterator[Path]:
 def _shards_in(folder: Path, split: str) -> list[Path]:
     """The shards of a split from the folder, else from the folder of the split's name beside or below it."""
     for place in (folder, folder / split, folder.parent / split if folder.name == "train" else folder / split):
-        if place.is_dir() and (found := shards(place, split)):
-            return found
+        if place.is_dir() and (files := shards(place, split)):
+            return files
     return []

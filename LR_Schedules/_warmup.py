@@ -1,4 +1,4 @@
-"""What every schedule is built for, and the ramp at its start. A rate is a function of the update's index alone."""
+"""The horizon that a schedule is built for, and the warm-up. A rate is a function of the update's index alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RateHorizon:
     peak: float
     iterations: int
     epochs: Fraction
-    iterations_per_epoch: int  # whole ones
+    iterations_per_epoch: int  # complete updates
     epochs_per_update: Fraction  # global batch ÷ images
 
     def __post_init__(self) -> None:
@@ -33,12 +33,12 @@ class RateHorizon:
 
 
 def warmup_epochs() -> Any:
-    """The option that all schedules share."""
+    """The option common to all schedules."""
     return opt(5.0, "epochs over which the rate rises from 0; 0 switches the warm-up off", check=at_least(0))
 
 
 def warmup_iterations(horizon: RateHorizon, warmup_epochs: float) -> int:
-    """The share of the updates that the warm-up's epochs have of all epochs; may exceed the run."""
+    """Updates of the warm-up, rounded down: `warmup_epochs` ÷ epochs of all updates; may exceed the run."""
     return int(horizon.iterations * exact(warmup_epochs) // horizon.epochs)
 
 
@@ -49,6 +49,6 @@ def ramp(rate: Rate, warmup: int) -> Rate:
 
 def exactly(formula: Callable[..., Decimal], *numbers: float) -> float:
     """The formula's value for the numbers as people write them, rounded once: a rate of 0.5 is 0.0005 after three drops by
-    0.1, and not 0.0005000000000000001, which is the product of doubles. What is beyond all numbers is infinite, or NaN."""
+    0.1, and not 0.0005000000000000001, which is the product of doubles. Overflow is infinite, or NaN."""
     with localcontext(Context(prec=34, traps=[])):
         return float(formula(*(Decimal(repr(number)) for number in numbers)))

@@ -1,6 +1,6 @@
-"""Polynomial decay: a straight warm-up to the peak, then (1 - share of the rest)^power down to an end value.
+"""Polynomial decay: a straight warm-up to the peak, then (1 - share of the rest behind)^power down to an end value.
 
-In the first releases the curve had no warm-up, the power 1, and rates of its own. Whoever uses their spellings means that
+In the first releases the curve had no warm-up, the power 1, and rates of its own. Their spellings still select that
 curve; the options of today change it.
 """
 
@@ -53,20 +53,22 @@ OTHER_SPELLINGS = {"abs_learning_rate": "base_learning_rate_exponent", "abs_end_
 
 
 def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The older spelling among those that options were given by (option: spelling), and what was meant by it besides, for
-    options that were not given."""
-    found = [spelling for spelling in EARLY if spelling in spelled.values()]
-    if not found or values.get("poly_lr_early") is False:
+    """The older spelling in `spelled` (option: spelling), "" for none, and its values for options that were not given.
+
+    `values`: of the options given.
+    """
+    early_spellings = [spelling for spelling in EARLY if spelling in spelled.values()]
+    if not early_spellings or values.get("poly_lr_early") is False:
         return "", {}
     rates = {name: rate for name, rate in EARLY_RATES.items() if OTHER_SPELLINGS[name] not in values}
-    return found[0], {"poly_lr_early": True, "poly_lr_decay_power": 1.0, "warmup_epochs": 0.0, **rates}
+    return early_spellings[0], {"poly_lr_early": True, "poly_lr_decay_power": 1.0, "warmup_epochs": 0.0, **rates}
 
 
 def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
     """Learning rate of update i: peak × i / warmup, then (peak - end) × (1 - (i - warmup) / rest)^power + end."""
     updates = options.poly_lr_decay_steps or horizon.iterations
-    given = options.abs_end_learning_rate
-    end = options.poly_lr_end_ratio * horizon.peak if given is None else given
+    absolute_end = options.abs_end_learning_rate
+    end = options.poly_lr_end_ratio * horizon.peak if absolute_end is None else absolute_end
     warmup = warmup_iterations(horizon, options.warmup_epochs)
     if options.poly_lr_decay_steps and warmup >= updates:
         raise ValueError(
@@ -74,8 +76,8 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
             f"({options.warmup_epochs:g} epochs): give more steps, or fewer warmup_epochs"
         )
 
-    # Past the end the base would be negative. A warm-up as long as the run leaves no rest to divide by, but then
-    # the clamped index never leaves the first branch.
+    # Past the end the base would be negative. A warm-up as long as the run leaves no rest to divide by, but its clamped
+    # index never leaves the first branch.
     def rate(i: int) -> float:
         i = min(i, updates)
         if i <= warmup and warmup:

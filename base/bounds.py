@@ -1,6 +1,6 @@
-"""Bounds for what files claim that others may have made: of size and depth.
+"""Bounds of size and depth for the claims of files from unknown hands.
 
-What lies beyond them is a ValueError with the reason, and the bound, in one line; the caller names the file.
+A claim beyond them is a ValueError with the reason, and the bound, in one line; the caller names the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from base.fields import brief
 TEXT = 1 << 20  # bytes of a file with settings
 DEPTH = 64  # of JSON
 RANK = 8  # of an array of weights
-MOST_TOLD = 400  # characters of another error's message
+MOST_SHOWN = 400  # characters of another error's message
 
 
 def json_value(text: str | bytes) -> Any:
@@ -43,7 +43,7 @@ def _containers(values: Iterable[Any]) -> list[Any]:
 
 
 def elements(name: str, shape: Any, most: int) -> int:
-    """How many numbers the array `name` of this shape holds; refuses what is no shape, or holds more than `most`."""
+    """The number of elements of the array `name`; ValueError if `shape` is none, or has more than `most` elements."""
     if not isinstance(shape, (tuple, list)) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"{name} claims the shape {brief(shape)}, which is no row of whole numbers from 0 on")
     if len(shape) > RANK:
@@ -54,20 +54,19 @@ def elements(name: str, shape: Any, most: int) -> int:
 
 
 def require_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
-    """Refuses an array of elements of `each` bytes whose shape is none, takes more than `most` bytes, or not just the `size`
-    that are there."""
+    """ValueError unless an array of elements of `each` bytes with this shape takes exactly `size` bytes, at most `most`."""
     if elements(name, shape, most // each) * each != size:
         raise ValueError(f"{name} claims the shape {brief(shape)} of {each} bytes each, but has {size:,} bytes")
 
 
 def total(sizes: Sequence[int], most: int, what: str) -> None:
-    """Refuses more bytes in all than `most`; `what` they are."""
+    """ValueError if the sizes add up to more than `most` bytes; `what`: the beginning of its message."""
     if sum(sizes) > most:
         raise ValueError(f"{what} {sum(sizes):,} bytes, and at most {most:,} are read")
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, as a piece of one line."""
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    line = (told.splitlines() or [type(error).__name__])[0]
-    return "".join(map(brief, line[:MOST_TOLD]))
+    """The first line of an error's message, without control characters, at most MOST_SHOWN characters."""
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = (message.splitlines() or [type(error).__name__])[0]
+    return "".join(map(brief, line[:MOST_SHOWN]))

@@ -1,11 +1,11 @@
-"""Errors of what a person gives: their first line is complete in itself, lists may follow."""
+"""Errors in a person's input: the first line is complete in itself, lists may follow."""
 
 from __future__ import annotations
 
 
 class OptionError(Exception):
-    """Something asked for that cannot be."""
+    """Options that cannot be met."""
 
 
 class DataError(Exception):
-    """Data that is missing or wrong."""
+    """Missing or wrong data."""

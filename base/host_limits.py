@@ -1,6 +1,6 @@
 """The memory that this process may have: of the machine, of its control groups (versions 1 and 2), of ulimit.
 
-Host memory, never that of an IPU. Says what is allowed and nothing of what is needed; imports nothing of the project.
+Host memory, never that of an IPU. Limits alone, no needs; imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _ULIMITS = ((DATA, resource.RLIMIT_DATA, "ulimit -d"), (ADDRESSES, resource.RLIM
 
 @dataclass(frozen=True)
 class Limit:
-    """At most so many bytes of one kind. `told`: who says so, with the verb that the bytes follow, as in "ulimit -v allows".
+    """A limit in bytes on one kind of memory. `source`: who sets the limit, with a verb, as in "ulimit -v allows".
     `shared`: by all processes of this machine or of the group."""
 
     kind: str
     bytes: int
-    told: str
+    source: str
     shared: bool = False
 
 
 def limits(root: Path = Path("/")) -> tuple[Limit, ...]:
-    """Every limit that can be found; what cannot be read says nothing."""
+    """Every limit; files that cannot be read give none."""
     return (*_machine(root), *_groups(root), *_own())
 
 
 def hard_bytes(root: Path = Path("/")) -> int | None:
-    """What machine, groups and ulimit leave this process, whatever else is in use now; None if nothing says."""
+    """Bytes that machine, groups and ulimit allow this process, whatever is in use now; None without any limit."""
     total = _meminfo(root).get("MemTotal")
-    found = [limit.bytes for limit in (*_groups(root), *_own()) if limit.kind != ADDRESSES]
-    return min([*found, *([total] if total else [])], default=None)
+    bytes_allowed = [limit.bytes for limit in (*_groups(root), *_own()) if limit.kind != ADDRESSES]
+    return min([*bytes_allowed, *([total] if total else [])], default=None)
 
 
 def _machine(root: Path) -> Iterator[Limit]:
-    """What is free now, and what can be made free: the file cache, and swap."""
-    found = _meminfo(root)
-    if "MemAvailable" in found:
-        yield Limit(RESIDENT, found["MemAvailable"] + found.get("SwapFree", 0), "this machine has", shared=True)
+    """The bytes that are free now or can be freed: the file cache, and swap."""
+    meminfo = _meminfo(root)
+    if "MemAvailable" in meminfo:
+        yield Limit(RESIDENT, meminfo["MemAvailable"] + meminfo.get("SwapFree", 0), "this machine has", shared=True)
 
 
 def _meminfo(root: Path) -> Mapping[str, int]:
@@ -71,10 +71,10 @@ def _groups(root: Path) -> Iterator[Limit]:
 
 
 def _own() -> Iterator[Limit]:
-    for kind, number, told in _ULIMITS:
+    for kind, number, source in _ULIMITS:
         soft, _ = resource.getrlimit(number)
         if soft != resource.RLIM_INFINITY:
-            yield Limit(kind, soft, f"{told} allows")
+            yield Limit(kind, soft, f"{source} allows")
 
 
 def _text(path: Path) -> str:

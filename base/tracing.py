@@ -27,25 +27,25 @@ def compiling_ahead(wanted: bool = True) -> Iterator[None]:
     if not wanted or _compiler:
         yield
         return
-    _compiler = own = ThreadPoolExecutor(1)
+    _compiler = compiler = ThreadPoolExecutor(1)
     try:
         yield
     except BaseException:
-        own.shutdown(cancel_futures=True)
+        compiler.shutdown(cancel_futures=True)
         raise
     finally:
         _compiler = None
-        own.shutdown()
+        compiler.shutdown()
 
 
 def _run_once(function: Any) -> None:
     """Runs a traced function on zeros, by itself: XLA compiles what runs. What fails here fails again where it is used."""
     with suppress(Exception), tf.Graph().as_default() as graph:
-        found = function(*(tf.zeros(x.shape, x.dtype) for x in function.inputs))
+        outputs = function(*(tf.zeros(x.shape, x.dtype) for x in function.inputs))
         config = tf.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.Session(graph=graph, config=config) as session:
-            session.run([x.op for x in tf.nest.flatten(found)])
+            session.run([x.op for x in tf.nest.flatten(outputs)])
 
 
 def compiled(function: Pass) -> Pass:
@@ -58,18 +58,18 @@ def traced(function: Pass) -> Pass:
     return _called(function, tf.function(function, autograph=False), by_xla=False)
 
 
-def _called(function: Pass, made: Any, by_xla: bool) -> Pass:
-    """It is traced outside of every program's graph, once for all of them: a traced function keeps the graph alive that it
-    was traced in. The call goes through the concrete function: the other way leaves the context of a loop that it is in."""
+def _called(function: Pass, traceable: Any, by_xla: bool) -> Pass:
+    """A function traced outside of every program's graph, once for all: a trace keeps the graph alive around it. Calls go
+    through the concrete function, as `traceable` itself would leave the context of a surrounding loop."""
 
     @wraps(function)
     def call(*tensors: tf.Tensor) -> Any:
         if isinstance(tf.get_default_graph(), FuncGraph):
-            return function(*tensors)  # it is part of another one
+            return function(*tensors)  # already inside of a traced function
         with _OUTSIDE.as_default(), context.eager_mode():
-            traced_before = made.experimental_get_tracing_count()
-            concrete = made.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
-        if _compiler and by_xla and made.experimental_get_tracing_count() > traced_before:
+            traced_before = traceable.experimental_get_tracing_count()
+            concrete = traceable.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in tensors))
+        if _compiler and by_xla and traceable.experimental_get_tracing_count() > traced_before:
             _compiler.submit(_run_once, concrete)
         return concrete(*tensors)
 

@@ -183,7 +183,7 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
     with tf.Graph().as_default(), tf.Session() as session:
         got = session.run(decoding.whole(tf.constant(data))).astype(float)
         zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(data, 1, "any"))
-        element = {"payload": payload, "asked": zero, "record": zero, "epoch": zero, "position": zero}
+        element = {"payload": payload, "due": zero, "record": zero, "epoch": zero, "position": zero}
         element |= photographs._drawn(zero, zero, request())
         crops = [session.run(photographs._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)]
     assert got.shape == wanted.shape

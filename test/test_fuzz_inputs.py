@@ -29,7 +29,7 @@ from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
 from harness.run import cluster
 from tools.datasets import listings
-from tools.datasets.example_checks import Decoder
+from tools.datasets.example_checks import ExampleChecker
 
 MEMORY = 64 << 20  # of Python's and NumPy's, for inputs of kilobytes
 ODD = (
@@ -238,7 +238,7 @@ def test_headers_of_pictures(pytestconfig):
 
 def test_pictures(pytestconfig):
     """Through the decoder that training uses."""
-    decoder = Decoder(True)
+    decoder = ExampleChecker(True)
 
     def read(data: bytes) -> None:
         reason = decoder.picture(data)
@@ -258,7 +258,7 @@ SHARD = b"".join(map(framed, EXAMPLES))
 
 def test_records_of_shards(pytestconfig, tmp_path):
     """With tolerance and without, and as Datasets.verify reads them: what comes was stored."""
-    file, judge = tmp_path / "train-00000-of-00001", Decoder(False)
+    file, judge = tmp_path / "train-00000-of-00001", ExampleChecker(False)
 
     @refusing(DataError)
     def read(content: bytes) -> None:
@@ -277,7 +277,7 @@ def test_records_of_shards(pytestconfig, tmp_path):
 
 def test_examples(pytestconfig):
     """Whole records of damaged content."""
-    judge = Decoder(False)
+    judge = ExampleChecker(False)
 
     def read(content: bytes) -> None:
         reason = judge.example(content, 3)

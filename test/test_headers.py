@@ -23,7 +23,7 @@ from Datasets.imagenet import open_imagenet
 from Datasets.pipeline import decoding, image_files
 from Datasets.sources.catalogue import published_spec
 from tools.datasets import checks
-from tools.datasets.example_checks import Decoder
+from tools.datasets.example_checks import ExampleChecker
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP")
 
@@ -115,7 +115,7 @@ def test_what_is_no_picture_is_said(data):
 def test_pictures_of_other_formats_are_to_be_converted(data, name):
     reason = image_headers.fault(data)
     assert reason == f"is {name}, which is not read; convert it to JPEG, PNG, GIF or BMP"
-    assert image_folder.BadFile(Path("x"), reason).told == reason
+    assert image_folder.BadFile(Path("x"), reason).advice == reason
 
 
 # --- The commands that read pictures
@@ -155,7 +155,7 @@ def test_training_names_it_or_goes_past_it(bombs, memory, capsys):
 
 
 def test_every_decoder_refuses_it(bombs, memory, tmp_path):
-    judge = Decoder(True)
+    judge = ExampleChecker(True)
     for form in FORMATS:
         for size in ((20_000, 20_000), (9_500, 9_500)):
             data = photos.promising(*size, form)

@@ -108,7 +108,7 @@ def test_what_takes_less_is_predicted_to_take_less():
         machine(2.5), Limit(RESIDENT, 2_500_000_000, "the control group (container) allows", shared=True),
         Limit(ADDRESSES, 4_000_000_000, "ulimit -v allows"), Limit(DATA, 3_000_000_000, "ulimit -d allows"),
     ],
-    ids=lambda limit: limit.told,
+    ids=lambda limit: limit.source,
 )  # fmt: skip
 def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, capsys, tmp_path, limit):
     with_limits(monkeypatch, limit)
@@ -118,7 +118,7 @@ def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, caps
     error = capsys.readouterr().err
     need = prepared(" ".join(words)).memory.of_kind(limit.kind)
     assert error.count("\n") == 1, error
-    assert f"{need / 1e9:.1f} GB" in error and f"{limit.told} {limit.bytes / 1e9:.1f} GB" in error, error
+    assert f"{need / 1e9:.1f} GB" in error and f"{limit.source} {limit.bytes / 1e9:.1f} GB" in error, error
     knobs = [error.index(word) for word in ("--micro-batch-size", "--image-size", "--no-memory-check")]
     assert knobs == sorted(knobs)
     assert not list(tmp_path.iterdir())

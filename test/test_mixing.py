@@ -30,7 +30,7 @@ def mixed(mixing: Mixing, batch: int, start: int = 0) -> dict[str, np.ndarray]:
 
 
 def mixing(**kinds) -> Mixing:
-    return Mixing(**{"alpha": 0.0, "kept": 1.0, "version": 1, "micro_batch": 4, "seed": 7, **kinds})
+    return Mixing(**{"mixup_alpha": 0.0, "cutmix_lambda": 1.0, "cutmix_version": 1, "micro_batch": 4, "seed": 7, **kinds})
 
 
 @pytest.mark.parametrize("micro_batch", [2, 3, 8])
@@ -39,7 +39,9 @@ def mixing(**kinds) -> Mixing:
 def test_shares_are_what_is_in_the_picture(micro_batch, alpha, kept, version):
     if alpha == 0 and kept == 1:
         return
-    found = mixed(mixing(alpha=alpha, kept=kept, version=version, micro_batch=micro_batch), 3 * micro_batch)
+    found = mixed(
+        mixing(mixup_alpha=alpha, cutmix_lambda=kept, cutmix_version=version, micro_batch=micro_batch), 3 * micro_batch
+    )
     np.testing.assert_allclose(found["shares"].sum(1), 1, rtol=1e-6)
     mean = found["image"].mean((1, 2, 3), dtype=np.float64)
     np.testing.assert_allclose(mean, (found["shares"] * found["labels"]).sum(1), rtol=1e-5)
@@ -50,14 +52,14 @@ def test_shares_are_what_is_in_the_picture(micro_batch, alpha, kept, version):
 
 
 def test_mixups_partner_is_the_one_before_and_the_picture_itself_prevails():
-    found = mixed(mixing(alpha=0.3, micro_batch=4), 8)
+    found = mixed(mixing(mixup_alpha=0.3, micro_batch=4), 8)
     np.testing.assert_array_equal(found["labels"], [[1, 4], [2, 1], [3, 2], [4, 3], [5, 8], [6, 5], [7, 6], [8, 7]])
     assert (found["shares"][:, 0] >= 0.5).all()
 
 
 @pytest.mark.parametrize("micro_batch", [2, 5])
 def test_cutmix_pastes_one_box_of_the_partner(micro_batch):
-    found = mixed(mixing(kept=0.75, version=2, micro_batch=micro_batch), micro_batch * 4)
+    found = mixed(mixing(cutmix_lambda=0.75, cutmix_version=2, micro_batch=micro_batch), micro_batch * 4)
     image, labels = found["image"], found["labels"]
     shift = 1 if micro_batch == 2 else 2
     np.testing.assert_array_equal(
@@ -79,7 +81,7 @@ def test_mixups_coefficients_follow_the_beta_distribution(alpha):
     image, position = np.zeros((count, 1, 1, 1), np.float32), np.arange(count)
     with new_graph().as_default(), tf.Session() as session:
         features = {"image": tf.constant(image), "label": tf.zeros([count], tf.int32), "position": tf.constant(position)}
-        found = session.run(mixing(alpha=alpha)(features)["shares"])[:, 0].astype(np.float64)
+        found = session.run(mixing(mixup_alpha=alpha)(features)["shares"])[:, 0].astype(np.float64)
     ours, theirs = np.sort(found), np.sort(np.maximum(drawn, 1 - drawn).astype(np.float32).astype(np.float64))
     at = np.unique(np.concatenate([ours, theirs]))
     distance = np.abs(np.searchsorted(ours, at, "right") - np.searchsorted(theirs, at, "right")).max() / count
@@ -97,7 +99,7 @@ def test_version_1_varies_the_part_that_is_kept(kept):
             "label": tf.zeros([2 * batches], tf.int32),
             "position": tf.constant(position),
         }
-        found = session.run(mixing(kept=kept, micro_batch=2)(features)["shares"])[::2, 0]
+        found = session.run(mixing(cutmix_lambda=kept, micro_batch=2)(features)["shares"])[::2, 0]
     whole = 1.55 * kept - 0.96
     parts = found[found < 1]
     # a part so large that its box rounds to nothing is whole as well: side 64, less than half a pixel
@@ -108,7 +110,7 @@ def test_version_1_varies_the_part_that_is_kept(kept):
 
 
 def test_seed_and_position_decide_alone():
-    kinds = {"alpha": 0.4, "kept": 0.6, "micro_batch": 4}
+    kinds = {"mixup_alpha": 0.4, "cutmix_lambda": 0.6, "micro_batch": 4}
     whole = mixed(mixing(**kinds), 12)
     for first in (0, 4, 8):
         part = mixed(mixing(**kinds), 4, start=first)

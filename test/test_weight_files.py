@@ -422,12 +422,12 @@ def test_odd_classifiers_groups_and_names():
 
 def test_numbers_beyond_what_is_kept():
     with pytest.raises(ImportFailure, match=r"holds 1e\+39, more than FP32's largest, 3.40282e\+38$"):
-        import_weights.kept({"a": np.array([1e39])}, False)
+        import_weights.cast({"a": np.array([1e39])}, False)
     with pytest.raises(
         ImportFailure, match="holds 128, more|holds 70000, more than FP16's largest, 65504; leave out --half"
     ):
-        import_weights.kept({"a": np.array([-70000])}, True)
-    assert import_weights.kept({"a": np.array([-128], np.int8)}, True)["a"] == -128
+        import_weights.cast({"a": np.array([-70000])}, True)
+    assert import_weights.cast({"a": np.array([-128], np.int8)}, True)["a"] == -128
 
 
 # --- settings ---
@@ -484,7 +484,7 @@ def test_a_pipe_for_a_conversion(tmp_path):
 
 def claim(folder: Path) -> None:
     """Begins a conversion of nothing in a folder."""
-    with shard_writer.claimed(folder, shard_writer.Plan(("a",), [], {})):
+    with shard_writer.exclusive(folder, shard_writer.Plan(("a",), [], {})):
         pass
 
 

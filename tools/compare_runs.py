@@ -31,9 +31,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="what they are called (default: the folders' names)")
     parser.add_argument("--title", default="", help="above the picture")
     parser.add_argument("--output", default="compared.svg", metavar="FILE")
-    asked = parser.parse_args(argv)
-    folders = [Path(run) for run in asked.runs]
-    labels = asked.labels or [folder.resolve().name for folder in folders]
+    arguments = parser.parse_args(argv)
+    folders = [Path(run) for run in arguments.runs]
+    labels = arguments.labels or [folder.resolve().name for folder in folders]
     if len(labels) != len(folders):
         parser.error(f"--labels: {len(labels)} labels for {len(folders)} runs")
     if len(folders) > len(plot.COLOURS):
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         if not (folder / "training.csv").exists():
             parser.error(f"{folder} is not a run's folder: it has no training.csv")
     try:
-        print(plot.write_comparison(list(zip(labels, folders)), asked.title, Path(asked.output)))
+        print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
     except ValueError as error:
         parser.error(bounds.reason(error))
     return 0

@@ -79,7 +79,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained in one go, on one core."""
+    """One training after another on one core, for one label and seed."""
 
     label: str
     config: str
@@ -88,7 +88,7 @@ class Job:
     more: tuple[str, ...]
 
     def run(self, core: int) -> Iterator[Result]:
-        """Trains, or goes on, and says what came out of it."""
+        """Trains, or goes on, and yields the results."""
         base = self.folder / f"{self.config}-{self.seed}"
         self._train(core, base, self.config, ())
         minutes = _minutes(base)
@@ -166,8 +166,10 @@ def _call(core: int, script: str, *words: object) -> None:
     _, said = process.communicate()
     del RUNNING[process.pid]
     if process.returncode:
-        told = [line for line in said.splitlines() if f"{script}: error: " in line] or said.strip().splitlines()[-1:] or [""]
-        raise Failed(f"{told[-1]} (exit code {process.returncode}, of {' '.join(command[1:])})")
+        lines = (
+            [line for line in said.splitlines() if f"{script}: error: " in line] or said.strip().splitlines()[-1:] or [""]
+        )
+        raise Failed(f"{lines[-1]} (exit code {process.returncode}, of {' '.join(command[1:])})")
 
 
 def _stop(number: int, frame: object) -> None:
@@ -222,7 +224,7 @@ def run_all(jobs: Sequence[Job], cores: Iterable[int]) -> list[Result]:
     return results
 
 
-# What came out of it
+# Results
 
 
 def spread(values: Sequence[float]) -> float:
@@ -230,7 +232,7 @@ def spread(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def told(values: Sequence[float], unit: str = " %") -> str:
+def summary(values: Sequence[float], unit: str = " %") -> str:
     """mean ± standard error (each value)."""
     error = f" ± {spread(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{error}{unit} ({', '.join(f'{value:.2f}' for value in values)})"
@@ -247,7 +249,7 @@ def table(results: Sequence[Result]) -> str:
     ]
     for label, values in accuracies.items():
         adds, parameters, _ = _traced(configs[label])
-        lines.append(f"| {label} | {parameters:,} | {adds:.1f} | {mean(minutes[label]):.1f} | {told(values)} |")
+        lines.append(f"| {label} | {parameters:,} | {adds:.1f} | {mean(minutes[label]):.1f} | {summary(values)} |")
     lines += ["", "| finding | difference in top-1 | time |", "| --- | --- | --- |"]
     for what, first, second in (
         ("groups of 16 with expansion 4 against depthwise with 6", "G16, GN", "G1, GN"),
@@ -257,7 +259,7 @@ def table(results: Sequence[Result]) -> str:
     ):
         differences = [a - b for a, b in zip(accuracies[first], accuracies[second])]
         time = mean(minutes[first]) / mean(minutes[second])
-        lines.append(f"| {what} | {told(differences, ' points')} | {time:.2f} times |")
+        lines.append(f"| {what} | {summary(differences, ' points')} | {time:.2f} times |")
     return "\n".join(lines)
 
 
@@ -316,19 +318,19 @@ def main() -> int:
     )
     parser.add_argument("--output", default="logs/findings", metavar="DIR", help="where runs, table and picture go")
     arguments = sys.argv[1:]
-    more = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
-    asked = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    folder = Path(asked.output).resolve()
+    training_words = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
+    parsed = parser.parse_args(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    folder = Path(parsed.output).resolve()
     recipes = {**RECIPES, TUNED: HALF}  # the longest first, so that no core waits long for the last
     jobs = [
-        Job(label, config, seed, folder, tuple(more))
+        Job(label, config, seed, folder, tuple(training_words))
         for label, config in recipes.items()
-        for seed in range(1, asked.seeds + 1)
+        for seed in range(1, parsed.seeds + 1)
     ]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        _same_words(folder, more)
+        _same_words(folder, training_words)
         results = run_all(jobs, sorted(os.sched_getaffinity(0)))
     except (Failed, LogError, OptionError, OSError) as failure:
         print(f"findings.py: error: {failure}", file=sys.stderr)

@@ -155,17 +155,17 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """Weights of a network that is here."""
+class Match:
+    """Weights of one of the networks here."""
 
     layout: Layout
-    options: dict[str, Any]  # what train.py has to be told
+    options: dict[str, Any]  # for train.py
     values: dict[str, np.ndarray]  # by our names
     without: tuple[str, ...]  # of the classifier, if the file lacks it
     added: tuple[str, ...]  # an identity, where only our network has a convolution
 
 
-def identify(arrays: Mapping[str, np.ndarray]) -> Found:
+def identify(arrays: Mapping[str, np.ndarray]) -> Match:
     """The network that these arrays, by their project's names, are the weights of; ForeignError if there is none."""
     theirs = {clean(name): array for name, array in arrays.items()}
     if len(theirs) < len(arrays):
@@ -179,9 +179,9 @@ def identify(arrays: Mapping[str, np.ndarray]) -> Found:
         )
     layout = layouts[0]
     classes = _classes(layout, theirs)
-    attempts = [_attempt(layout, asked, theirs, classes) for asked in _candidates(layout, theirs)]
+    attempts = [_attempt(layout, network, theirs, classes) for network in _candidates(layout, theirs)]
     for attempt in attempts:
-        if isinstance(attempt, Found):
+        if isinstance(attempt, Match):
             return attempt
     differing, name, what = min(attempt for attempt in attempts if isinstance(attempt, tuple))
     raise ForeignError(
@@ -191,10 +191,10 @@ def identify(arrays: Mapping[str, np.ndarray]) -> Found:
 
 
 def _attempt(
-    layout: Layout, asked: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
-) -> Found | tuple[int, str, str]:
-    """What was found if it is this network; else how many variables differ, the network and the first of them."""
-    options, wanted = _network(tuple(asked.items()), classes)
+    layout: Layout, network: dict[str, Any], theirs: Mapping[str, np.ndarray], classes: int
+) -> Match | tuple[int, str, str]:
+    """The match with this network; else the number of differing variables, the network and the first difference."""
+    options, wanted = _network(tuple(network.items()), classes)
     values, problems = {}, []
     for name, array in theirs.items():
         try:
@@ -206,28 +206,28 @@ def _attempt(
             problems.append(f"two are {ours}, one of them {brief(name)}")
         elif ours is not None:
             values[ours] = layout.value(name, array)
-    added = identities(wanted, values) if asked["model"] == "resnet" else {}
+    added = identities(wanted, values) if network["model"] == "resnet" else {}
     values |= added
     head = layout.ours(layout.classifier, options).rsplit("/", 1)[0]
     without = tuple(name for name in wanted if name.startswith(head) and name not in values)
-    found = {name: value.shape for name, value in values.items()}
+    shapes = {name: value.shape for name, value in values.items()}
     for name in wanted:
-        if name not in found and name not in without:
+        if name not in shapes and name not in without:
             problems.append(f"{name} is missing")
-        elif name in found and found[name] != tuple(wanted[name]):
-            problems.append(f"{name} has shape {list(found[name])} instead of {list(wanted[name])}")
-    problems += [f"{brief(name)} is one too many" for name in found if name not in wanted]
+        elif name in shapes and shapes[name] != tuple(wanted[name]):
+            problems.append(f"{name} has shape {list(shapes[name])} instead of {list(wanted[name])}")
+    problems += [f"{brief(name)} is one too many" for name in shapes if name not in wanted]
     if problems:
-        return len(problems), f"{asked['model']} {asked['model_size']}", problems[0]
-    return Found(layout, asked, values, without, tuple(added))
+        return len(problems), f"{network['model']} {network['model_size']}", problems[0]
+    return Match(layout, network, values, without, tuple(added))
 
 
 @lru_cache(maxsize=64)
-def _network(asked: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
+def _network(items: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
     """The options of a network, and the shapes of its variables by name."""
-    given = dict(asked)
-    module = plugins.load("Models", given["model"])
-    options = module.Options(**{key: value for key, value in given.items() if key not in ("model", "image_size")})
+    network = dict(items)
+    module = plugins.load("Models", network["model"])
+    options = module.Options(**{key: value for key, value in network.items() if key not in ("model", "image_size")})
     segments = module.build(options, "imagenet", classes, False)
     traced = trace(segments, module.image_size(options, "imagenet"))
     return options, {variable.name: variable.shape for variable in traced.variables}
@@ -235,19 +235,19 @@ def _network(asked: tuple[tuple[str, Any], ...], classes: int) -> tuple[Any, dic
 
 def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """The networks that it may be."""
-    model, asked = layout.model, dict(BATCH_NORM)
+    model, options = layout.model, dict(BATCH_NORM)
     if model == "efficientnet":
-        asked |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
+        options |= {"norm_epsilon": 1e-3} | ({} if any(re.search(r"(^|[._])se[._]", n) for n in theirs) else LITE)
     else:
-        asked["image_size"] = ODD_SIDE
+        options["image_size"] = ODD_SIDE
         out, into = _kernel(theirs, "layer1.0.conv2.weight", layout.mark)
         if "layer1.0.conv3.weight" in theirs and out != into:
             if not out or not into or out % into:
                 raise ForeignError(f"this is {layout.title} by its names, but {out} channels are no groups of {into}")
-            model, asked = "resnext", {**asked, "convolution_groups": out // into, "group_dim": into}
+            model, options = "resnext", {**options, "convolution_groups": out // into, "group_dim": into}
     module = plugins.load("Models", model)
     sizes = [size for size in module.sizes("imagenet") if size != "CIFAR"]
-    return [{"model": model, "model_size": size, **asked} for size in sizes]
+    return [{"model": model, "model_size": size, **options} for size in sizes]
 
 
 def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:

@@ -43,20 +43,20 @@ WRONG = (ImportFailure, archives.ArchiveError)
 
 def main(argv: list[str]) -> int:
     """The command line: 0, or one line for a file that is no such thing."""
-    given = _parse(argv)
-    taken = "_imported" if given.source.suffix == archives.SUFFIX else ""
-    output = given.output or Path(f"{given.source.stem}{taken}{archives.SUFFIX}")
+    arguments = _parse(argv)
+    suffix = "_imported" if arguments.source.suffix == archives.SUFFIX else ""
+    output = arguments.output or Path(f"{arguments.source.stem}{suffix}{archives.SUFFIX}")
     if output.suffix != archives.SUFFIX:
         raise ImportFailure(f"--output {output} must end in {archives.SUFFIX}")
-    if output.resolve() == given.source.resolve():
+    if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
     try:
-        found = foreign.identify(weight_files.arrays(given.source))
-        values = kept(found.values, given.half)
+        match = foreign.identify(weight_files.arrays(arguments.source))
+        values = cast(match.values, arguments.half)
     except (ImportFailure, foreign.ForeignError) as error:
-        raise ImportFailure(f"{given.source}: {error}") from None
-    archives.write(output, values, options(found, given.symmetric_input))
-    report(found, output, values)
+        raise ImportFailure(f"{arguments.source}: {error}") from None
+    archives.write(output, values, options(match, arguments.symmetric_input))
+    report(match, output, values)
     return 0
 
 
@@ -70,19 +70,19 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def options(found: foreign.Found, symmetric: bool) -> dict[str, Any]:
-    """What is recorded with the weights, so that nothing need be given with them."""
-    asked = dict(found.options)
-    if "image_size" not in asked:
-        module = plugins.load("Models", asked["model"])
-        asked["image_size"] = module.image_size(module.Options(model_size=asked["model_size"]), "imagenet")
+def options(match: foreign.Match, symmetric: bool) -> dict[str, Any]:
+    """The options recorded with the weights, so that no others are needed."""
+    values = dict(match.options)
+    if "image_size" not in values:
+        module = plugins.load("Models", values["model"])
+        values["image_size"] = module.image_size(module.Options(model_size=values["model_size"]), "imagenet")
     pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric}
-    return {**asked, **pictures, "precision": "32.32"}  # what they were trained in
+    return {**values, **pictures, "precision": "32.32"}  # what they were trained in
 
 
-def kept(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
-    """FP32, or with `half` FP16 but for the moving statistics; refuses what the kind cannot hold."""
-    found = {}
+def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
+    """FP32, or with `half` FP16 except the moving statistics; ImportFailure for values beyond the type."""
+    arrays = {}
     for name, value in values.items():
         kind = np.float16 if half and "/moving_" not in name else np.float32
         most = float(np.finfo(kind).max)
@@ -92,24 +92,24 @@ def kept(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
         if largest > most:
             called, advice = ("FP16", "; leave out --half") if kind is np.float16 else ("FP32", "")
             raise ImportFailure(f"{name} holds {largest:.6g}, more than {called}'s largest, {most:.6g}{advice}")
-        found[name] = value.astype(kind)
-    return found
+        arrays[name] = value.astype(kind)
+    return arrays
 
 
-def report(found: foreign.Found, output: Path, values: dict[str, np.ndarray]) -> None:
-    """What it was, and how to go on."""
-    asked = found.options
-    print(f"{found.layout.title}: {asked['model']} {asked['model_size']}, {len(values)} variables")
-    if found.added:
+def report(match: foreign.Match, output: Path, values: dict[str, np.ndarray]) -> None:
+    """Prints the network, notes and the next command."""
+    network = match.options
+    print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(values)} variables")
+    if match.added:
         print(
-            f"note: the first unit's shortcut ({len(found.added)} variables) is the identity, which that network has "
+            f"note: the first unit's shortcut ({len(match.added)} variables) is the identity, which that network has "
             "instead of a projection; training with batch statistics would change it"
         )
-    if "image_size" in asked:
-        side = asked["image_size"]
+    if "image_size" in network:
+        side = network["image_size"]
         print(f"note: recorded for {side} pixels; at even sizes PyTorch pads the other way and answers differ a little")
-    if found.without:
-        print(f"note: without a classifier ({', '.join(found.without)}): for --init-path only")
+    if match.without:
+        print(f"note: without a classifier ({', '.join(match.without)}): for --init-path only")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     print(f"Try it:  python validation.py --restore-path {output} --predict PHOTO.jpg")
 

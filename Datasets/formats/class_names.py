@@ -46,15 +46,16 @@ def read(folder: Path) -> tuple[str, ...]:
 
 
 def text(names: Iterable[str]) -> str:
-    """What labels.txt holds for these classes."""
+    """The content of labels.txt for these classes."""
     return "".join(f"{name}\n" for name in names)
 
 
-def agree(names: tuple[str, ...], asked: int | None, where: str) -> None:
-    """Raise if a number of classes was asked for and `where` names another number of them."""
-    if asked is not None and asked != len(names):
+def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
+    """Raises DataError if `num_classes` is given and `where` has another number of names."""
+    if num_classes is not None and num_classes != len(names):
         raise DataError(
-            f"{asked} classes were asked for (--num-classes, or recorded with the run) but {where} names {len(names)}; "
+            f"{num_classes} classes were asked for (--num-classes, or recorded with the run) but {where} names "
+            f"{len(names)}; "
             "leave --num-classes out, or give the folder that belongs to it"
         )
 

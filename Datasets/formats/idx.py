@@ -99,13 +99,13 @@ def _idx(file: Path, dimensions: int) -> np.ndarray:
 
 
 def _gunzipped(content: bytes) -> bytes:
-    found = bytearray()
+    data = bytearray()
     with gzip.open(io.BytesIO(content)) as unpacked:
-        while part := unpacked.read(1 << 20):  # memory is taken for what is asked for
-            found += part
-            if len(found) > _MOST_BYTES:
+        while block := unpacked.read(1 << 20):  # a read takes memory for its whole size
+            data += block
+            if len(data) > _MOST_BYTES:
                 raise ValueError(f"it unpacks to more than the {_MOST_BYTES:,} bytes that are read")
-    return bytes(found)
+    return bytes(data)
 
 
 def _spellings(folder: Path, name: str) -> tuple[Path, Path]:

@@ -1,8 +1,8 @@
-"""Picture files in a tree of folders, one folder a class: found, labelled and served as records.
+"""Image files in a tree of folders, one folder a class: listed, labelled and served as records.
 
 SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it. Files in folders below a class
-belong to it; names that begin with a dot are left alone, and so is what is neither named like a picture nor begins like one
-(Thumbs.db, readme.txt).
+belong to it; names that begin with a dot are left out, and so are files with neither the suffix nor the first bytes of a
+picture (Thumbs.db, readme.txt).
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ class BadFile(NamedTuple):
     reason: str
 
     @property
-    def told(self) -> str:
-        """The reason, and what to do."""
+    def advice(self) -> str:
+        """The reason with the remedy."""
         return self.reason if image_headers.REMEDY.search(self.reason) else f"{self.reason}; remove what is damaged"
 
 
 @dataclass(frozen=True)
 class Tree:
-    """What lies in the folders. `validation` is None where there is no such split. `left_out`: files that are not there as
-    pictures."""
+    """The pictures of the folders by split; `validation` is None without such a split. `left_out`: the other files."""
 
     classes: tuple[str, ...]
     train: list[Picture]
@@ -59,7 +58,7 @@ class Tree:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a log says of the files that do not count."""
+        """The log's line about the files left out."""
         count = len(self.left_out)
         if not count:
             return ()
@@ -99,15 +98,15 @@ def classes_of(top: Path) -> tuple[str, ...]:
 
 def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], list[Path]]:
     """The pictures of one split, class by class in the order of the labels, sorted by name; and the files that are none."""
-    found = _folders(folder)
-    unknown = sorted(set(found) - set(classes))
+    folders = _folders(folder)
+    unknown = sorted(set(folders) - set(classes))
     if unknown:
         raise DataError(f"class {unknown[0]} of {folder} is unknown to training, which has: {_few(classes)}")
     pictures: list[Picture] = []
     others: list[Path] = []
     for label, name in enumerate(classes, 1):
-        for file in _files(folder / name) if name in found else ():
-            if _meant(file):
+        for file in _files(folder / name) if name in folders else ():
+            if _is_image(file):
                 pictures.append(Picture(file, label))
             else:
                 others.append(file)
@@ -115,16 +114,16 @@ def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], l
 
 
 def damaged(pictures: list[Picture]) -> list[BadFile]:
-    """Those whose headers are no picture's, looked at several at once."""
+    """The files whose headers are no picture's, read several at once."""
     with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:
         reasons = list(pool.map(image_headers.file_fault, [picture.file for picture in pictures]))
     return [BadFile(picture.file, reason) for picture, reason in zip(pictures, reasons) if reason]
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether there is what is meant as a picture in one of the folders in it."""
+    """Whether one of the class folders holds a picture."""
     train, _ = _splits(folder)
-    return any(_meant(file) for name in _folders(train) for file in _files(train / name))
+    return any(_is_image(file) for name in _folders(train) for file in _files(train / name))
 
 
 class FileIndex:
@@ -152,7 +151,7 @@ class FileIndex:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
     def damage(self, record: int) -> str | None:
-        """What the file's header says."""
+        """The fault in the file's header."""
         reason = image_headers.file_fault(self._pictures[record].file)
         return f"it {reason}" if reason else None
 
@@ -173,19 +172,19 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = []
+    files = []
     for here, below, names in os.walk(folder, onerror=_refuse_folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
-        found += [Path(here, name) for name in sorted(names) if not name.startswith(".")]
-    return found
+        files += [Path(here, name) for name in sorted(names) if not name.startswith(".")]
+    return files
 
 
 def _refuse_folder(error: OSError) -> NoReturn:
     raise DataError(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _meant(file: Path) -> bool:
-    """Whether a file is there as a picture: by its name, or else by its first bytes."""
+def _is_image(file: Path) -> bool:
+    """Whether a file counts as a picture: by its suffix, or else by its first bytes."""
     return file.suffix.lower() in _SUFFIXES or image_headers.file_fault(file) is None
 
 

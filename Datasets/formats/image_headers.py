@@ -1,4 +1,4 @@
-"""What a picture's header says of it, before anything is decoded: its format, its size, and whether both can be true.
+"""The header of an image, read before anything is decoded: format, size, and whether the bytes can hold that size.
 
 Decoders believe a header and take memory at once: a file of a few bytes that promises gigabytes must not reach them.
 Nothing here imports TensorFlow.
@@ -26,7 +26,7 @@ _OTHERS = re.compile(
     rb"|(?P<AVIF>.{4}ftypavi[fs])|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)"
     rb"|(?P<PNM>P[1-7]\s)|(?P<Photoshop>8BPS)",
     re.DOTALL,
-)  # what pictures also come in
+)  # formats that are not read
 REMEDY = re.compile("; (make it smaller|save it anew|convert it)")  # in the reasons why a sound picture is refused
 _BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
 LONGEST_BEGINNING = 12
@@ -45,8 +45,8 @@ Bytes = bytes | mmap.mmap
 
 
 class Header(NamedTuple):
-    """What a file says it is. `pixels`: of all frames, `most`: that its bytes can hold; width and height are the canvas's,
-    or the first frame's."""
+    """A file's claim, in pixels. `pixels`: of all frames; `most`: the number that its bytes can hold; `width` and `height`:
+    of the canvas, or of the first frame."""
 
     kind: str
     width: int
@@ -60,7 +60,7 @@ class _Wrong(Exception):
 
 
 def kind(beginning: bytes) -> str | None:
-    """The format, by a file's first bytes; None for any other than FORMATS."""
+    """The format, one of FORMATS, by a file's first bytes; None for any other."""
     return next((name for known, name in _BEGINNINGS if beginning.startswith(known)), None)
 
 
@@ -118,18 +118,18 @@ def header(encoded: Bytes) -> Header:
     """The header of a picture's file."""
     if not encoded:
         raise _Wrong("is empty")
-    found = kind(encoded[:LONGEST_BEGINNING])
-    if found is None:
+    form = kind(encoded[:LONGEST_BEGINNING])
+    if form is None:
         other, known = _OTHERS.match(encoded[:LONGEST_BEGINNING]), f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         if other:
             raise _Wrong(f"is {other.lastgroup.replace('_', ' ')}, which is not read; convert it to {known}")
         raise _Wrong(f"is no {known} by its first bytes")
     try:
-        width, height, pixels = _READERS[found](encoded)
-        most = _bitmap_pixels(encoded) if found == "BMP" else len(encoded) * _PIXELS_A_BYTE[found]
+        width, height, pixels = _READERS[form](encoded)
+        most = _bitmap_pixels(encoded) if form == "BMP" else len(encoded) * _PIXELS_A_BYTE[form]
     except (IndexError, StopIteration):
-        raise _Wrong(f"is cut short: the header of its {found} is not whole") from None
-    return Header(found, width, height, pixels, most)
+        raise _Wrong(f"is cut short: the header of its {form} is not whole") from None
+    return Header(form, width, height, pixels, most)
 
 
 def _number(data: Bytes, at: int, size: int, order: str = "big") -> int:
@@ -150,20 +150,20 @@ def _jpeg(data: Bytes) -> tuple[int, int, int]:
 
 
 def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
-    """The markers of a JPEG, and where what belongs to each begins."""
+    """The markers of a JPEG, each with the offset of its content."""
     at = 2
     for _ in range(_MOST_SEGMENTS):
-        found = _MARKER.search(data, at)
-        if found is None:
+        marker = _MARKER.search(data, at)
+        if marker is None:
             return
-        at = found.end()
-        yield found[1][0], at
+        at = marker.end()
+        yield marker[1][0], at
         at += max(2, _number(data, at, 2))
     raise _Wrong(f"is damaged: its JPEG has more than {_MOST_SEGMENTS} segments")
 
 
 def _scans_beyond(data: bytes, most: int) -> bool:
-    """Whether there are more than `most` scans. What follows the picture (phones put films there) does not count."""
+    """Whether there are more than `most` scans. Bytes behind the picture (phones put films there) do not count."""
     scans = 0
     try:
         if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= most:
@@ -172,7 +172,7 @@ def _scans_beyond(data: bytes, most: int) -> bool:
             scans += marker == _SCAN
             if marker == _END or scans > most:
                 break
-    except (IndexError, _Wrong):  # what is missing, the decoder says
+    except (IndexError, _Wrong):  # the decoder reports missing bytes
         pass
     return scans > most
 
@@ -196,7 +196,7 @@ def _png(data: Bytes) -> tuple[int, int, int]:
 
 
 def _gif(data: Bytes) -> tuple[int, int, int]:
-    """Decoders unpack every frame, a byte a pixel, whatever is used of them."""
+    """Decoders unpack every frame, a byte a pixel, even for the first frame alone."""
     width, height = _number(data, 6, 2, "little"), _number(data, 8, 2, "little")
     unpacked = 0
     for frame_width, frame_height in _frames(data):
@@ -206,7 +206,7 @@ def _gif(data: Bytes) -> tuple[int, int, int]:
 
 
 def _frames(data: Bytes) -> Iterator[tuple[int, int]]:
-    """The sizes of a GIF's frames, as far as its blocks are whole; what is missing, the decoder says."""
+    """The sizes of a GIF's frames, as far as its blocks are whole; the decoder reports the rest."""
     at = 13 + _colours(_number(data, 10, 1))
     blocks = 0
     try:
@@ -241,7 +241,7 @@ def _bmp(data: Bytes) -> tuple[int, int, int]:
 
 
 def _bitmap_pixels(data: Bytes) -> int:
-    """How many pixels a BMP's bytes can stand for: a row of whole bits, or 255 for two bytes where runs are packed."""
+    """The pixels that a BMP's bytes can stand for: a row of whole bits, or 255 for two bytes where runs are packed."""
     old = _number(data, 14, 4, "little") == 12
     bits = _number(data, 24 if old else 28, 2, "little")
     packed = 0 if old or len(data) < 34 else _number(data, 30, 4, "little")

@@ -28,33 +28,33 @@ _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _HEADERS_TOGETHER = 4096  # whose checksums are looked at in one call
-_WORTH_KEEPING = 1 << 30  # bytes of shards
-_MOST_KEPT = 1 << 30  # bytes of an index: some 60 million records
+_LEAST_CACHED = 1 << 30  # bytes of shards
+_LARGEST_INDEX = 1 << 30  # bytes of an index: some 60 million records
 _DAMAGED = "the file is damaged there (its checksum does not match)"
 
 
 def shards(folder: Path, split: str) -> list[Path]:
     """All shards of a split, in order; [] when there is none. Incomplete sets are an error."""
-    found = [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
-    if not found:
+    matches = [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
+    if not matches:
         return []
-    totals = sorted({match["total"] for match in found})
+    totals = sorted({match["total"] for match in matches})
     if len(totals) > 1:
         raise DataError(f"{folder} mixes sets of {split} shards: of {', of '.join(totals)}; keep one set there")
     wanted = [f"{split}-{i:05d}-of-{totals[0]}" for i in range(int(totals[0]))]
-    missing = sorted(set(wanted) - {match.string for match in found})
+    missing = sorted(set(wanted) - {match.string for match in matches})
     if missing:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise DataError(
             f"{folder} lacks {len(missing)} of {len(wanted)} {split} shards: {', '.join(missing[:_NAMED])}{more}"
         )
-    if len(found) > len(wanted):
-        raise DataError(f"{folder} has {split} shards numbered beyond their total of {len(wanted)}: {found[-1].string}")
+    if len(matches) > len(wanted):
+        raise DataError(f"{folder} has {split} shards numbered beyond their total of {len(wanted)}: {matches[-1].string}")
     return [folder / name for name in wanted]
 
 
 def part(files: list[Path], percentage: int) -> list[Path]:
-    """The first so many of a hundred shards."""
+    """The first `percentage` of the shards; DataError if none is left."""
     count = len(files) * percentage // 100
     if files and not count:
         raise DataError(
@@ -70,26 +70,26 @@ def count(file: Path) -> int:
 
 
 class RecordIndex:
-    """Where every record of a list of shards lies; records are numbered through all shards, in order.
+    """The place of every record of a list of shards; records are numbered through all shards, in order.
 
-    `tolerance`: damage that leads astray in a file is passed over while it lasts. `environ`: where the user's cache is; None
-    keeps nothing.
+    `tolerance`: the limit on places with damaged lengths that are passed over. `environ`: has the place of the user's cache;
+    None caches nothing.
     """
 
     def __init__(
         self, files: Sequence[Path], tolerance: Tolerance | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
         self._files = list(files)
-        kept = _kept_at(self._files, environ) if environ is not None else None
-        walked = _kept(kept, len(self._files)) if kept else None
-        if walked is None:
+        cache_file = _index_path(self._files, environ) if environ is not None else None
+        index = _load_index(cache_file, len(self._files)) if cache_file else None
+        if index is None:
             with ThreadPoolExecutor(_WALKERS) as pool:
-                each = list(pool.map(partial(_walk, tolerance=tolerance or Tolerance(0)), self._files))
-            walked = tuple(np.concatenate([part[k] for part in each]) for k in range(2))
-            walked = (np.array([len(part[0]) for part in each], np.int64), *walked)
-            if kept and not any(part[2] for part in each):
-                _keep(kept, walked)
-        self._ends, self._offsets, self._lengths = np.cumsum(walked[0]), walked[1], walked[2]
+                walks = list(pool.map(partial(_walk, tolerance=tolerance or Tolerance(0)), self._files))
+            index = tuple(np.concatenate([part[k] for part in walks]) for k in range(2))
+            index = (np.array([len(part[0]) for part in walks], np.int64), *index)
+            if cache_file and not any(part[2] for part in walks):
+                _save_index(cache_file, index)
+        self._ends, self._offsets, self._lengths = np.cumsum(index[0]), index[1], index[2]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -111,7 +111,7 @@ class RecordIndex:
         return payload
 
     def damage(self, record: int) -> str | None:
-        """What the stored checksum says of one payload."""
+        """The fault by the stored checksum of one payload."""
         return None if self._stored(record)[1] else _DAMAGED
 
     def _stored(self, record: int) -> tuple[bytes, bool]:
@@ -140,31 +140,31 @@ class RecordIndex:
         return self._files[k], record - (int(self._ends[k - 1]) if k else 0)
 
 
-def _kept_at(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
-    """Where the index of these very files is kept; None for small sets, which are walked as fast."""
-    if sum(map(regular_size, files)) < _WORTH_KEEPING:
+def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
+    """The cache's file for the index of these very files; None for small sets, which are walked as fast."""
+    if sum(map(regular_size, files)) < _LEAST_CACHED:
         return None
     stats = [file.stat() for file in files]
-    told = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])
-    return cache.folder(environ) / f"records-{hashlib.sha256(told.encode()).hexdigest()[:20]}.npz"
+    identity = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])
+    return cache.folder(environ) / f"records-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.npz"
 
 
-def _keep(path: Path, walked: tuple[np.ndarray, ...]) -> None:
+def _save_index(path: Path, index: tuple[np.ndarray, ...]) -> None:
     """Best effort: without it the files are walked again."""
     beside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(beside, counts=walked[0], offsets=walked[1], lengths=walked[2])
+        np.savez(beside, counts=index[0], offsets=index[1], lengths=index[2])
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)
 
 
-def _kept(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
-    """What was kept; None if it is not there, or damaged."""
+def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
+    """Counts, offsets and lengths from the cache, int64; None without an intact file."""
     try:
-        kept = npz.read(path, _MOST_KEPT)
-        counts, offsets, lengths = (kept[name] for name in ("counts", "offsets", "lengths"))
+        arrays = npz.read(path, _LARGEST_INDEX)
+        counts, offsets, lengths = (arrays[name] for name in ("counts", "offsets", "lengths"))
     except (OSError, ValueError, KeyError):
         return None
     if any(each.dtype != np.int64 or each.ndim != 1 or (each < 0).any() for each in (counts, offsets, lengths)):
@@ -173,20 +173,20 @@ def _kept(path: Path, files: int) -> tuple[np.ndarray, ...] | None:
 
 
 def _walk(file: Path, tolerance: Tolerance) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Offsets and lengths of the payloads of one shard, and whether something in it was passed over."""
+    """Offsets and lengths of the payloads of one shard, int64, and whether damage was passed over."""
     try:
         return (*_walk_whole(file), False)
     except DataError:
         if not tolerance.most:
             raise
-    found = tfrecord_recovery.walk(file)
-    for stretch in found:
+    stretches = tfrecord_recovery.walk(file)
+    for stretch in stretches:
         if isinstance(stretch, tfrecord_recovery.Damage):
             tolerance.add(f"{file}: byte {stretch.offset}", stretch.reason)
-    if not found:
+    if not stretches:
         tolerance.add(str(file), "it is empty")
-    whole = tfrecord_recovery.records(found)
-    return np.array([r.offset for r in whole], np.int64), np.array([r.length for r in whole], np.int64), True
+    records = tfrecord_recovery.records(stretches)
+    return np.array([r.offset for r in records], np.int64), np.array([r.length for r in records], np.int64), True
 
 
 def _walk_whole(file: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,9 @@
-"""Walks through a TFRecord file that may be damaged: every record that can still be found, and every damage between.
+"""Walks through a TFRecord file that may be damaged: every readable record, and every damage between.
 
 A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
-After damage the walk goes on at the next place where a length and its checksum agree. Nothing here raises for what
-a file holds, and nothing imports TensorFlow. Records longer than `MOST_BYTES` are passed over as damage, and lengths that
-contradict one another end the walk: a file made for it would have its bytes read once for each of them.
+After damage the walk goes on at the next place where a length and its checksum agree. No
+content raises, and TensorFlow is not imported. Records longer than `MOST_BYTES` count as damage, and lengths that contradict
+one another end the walk: a hostile file would have its bytes read once for each of them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _READ_TWICE = 8  # times the file's size: of bytes that turned out not to be a p
 
 
 class Record(NamedTuple):
-    """A whole record: where its payload lies."""
+    """A whole record: offset and length of its payload, in bytes of the file."""
 
     offset: int
     length: int
 
 
 class Damage(NamedTuple):
-    """Where a record, or what should be one, begins that cannot be used, and why."""
+    """An unusable record: the offset of its first byte in the file, and the reason."""
 
     offset: int
     reason: str
@@ -56,7 +56,7 @@ def walk(file: Path, payloads: bool = False) -> list[Stretch]:
     if not size:
         return []
     with input_files.opened(file) as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
-        return _walked(content, size, payloads)
+        return _stretches(content, size, payloads)
 
 
 def records(stretches: list[Stretch]) -> list[Record]:
@@ -64,37 +64,37 @@ def records(stretches: list[Stretch]) -> list[Record]:
     return [stretch for stretch in stretches if isinstance(stretch, Record)]
 
 
-def _walked(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
-    found: list[Stretch] = []
+def _stretches(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
+    stretches: list[Stretch] = []
     at, wasted = 0, 0
     while at < size:
         if wasted > _READ_TWICE * size:
-            found.append(Damage(at, GIVEN_UP))
+            stretches.append(Damage(at, GIVEN_UP))
             break
         length = _length_at(content, at)
         end = at + HEADER_BYTES + (length or 0) + FOOTER_BYTES
         if length is not None and end <= size:
             record = Record(at + HEADER_BYTES, length)
             if length > MOST_BYTES:
-                found.append(Damage(at, TOO_LONG.format(length=length, most=MOST_BYTES)))
+                stretches.append(Damage(at, TOO_LONG.format(length=length, most=MOST_BYTES)))
                 at = end
                 continue
             if not payloads or _whole(content, record):
-                found.append(record)
+                stretches.append(record)
                 at = end
                 continue
-            found.append(Damage(at, WRONG_PAYLOAD))
+            stretches.append(Damage(at, WRONG_PAYLOAD))
             wasted += length
         elif length is not None or size - at < HEADER_BYTES:
-            found.append(Damage(at, CUT.format(size=size)))
-        elif not payloads and found and isinstance(found[-1], Record) and not _whole(content, found[-1]):
-            wasted += found[-1].length
-            at = found.pop().offset - HEADER_BYTES  # it ends elsewhere than its length says
-            found.append(Damage(at, WRONG_PAYLOAD))
+            stretches.append(Damage(at, CUT.format(size=size)))
+        elif not payloads and stretches and isinstance(stretches[-1], Record) and not _whole(content, stretches[-1]):
+            wasted += stretches[-1].length
+            at = stretches.pop().offset - HEADER_BYTES  # the record ends elsewhere than its length says
+            stretches.append(Damage(at, WRONG_PAYLOAD))
         else:
-            found.append(Damage(at, WRONG_LENGTH))
+            stretches.append(Damage(at, WRONG_LENGTH))
         at = _next_header(content, at + 1, size)
-    return found
+    return stretches
 
 
 def _length_at(content: mmap.mmap, at: int) -> int | None:

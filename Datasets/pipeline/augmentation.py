@@ -24,8 +24,8 @@ def standardise(image: tf.Tensor) -> tf.Tensor:
 def mean_and_scale(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Of each image of whole numbers, float32 [n]: mean, and 1 / deviation, which is at least 1 / sqrt(h w c).
 
-    The sums are taken in integers: exact, so no bit depends on how many images are summed together. A scale to
-    multiply by leaves TensorFlow nothing to rewrite, as it does with divisions by what it finds to be constant.
+    The sums are taken in integers: exact, so no bit depends on how many images are summed together. A factor
+    leaves TensorFlow nothing to rewrite, unlike a division by a constant.
     """
     count = image.shape[1] * image.shape[2] * image.shape[3]
     whole = tf.cast(image, tf.int32)
@@ -77,7 +77,7 @@ def flip_and_crop(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
 
 
 def moments(image: tf.Tensor, cuts: Cuts) -> tf.Tensor:
-    """What `from_bytes` needs to know of whole images: mean, scale, top, left; float32 [n, 4]."""
+    """The numbers of whole images that `from_bytes` needs: mean, scale, top, left; float32 [n, 4]."""
     mean, scale = mean_and_scale(image)
     return tf.stack([mean, scale, tf.cast(cuts.top, tf.float32), tf.cast(cuts.left, tf.float32)], axis=1)
 
@@ -91,12 +91,12 @@ def from_bytes(image: tf.Tensor, moments: tf.Tensor, side: int) -> tf.Tensor:
         place = first[:, None] + tf.range(sent, dtype=tf.float32)
         return tf.logical_and(place >= _FRAME, place < _FRAME + sent)  # the same for mirrored images
 
-    kept = tf.logical_and(in_picture(top)[:, :, None, None], in_picture(left)[:, None, :, None])
-    return sized(tf.where_v2(kept, _standardised(image, mean, scale), 0.0), side)
+    inside = tf.logical_and(in_picture(top)[:, :, None, None], in_picture(left)[:, None, :, None])
+    return sized(tf.where_v2(inside, _standardised(image, mean, scale), 0.0), side)
 
 
 def standardised_on_device(image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None) -> tf.Tensor:
-    """What is left to do to standardised pictures: nothing, or all of it if they are bytes; whole ones without `moments`."""
+    """Standard pictures, float32 [n, side, side, 3]; bytes are standardised here, as whole pictures without `moments`."""
     if moments is None and not request.eight_bit:
         return image
     return from_bytes(image, _moments_of_whole(image) if moments is None else moments, request.image_size)
@@ -107,7 +107,7 @@ def _moments_of_whole(image: tf.Tensor) -> tf.Tensor:
 
 
 def sized(image: tf.Tensor, side: int) -> tf.Tensor:
-    """Resized if it is not of this size yet."""
+    """[n, side, side, c]: resized, unless the image has this size already."""
     return image if image.shape[1] == side else resize(image, side, side)
 
 
@@ -117,8 +117,8 @@ def resize(image: tf.Tensor, height: int | tf.Tensor, width: int | tf.Tensor) ->
 
 
 def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
-    """Photographs 0 to 255: channel means subtracted, or as the request has it, to mean 0 and deviation 1 over ImageNet
-    or to about -1 to 1; and padded, if asked for."""
+    """Photographs 0 to 255 to float32, by the request: channel means subtracted, mean 0 and deviation 1 over ImageNet, or
+    about -1 to 1; with `fused` a fourth channel of zeros."""
     normal = _normalised(tf.cast(image, tf.float32), request)
     return tf.pad(normal, [[0, 0]] * (len(normal.shape) - 1) + [[0, 1]]) if request.fused else normal
 

@@ -1,4 +1,4 @@
-"""What every stream shares: positions in the endless epoch order, chunks of micro-batches, and the stream's end.
+"""The part common to all streams: positions in the endless epoch order, chunks of micro-batches, and prefetching.
 
 A stream is a pure function of its request: no buffer is shuffled and no generator keeps a state, so starting at
 another position gives the later part of the same stream, on any number of threads.
@@ -29,7 +29,7 @@ def place(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
 
 
 def validation_micro_batches(request: ReadRequest, size: int) -> int:
-    """How many there are of `size` samples; with several processes, in this one's share."""
+    """Micro-batches of `size` samples in this process's share."""
     whole = -(-size // request.batch_size)
     return (
         len(range(request.start // request.batch_size, whole, request.period // request.block)) if request.period else whole
@@ -43,7 +43,7 @@ def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
 
 
 def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which record of `size` stands at each position [n], and in which epoch; both int64.
+    """The record out of `size` at each position [n], and its epoch; both int64 [n].
 
     `block` neighbouring records stay together: whole blocks are permuted, and the records that fill no block are put in
     after a random one of them.
@@ -61,14 +61,14 @@ def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) 
 
 
 def micro_batches_per_chunk(request: ReadRequest) -> int:
-    """How many micro-batches are worked on in one call; no result depends on it."""
+    """Micro-batches prepared by one call; no result depends on the number."""
     sample_bytes = 4 * 3 * request.image_size**2
     samples = min(_CHUNK_SAMPLES, _CHUNK_BYTES // sample_bytes)
     return max(1, samples // request.batch_size)
 
 
 def threads(request: ReadRequest) -> int:
-    """Calls at once: as asked, but never more than there are processors."""
+    """Parallel calls: the request's, at most one for each processor."""
     return max(1, min(request.parallel_calls, os.cpu_count() or 1))
 
 
@@ -83,6 +83,6 @@ def split_chunks(stream: tf.data.Dataset, per_chunk: int, batch_size: int) -> tf
     return stream.map(rows).unbatch()
 
 
-def finish(stream: tf.data.Dataset) -> tf.data.Dataset:
-    """A small buffer, so that the next micro-batch is made while the device works on this one."""
+def prefetched(stream: tf.data.Dataset) -> tf.data.Dataset:
+    """The stream with a small buffer: the next micro-batch is prepared while the device works on this one."""
     return stream.prefetch(_PREFETCH)

@@ -22,12 +22,12 @@ def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
     """
 
     def window(shape: tf.Tensor) -> tf.Tensor:
-        begin, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
+        corner, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
             image_size=shape, bounding_boxes=boxes, seed=seed, min_object_covered=0.1,
             aspect_ratio_range=(0.75, 1.33), area_range=(0.05, 1.0), max_attempts=100,
             use_image_if_no_bounding_boxes=True,
         )  # fmt: skip
-        return tf.concat([begin[:2], size[:2]], 0)
+        return tf.concat([corner[:2], size[:2]], 0)
 
     def from_jpeg() -> tf.Tensor:
         cut = window(tf.image.extract_jpeg_shape(encoded))
@@ -38,13 +38,13 @@ def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
         top, left, height, width = tf.unstack(window(tf.shape(whole)))
         return whole[top : top + height, left : left + width]
 
-    encoded = _promising(encoded)
+    encoded = _checked_header(encoded)
     return tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
 
 
 def whole(encoded: tf.Tensor) -> tf.Tensor:
-    """A file's picture, uint8 [height, width, 3]: the first frame, without transparency, not turned as EXIF may ask."""
-    encoded = _promising(encoded)
+    """The picture of a file, uint8 [height, width, 3]: the first frame, without transparency, EXIF's rotation left out."""
+    encoded = _checked_header(encoded)
     return tf.cond(
         tf.image.is_jpeg(encoded),
         lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
@@ -52,8 +52,8 @@ def whole(encoded: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _promising(encoded: tf.Tensor) -> tf.Tensor:
-    """The file's bytes, when what its header promises may be decoded: decoders believe it, and take memory at once."""
+def _checked_header(encoded: tf.Tensor) -> tf.Tensor:
+    """The file's bytes, once its header has passed: decoders believe a header and take memory at once."""
     with tf.control_dependencies([tf.numpy_function(_headers_hold, [encoded], tf.bool)]):
         return tf.identity(encoded)
 
@@ -83,8 +83,8 @@ def _bitmap(encoded: bytes) -> np.ndarray:
 
 
 def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
-    """The whole picture resized so that its shorter side is 256/224 of the crop's, and the crop from its middle."""
-    image = _not_endless(image)
+    """float32 [side, side, 3]: from the middle of the picture, resized to a shorter side of 256/224 of the crop's."""
+    image = _bounded_aspect(image)
     shape = tf.shape(image)[:2]
     shorter = tf.reduce_min(shape)
     height, width = tf.unstack((shape * int(side * _CENTRAL) + shorter // 2) // shorter)  # rounded
@@ -93,9 +93,9 @@ def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
     return resized[top : top + side, left : left + side]
 
 
-def _not_endless(image: tf.Tensor) -> tf.Tensor:
-    """The middle of a picture that is one long line: of one pixel by a million, memory would not hold the resized whole."""
+def _bounded_aspect(image: tf.Tensor) -> tf.Tensor:
+    """The middle of a picture longer than LONGEST times its width: one pixel by a million, resized, fits in no memory."""
     shape = tf.shape(image)[:2]
-    kept = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
-    top, left = tf.unstack((shape - kept) // 2)
-    return image[top : top + kept[0], left : left + kept[1]]
+    extent = tf.minimum(shape, LONGEST * tf.reduce_min(shape))
+    top, left = tf.unstack((shape - extent) // 2)
+    return image[top : top + extent[0], left : left + extent[1]]

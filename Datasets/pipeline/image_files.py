@@ -26,7 +26,7 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
             ready = augmentation.sized(augmentation.standardise(square), request.image_size)[0]
         else:
             ready = decoding.central_crop(pixels, request.image_size)
-        found = []
+        pictures = []
         for path in paths:
             content = image_headers.read(path)
             try:
@@ -34,8 +34,8 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
             except tf.errors.OpError:  # a bitmap fails in Pillow
                 raise DataError(f"photograph {path} cannot be decoded: it is damaged") from None
             _check_shape(path, *decoded.shape[:2])
-            found.append(session.run(ready, {pixels: decoded}))
-    return np.stack(found)
+            pictures.append(session.run(ready, {pixels: decoded}))
+    return np.stack(pictures)
 
 
 def _check_shape(path: str, height: int, width: int) -> None:

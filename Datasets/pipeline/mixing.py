@@ -20,37 +20,39 @@ _CUTMIX_TAIL = math.exp(-4.0)  # version 1: the least part that is kept is 1 + l
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """`alpha`: both parameters of mixup's Beta distribution, 0 for none. `kept`: the part of the picture that cutmix keeps,
-    1 for none; in version 1 it varies from micro-batch to micro-batch. `micro_batch`: pictures that are mixed among
-    themselves, at least 2."""
+    """Mixes the pictures of each micro-batch among themselves.
 
-    alpha: float
-    kept: float
-    version: int
+    `mixup_alpha`: both parameters of mixup's Beta distribution, 0 for no mixup. `cutmix_lambda`: the share of a picture's
+    area that stays, 1 for no cutmix; in `cutmix_version` 1 it varies. `micro_batch`: pictures, at least 2.
+    """
+
+    mixup_alpha: float
+    cutmix_lambda: float
+    cutmix_version: int
     micro_batch: int
     seed: draws.Seed
 
     def __call__(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Features of whole micro-batches: "image" [batch, side, side, 3] mixed, and beside "label", which stays,
-        "labels" [batch, n] int32 and "shares" [batch, n] float32 of what is in each picture; shares add up to 1."""
-        image = self._apart(features["image"])
-        position = self._apart(features["position"])
-        labels, shares = [self._apart(features["label"])], [tf.ones_like(position, tf.float32)]
-        if self.alpha > 0:
+        "labels" [batch, n] int32 and "shares" [batch, n] float32, each label's part of the picture; a row adds up to 1."""
+        image = self._by_micro_batch(features["image"])
+        position = self._by_micro_batch(features["position"])
+        labels, shares = [self._by_micro_batch(features["label"])], [tf.ones_like(position, tf.float32)]
+        if self.mixup_alpha > 0:
             m = self._coefficients(position)
             image = _wide(m) * image + (1 - _wide(m)) * tf.roll(image, 1, 1)
             labels, shares = [labels[0], tf.roll(labels[0], 1, 1)], [m, 1 - m]
-        if self.kept < 1:
-            inside, kept = self._boxes(position[:, 0] // self.micro_batch, image.shape[2])
+        if self.cutmix_lambda < 1:
+            inside, share = self._boxes(position[:, 0] // self.micro_batch, image.shape[2])
             shift = min(2, self.micro_batch - 1)
             image = tf.where_v2(inside, tf.roll(image, shift, 1), image)
             labels += [tf.roll(each, shift, 1) for each in labels]
-            shares = [kept * each for each in shares] + [(1 - kept) * tf.roll(each, shift, 1) for each in shares]
+            shares = [share * each for each in shares] + [(1 - share) * tf.roll(each, shift, 1) for each in shares]
         together = {"image": image, "labels": tf.stack(labels, -1), "shares": tf.stack(shares, -1)}
         return {**features, **{name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in together.items()}}
 
-    def _apart(self, x: tf.Tensor) -> tf.Tensor:
-        """[batch, ...] -> [micro-batches, pictures of one, ...]"""
+    def _by_micro_batch(self, x: tf.Tensor) -> tf.Tensor:
+        """[batch, ...] -> [micro-batches, pictures, ...]"""
         return tf.reshape(x, [-1, self.micro_batch, *x.shape[1:]])
 
     def _key(self, what: str) -> draws.Key:
@@ -74,7 +76,7 @@ class Mixing:
             return tf.cast(drawn, tf.float64) + 2.0**-25  # never 0
 
         candidate = tf.range(_CANDIDATES)
-        d = self.alpha + 2 / 3
+        d = self.mixup_alpha + 2 / 3
         normal = tf.sqrt(-2 * tf.math.log(uniform("radius", candidate)))
         normal *= tf.cos(2 * math.pi * uniform("angle", candidate))
         v = tf.pow(1 + normal / math.sqrt(9 * d), 3)
@@ -82,12 +84,14 @@ class Mixing:
         accepted = tf.math.log(uniform("accept", candidate)) < tf.square(normal) / 2 + d * (1 - v + log_v)
         accepted = tf.logical_and(accepted, v > 0)
         first = tf.argmax(tf.cast(accepted, tf.int32), -1)
-        return math.log(d) + tf.gather(log_v, first, batch_dims=2) + tf.math.log(uniform("power", 0)[..., 0]) / self.alpha
+        return (
+            math.log(d) + tf.gather(log_v, first, batch_dims=2) + tf.math.log(uniform("power", 0)[..., 0]) / self.mixup_alpha
+        )
 
     def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """For each micro-batch: where the partner is pasted, bool [n, 1, side, side, 1], and the exact part that is kept,
-        [n, 1]."""
-        cut = tf.sqrt(1 - self._part(index)) * side
+        """For each micro-batch: where the partner is pasted, bool [n, 1, side, side, 1], and the exact share that
+        stays, float32 [n, 1]."""
+        cut = tf.sqrt(1 - self._kept_shares(index)) * side
         cut = tf.cast(tf.round(cut), tf.int32)
         inside = []
         for axis in ("rows", "columns"):
@@ -97,15 +101,15 @@ class Mixing:
         box = tf.logical_and(inside[0][:, None, :, None, None], inside[1][:, None, None, :, None])
         return box, (1 - tf.cast(cut * cut, tf.float32) / side**2)[:, None]
 
-    def _part(self, index: tf.Tensor) -> tf.Tensor:
-        """The part that is kept of the pictures of each micro-batch."""
-        if self.version == 2:
-            return tf.fill(tf.shape(index), tf.constant(self.kept, tf.float32))
-        whole = draws.uniform(self._key("cutmix/whole"), index) < 1.55 * self.kept - 0.96
+    def _kept_shares(self, index: tf.Tensor) -> tf.Tensor:
+        """The share of area that the pictures of each micro-batch keep, float32 [n]."""
+        if self.cutmix_version == 2:
+            return tf.fill(tf.shape(index), tf.constant(self.cutmix_lambda, tf.float32))
+        whole = draws.uniform(self._key("cutmix/whole"), index) < 1.55 * self.cutmix_lambda - 0.96
         v = _CUTMIX_TAIL + (1 - _CUTMIX_TAIL) * draws.uniform(self._key("cutmix/part"), index)
         return tf.where_v2(whole, tf.ones_like(v), 1 + tf.math.log(v) / 4)
 
 
 def _wide(per_picture: tf.Tensor) -> tf.Tensor:
-    """To go with pictures."""
+    """[micro-batches, pictures] -> [micro-batches, pictures, 1, 1, 1]"""
     return per_picture[:, :, None, None, None]

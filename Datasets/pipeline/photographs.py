@@ -1,9 +1,9 @@
 """Streams of photographs from TFRecords: read, parse, crop and decode, flip, resize, normalise.
 
 A record that cannot be read or decoded stops the stream with a DataError (inside TensorFlow's error) that names
-file and record. TensorFlow's decoders know neither, so: elements that fail are left out, and the first gap in the
-positions, seen when a micro-batch is complete, says which record it was. Where bad records are tolerated, the next good
-one stands in for training, and a picture that is not counted for validation: no other picture's place changes.
+file and record. TensorFlow's decoders know neither: failed elements are left out, and the first gap in the positions of a
+complete micro-batch identifies the record. Where bad records are tolerated, the next good record replaces one in training
+and an uncounted zero picture one in validation: no other picture's place changes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
 
     def stand_in(element: Element) -> tf.data.Dataset:
         following = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
-        nobody = tf.data.Dataset.from_tensors({**_nothing(element["position"], request), "asked": element["asked"]})
-        return following.map(prepare).ignore_errors().concatenate(nobody)
+        blank = tf.data.Dataset.from_tensors({**_blank(element["position"], request), "due": element["due"]})
+        return following.map(prepare).ignore_errors().concatenate(blank)
 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
 
@@ -66,12 +66,12 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
 
 
 def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
-    """Endless payloads in the order of the epochs, so many in one element as are read together."""
+    """Endless payloads in the order of the epochs, _READ_TOGETHER in one element."""
 
     def read(position: tf.Tensor) -> Element:
         record, epoch = batching.record_and_epoch(position, size, request.seed, request.shuffle_block)
         drawn = _drawn(record, epoch, request)  # for many at once
-        return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": position, **drawn}
+        return {"payload": load(record), "due": record, "record": record, "epoch": epoch, "position": position, **drawn}
 
     return batching.training_positions(request, _READ_TOGETHER).map(read, _READERS)
 
@@ -105,20 +105,18 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
 
     def read(record: tf.Tensor) -> Element:
         epoch = tf.zeros_like(record)
-        return {"payload": load(record), "asked": record, "record": record, "epoch": epoch, "position": record}
+        return {"payload": load(record), "due": record, "record": record, "epoch": epoch, "position": record}
 
     together = tf.data.Dataset.range(real).map(place).batch(_READ_TOGETHER)
     single = together.map(read, _READERS).unbatch()
     prepare = partial(_prepared, request=request, classes=classes, distort=False)
 
     def stand_in(element: Element) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors({**_nothing(element["position"], request), "asked": element["asked"]})
+        return tf.data.Dataset.from_tensors({**_blank(element["position"], request), "due": element["due"]})
 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
     # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
-    filling = (
-        tf.data.Dataset.range(real, (count + 1) * request.batch_size).map(place).map(partial(_nothing, request=request))
-    )
+    filling = tf.data.Dataset.range(real, (count + 1) * request.batch_size).map(place).map(partial(_blank, request=request))
     check = _Check(index, prepare, place, place, tolerance, False)
     return _micro_batches(decoded.concatenate(filling), check, request).take(count)
 
@@ -129,7 +127,7 @@ def _decoded_or(
     request: ReadRequest,
     stand_in: Callable[[Element], tf.data.Dataset] | None,
 ) -> tf.data.Dataset:
-    """Records prepared in parallel, in order; what fails is left out, or replaced by the first of its stand-ins."""
+    """Records prepared in parallel, in order; failures are left out, or replaced by the first good stand-in."""
 
     def first(element: Element) -> Element:
         itself = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
@@ -140,7 +138,7 @@ def _decoded_or(
 
 @dataclass(frozen=True)
 class _Check:
-    """Whether a micro-batch is what it should be: a gap in its positions is the error of the record that is missing."""
+    """Requires complete micro-batches: a gap in the positions is the error of the missing record."""
 
     index: Records
     describe: record_reader.Prepare
@@ -149,14 +147,14 @@ class _Check:
     tolerance: Tolerance
     training: bool
 
-    def __call__(self, number: np.ndarray, position: np.ndarray, asked: np.ndarray, used: np.ndarray) -> np.ndarray:
-        """The positions; `asked`, `used`: the records that should be there and those that are, -1 for none."""
+    def __call__(self, number: np.ndarray, position: np.ndarray, due: np.ndarray, used: np.ndarray) -> np.ndarray:
+        """The positions, int64 [batch]; `due`, `used`: the record numbers of the order and of the pictures, -1 for none."""
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
             record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
         if self.tolerance.most:
-            for record, instead in zip(asked.tolist(), used.tolist()):
+            for record, instead in zip(due.tolist(), used.tolist()):
                 if instead != record:
                     self._tell(record)
                 if instead < 0 <= record and self.training:
@@ -177,7 +175,7 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
     """Batches whose positions have no gap."""
 
     def checked(number: tf.Tensor, element: Element) -> Element:
-        position = tf.numpy_function(check, [number, *(element[name] for name in ("position", "asked", "record"))], tf.int64)
+        position = tf.numpy_function(check, [number, *(element[name] for name in ("position", "due", "record"))], tf.int64)
         shaped = {
             "image": element["image"],
             "label": element["label"],
@@ -192,7 +190,7 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
 
     batches = single.batch(request.batch_size, drop_remainder=True)
     numbered = batches.enumerate()
-    return batching.finish(numbered.map(checked))
+    return batching.prefetched(numbered.map(checked))
 
 
 def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
@@ -209,12 +207,12 @@ def _prepared(element: Element, request: ReadRequest, classes: int, distort: boo
     if whole:
         image = _flipped(image, element, request) if distort else decoding.central_crop(image, request.image_size)
         image.set_shape([request.image_size, request.image_size, 3])
-    kept = {name: element[name] for name in ("position", "asked", "record")}
-    return {"image": image, "label": label, **kept}
+    passed_on = {name: element[name] for name in ("position", "due", "record")}
+    return {"image": image, "label": label, **passed_on}
 
 
 def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element:
-    """What is random of records: the seed of the crop, and whether it is mirrored."""
+    """The draws of records [n]: the seed of the crop, int32 [n, 2], and the flip, bool [n]."""
     return {
         "seed": draws.seed_pairs(draws.key(request.seed, "data/box"), epoch, record),
         "flip": tf.equal(draws.below(2, draws.key(request.seed, "data/flip"), epoch, record), 1),
@@ -232,7 +230,7 @@ def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Ten
     return augmentation.resize(image[None], request.image_size, request.image_size)[0]
 
 
-def _nothing(position: tf.Tensor, request: ReadRequest) -> Element:
+def _blank(position: tf.Tensor, request: ReadRequest) -> Element:
     image = tf.zeros([request.image_size, request.image_size, 3])
-    nobody = tf.constant(-1, tf.int64)
-    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "asked": nobody, "record": nobody}
+    blank = tf.constant(-1, tf.int64)
+    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "due": blank, "record": blank}

@@ -1,4 +1,4 @@
-"""Reading records into a stream, and saying what is wrong with one that failed."""
+"""Payloads of records in a stream, and the reason why a record failed."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ Prepare = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
 def loader(index: Records, cache: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function from record numbers [n] to their payloads [n], which it keeps if asked, while memory allows."""
-    kept: dict[int, bytes] = {}
-    room = _cache_bytes() if cache else 0
-    one_at_a_time = threading.Lock()
+    """A function from record numbers int64 [n] to payloads, string [n]; `cache` keeps them while memory allows."""
+    cached: dict[int, bytes] = {}
+    free_bytes = _cache_bytes() if cache else 0
+    lock = threading.Lock()
 
-    def one(record: int) -> bytes:
-        nonlocal room
-        if record in kept:
-            return kept[record]
+    def payload_of(record: int) -> bytes:
+        nonlocal free_bytes
+        if record in cached:
+            return cached[record]
         try:
             payload = index.payload(record)
         except DataError:
             return b""  # cannot be parsed, so it leaves a gap, and `fail` reads it again to say why
-        with one_at_a_time:
-            if len(payload) <= room:
-                kept[record] = payload
-                room -= len(payload)
+        with lock:
+            if len(payload) <= free_bytes:
+                cached[record] = payload
+                free_bytes -= len(payload)
         return payload
 
-    def many(records: np.ndarray) -> np.ndarray:
-        return np.array([one(int(record)) for record in records], dtype=object)
+    def payloads_of(records: np.ndarray) -> np.ndarray:
+        return np.array([payload_of(int(record)) for record in records], dtype=object)
 
     def load(record: tf.Tensor) -> tf.Tensor:
-        payload = tf.numpy_function(many, [record], tf.string)
+        payload = tf.numpy_function(payloads_of, [record], tf.string)
         payload.set_shape(record.shape)
         return payload
 
@@ -82,7 +82,7 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
 
 
 def _header_fault(payload: bytes) -> str | None:
-    """What the header of a record's picture says against it, in better words than TensorFlow's."""
+    """The fault in the header of a record's picture, in better words than TensorFlow's."""
     example = tf_example.parse(payload)
     if example is None:
         return tf_example.UNPARSED
@@ -91,13 +91,13 @@ def _header_fault(payload: bytes) -> str | None:
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:
-    """What TensorFlow says when it prepares the payload alone; None if it can."""
+    """TensorFlow's error when the payload alone is prepared; None without one."""
     with tf.Graph().as_default(), tf.Session() as session:
         zero = tf.constant(0, tf.int64)
-        counters = dict.fromkeys(("asked", "record", "epoch", "position"), zero)
-        made = prepare({"payload": tf.constant(payload), **counters})
+        counters = dict.fromkeys(("due", "record", "epoch", "position"), zero)
+        prepared = prepare({"payload": tf.constant(payload), **counters})
         try:
-            session.run(made)
+            session.run(prepared)
         except tf.errors.OpError as error:
             return quiet.telling_line(error)
         except UnicodeDecodeError:  # TensorFlow quotes the record in its message, which is no text

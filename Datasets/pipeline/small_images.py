@@ -28,7 +28,7 @@ def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dat
 
     positions = batching.training_positions(request, per_chunk * request.batch_size)
     chunks = positions.map(read, batching.threads(request))
-    return batching.finish(batching.split_chunks(chunks, per_chunk, request.batch_size))
+    return batching.prefetched(batching.split_chunks(chunks, per_chunk, request.batch_size))
 
 
 def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dataset:
@@ -45,7 +45,7 @@ def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.dat
 
     chunks = tf.data.Dataset.range(0, count * request.batch_size, chunk).map(read, batching.threads(request))
     micro_batches = batching.split_chunks(chunks, per_chunk, request.batch_size)
-    return batching.finish(micro_batches.take(count))
+    return batching.prefetched(micro_batches.take(count))
 
 
 def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -55,7 +55,7 @@ def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _preprocessed(pixels: tf.Tensor, cuts: augmentation.Cuts | None, request: ReadRequest) -> Element:
-    """Standardised, then flipped and cropped, then resized; or the bytes and what the device needs for the same."""
+    """Images standardised, then flipped and cropped, then resized; or bytes with the moments for the same on the device."""
     if request.eight_bit:
         image = augmentation.flip_and_crop(pixels, cuts) if cuts else pixels
         return {"image": image, "moments": augmentation.moments(pixels, cuts or augmentation.no_cuts(pixels[:, 0, 0, 0]))}

@@ -1,6 +1,6 @@
-"""Data without files: one random image and one label, every sample the same; from the host, or made on the device.
+"""Data without files: one random image and one label for every sample, from the host's stream or in the device's graph.
 
-No data set of its own: `generated` and `synthetic` imitate another one's description.
+Both imitate the description of another data set.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GeneratedSource:
                 many["label"] = tf.where_v2(real, many["label"], -1)
             return many | {"position": position}
 
-        return batching.finish(tf.data.Dataset.zip((positions, once)).map(element))
+        return batching.prefetched(tf.data.Dataset.zip((positions, once)).map(element))
 
 
 def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
@@ -103,13 +103,13 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     )
     image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, so that eight bits hold them
     drawn_from = max(1, spec.num_classes - 1)
-    made = {"label": draws.below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
+    sample = {"label": draws.below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
     if request.eight_bit:
-        made["image"] = tf.cast(image, tf.uint8)[0]
+        sample["image"] = tf.cast(image, tf.uint8)[0]
         if spec.standardised:
-            made["moments"] = augmentation.moments(image, augmentation.no_cuts(tf.zeros([1])))[0]
+            sample["moments"] = augmentation.moments(image, augmentation.no_cuts(tf.zeros([1])))[0]
     elif spec.standardised:
-        made["image"] = augmentation.standardise(image)[0]
+        sample["image"] = augmentation.standardise(image)[0]
     else:
-        made["image"] = (augmentation.normalise(image, request) if request.host_normalise else image)[0]
-    return made
+        sample["image"] = (augmentation.normalise(image, request) if request.host_normalise else image)[0]
+    return sample

@@ -1,6 +1,6 @@
-"""Where the data lies: names inferred from paths, DATA_DIR, and the walk through a folder tree.
+"""The place of the data: names inferred from paths, DATA_DIR, and the walk through a folder tree.
 
-Refuses to guess: what is not found is an error that says what was looked for, and where.
+No guesses: an error names the files that are missing, and the folders that were searched.
 """
 
 from __future__ import annotations

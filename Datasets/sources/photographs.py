@@ -1,4 +1,4 @@
-"""A data set of photographs, whatever its records are kept in."""
+"""A data set of photographs, from any kind of record."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class PhotographSource:
-    """Records of photographs. `missing`: what to say when validation is asked for and there is none. `tolerance`: of what
-    is passed over in both splits."""
+    """Records of photographs. `missing`: the error of a validation without pictures. `tolerance`: the limit on bad
+    records, of both splits together."""
 
     def __init__(
         self, spec: DataSpec, train: Records, validation: Records | None, missing: str, tolerance: Tolerance
@@ -38,7 +38,7 @@ class PhotographSource:
         return photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
-        """Those of training; validation's stream is measured whole."""
+        """Reading, decoding, augmenting and batching of training; validation is one stage."""
         from Datasets.pipeline import photographs
 
         if not training:

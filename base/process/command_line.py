@@ -108,33 +108,33 @@ def run(
                 except Exception:
                     stop.raise_if_received()  # a library may have made something else of the request
                     raise
-    except signals.StopRequest as asked:
+    except signals.StopRequest as request:
         with suppress(OSError):
-            print(f"{prog}: stopped by {asked}", file=sys.stderr)
-        return 128 + asked.number
+            print(f"{prog}: stopped by {request}", file=sys.stderr)
+        return 128 + request.number
 
 
 def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     """Says what went wrong; the exit code. What nobody foresaw is raised again."""
 
-    def told(text: object, code: int) -> int:
+    def report(text: object, code: int) -> int:
         print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
         return code
 
     try:
         raise error
     except (UsageError, *wrong) as error:
-        return told(error, 2)
+        return report(error, 2)
     except failures as error:
-        return told(error, 1)
+        return report(error, 1)
     except ModuleNotFoundError as error:
         if early.missing(error) is None:
             raise
-        return told(early.missing(error), 1)
+        return report(early.missing(error), 1)
     except (MemoryError, ImportError, RuntimeError) as error:
         if quiet.starved(error) is None:
             raise
-        return told(quiet.starved(error), 1)
+        return report(quiet.starved(error), 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1
@@ -142,8 +142,8 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
         where = f": {error.filename}" if error.filename else ""
         nowhere = not where and "temporary directory" in str(error)
         remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
-        return told(f"{error.strerror or error}{where}{remedy}", 1)
+        return report(f"{error.strerror or error}{where}{remedy}", 1)
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise
-        return told(quiet.device_error(error), 1)
+        return report(quiet.device_error(error), 1)

@@ -1,5 +1,4 @@
-"""What a signal does before a command has begun and after it has ended, and a package that is not there: it ends the
-process with one line.
+"""Signals before a command has begun and after it has ended, and missing packages: each ends the process with one line.
 
 The first lines of every script call this, as the imports below them take most of a second, in which an interrupt would
 otherwise be a traceback. That is why so little is imported here.
@@ -29,7 +28,7 @@ def begun(prog: str) -> None:
 
 
 def missing(error: BaseException) -> str | None:
-    """What to say of a package that is not there; None for any other error."""
+    """The message for a missing package; None for any other error."""
     name = getattr(error, "name", None) or ""
     if not isinstance(error, ModuleNotFoundError) or name.split(".")[0] not in INSTALLED:
         return None

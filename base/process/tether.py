@@ -1,4 +1,4 @@
-"""What an instance does when the poprun that started it is gone: it ends as if it had been told to, by force after a while.
+"""The end of an instance whose poprun is gone: as if on a request, by force after a while.
 
 A launcher that is killed tells nobody. Its instances look for it themselves: their parent (poprun, mpirun or mpirun's
 daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
@@ -30,9 +30,9 @@ def mark() -> str:
 
 def watch(environ: Mapping[str, str]) -> None:
     """From now on this process ends when its launcher has; nothing if the environment has no mark of one."""
-    found = environ.get(MARK, "").split("/")
-    if len(found) == 4 and threading.current_thread() is threading.main_thread():
-        threading.Thread(target=_watch, args=(*found, os.getppid()), daemon=True).start()
+    fields = environ.get(MARK, "").split("/")
+    if len(fields) == 4 and threading.current_thread() is threading.main_thread():
+        threading.Thread(target=_watch, args=(*fields, os.getppid()), daemon=True).start()
 
 
 def _watch(host: str, namespace: str, pid: str, since: str, parent: int) -> None:

@@ -94,11 +94,11 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _put_in_place(made: Path, final: Path) -> None:
+def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename; a folder that is in the way is kept when it is whole and moved aside when it is not."""
     for _ in range(_ATTEMPTS):
         try:
-            os.rename(made, final)
+            os.rename(temporary, final)
             return
         except OSError:
             if _is_whole(final):

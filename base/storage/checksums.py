@@ -87,7 +87,7 @@ def _shifted(crc: np.ndarray, tables: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _byte_table() -> np.ndarray:
-    """What each value of a byte leaves in an empty register."""
+    """The register after each value of a byte, from an empty one: uint32 [256]."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_CASTAGNOLI), table >> 1).astype(np.uint32)
@@ -101,7 +101,7 @@ def _byte_values() -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _place_table() -> np.ndarray:
-    """What value b at place i of a block adds, at index 256 * i + b."""
+    """The term of value b at place i of a block, at index 256 * i + b."""
     rows = [_byte_table()]
     for _ in range(_BLOCK - 1):
         rows.append(_after_a_zero(rows[-1]))

@@ -53,7 +53,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """What `write_atomically` left beside files of this folder when its process was killed."""
+    """Files that `write_atomically` left in this folder when its process was killed."""
     for path in folder.glob(".*"):
         named = _BESIDE.fullmatch(path.name)
         if named and (folder / named[1]).is_file() and not path.is_dir():

@@ -25,16 +25,16 @@ _READERS = {
 
 def read(path: Path, most: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
     """The wanted arrays by name, of a file that unpacks to at most `most` bytes; OSError, or ValueError with one line."""
-    found = {}
+    arrays = {}
     with input_files.opened(path) as file, zips.opened(file, most) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
-            if name in found:  # once with .npy and once without
+            if name in arrays:  # once with .npy and once without
                 raise ValueError(f"it holds {brief(name)} twice")
             if wanted(name):
                 with archive.open(info) as member:
-                    found[name] = _array(member, info.file_size, brief(name), most)
-    return found
+                    arrays[name] = _array(member, info.file_size, brief(name), most)
+    return arrays
 
 
 def _array(member: BinaryIO, size: int, name: str, most: int) -> np.ndarray:
@@ -46,8 +46,8 @@ def _array(member: BinaryIO, size: int, name: str, most: int) -> np.ndarray:
         raise ValueError(f"{name} holds no numbers")
     rest = size - member.tell()
     bounds.require_filled(name, shape, kind.itemsize, rest, most)
-    found = np.frombuffer(zips.unpacked(member, rest), kind)
-    return found.reshape(shape[::-1]).T if by_column else found.reshape(shape)
+    values = np.frombuffer(zips.unpacked(member, rest), kind)
+    return values.reshape(shape[::-1]).T if by_column else values.reshape(shape)
 
 
 def _header(member: BinaryIO, name: str) -> tuple[Any, bool, np.dtype]:

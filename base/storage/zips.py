@@ -1,7 +1,7 @@
 """Members of a zip file that others may have made, unpacked within bounds.
 
 Whatever is wrong or beyond a bound is a ValueError with the reason in one line. The bounds hold while unpacking: a table of
-contents that lies about a member's size is found out, not believed.
+contents with a wrong size of a member is an error.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ def opened(file: BinaryIO, most: int) -> Iterator[zipfile.ZipFile]:
 
 def unpacked(member: BinaryIO, size: int) -> bytearray:
     """The rest of an open member, which must have exactly `size` bytes and the checksum that the zip says."""
-    found = bytearray()
-    while part := member.read(min(_PART, size + 1 - len(found))):
-        found += part
-    if len(found) != size:
-        raise ValueError(f"it unpacks to {'more' if len(found) > size else 'fewer'} bytes than the {size:,} that it claims")
-    return found
+    data = bytearray()
+    while block := member.read(min(_PART, size + 1 - len(data))):
+        data += block
+    if len(data) != size:
+        raise ValueError(f"it unpacks to {'more' if len(data) > size else 'fewer'} bytes than the {size:,} that it claims")
+    return data
 
 
 @contextmanager
 def faults() -> Iterator[None]:
-    """What zipfile and what it uses raise for damaged files, as a ValueError."""
+    """ValueError for the errors of zipfile and its libraries on damaged files."""
     try:
         yield
     except FileNotFoundError:

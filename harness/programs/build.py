@@ -147,9 +147,9 @@ def _mixing(run: Run, seed: Seed) -> Mixing:
     """Mixup and cutmix."""
     asked = run.options.dataset
     return Mixing(
-        alpha=asked.mixup_alpha,
-        kept=asked.cutmix_lambda,
-        version=asked.cutmix_version,
+        mixup_alpha=asked.mixup_alpha,
+        cutmix_lambda=asked.cutmix_lambda,
+        cutmix_version=asked.cutmix_version,
         micro_batch=run.plan.micro_batch,
         seed=seed,
     )

@@ -64,7 +64,7 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
     shared = f" in each of the {neighbours} processes here" if limit.shared and neighbours > 1 else ""
     said = (
         f"{'training' if training else 'this'} needs about {gigabytes(run.memory.of_kind(limit.kind))} GB of "
-        f"{_KINDS.get(limit.kind, 'host memory')}{shared}, and {limit.told} {gigabytes(limit.bytes)} GB: "
+        f"{_KINDS.get(limit.kind, 'host memory')}{shared}, and {limit.source} {gigabytes(limit.bytes)} GB: "
         f"{_remedy(run, limit, training)}"
     )
     if hopeless and run.options.device.memory_check:

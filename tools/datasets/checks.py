@@ -1,6 +1,6 @@
-"""Reads data sets of every kind whole and says what is damaged: file, record and reason.
+"""Reads data sets of every kind whole and lists all damage: file, record and reason.
 
-Nothing here stops at the first damage. Only parsing and decoding records imports TensorFlow.
+Only parsing and decoding records imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from base.storage import input_files
 from Datasets._spec import regular_size
 from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord_recovery
 from Datasets.formats.binary import Layout
-from Datasets.formats.conversion_info import Described
+from Datasets.formats.conversion_info import ConversionInfo
 from Datasets.formats.image_headers import MOST_BYTES
 from Datasets.formats.tfrecord import shards
 from Datasets.formats.tfrecord_recovery import Damage
 from Datasets.sources import catalogue, locate
 
 if TYPE_CHECKING:
-    from tools.datasets.example_checks import Decoder
+    from tools.datasets.example_checks import ExampleChecker
 
 
 class Finding(NamedTuple):
-    """Something damaged. `record` is None where a whole file or folder is meant."""
+    """One damaged or missing thing. `record`: its number in the file; None for a whole file or folder."""
 
     file: Path
     record: int | None
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What one file held."""
+    """The content of one file."""
 
     records: int  # whole and damaged ones
     findings: list[Finding]
@@ -51,7 +51,7 @@ Check = Callable[[Path], Checked]
 
 @dataclass(frozen=True)
 class Work:
-    """The files of a data set, how each of them is checked, and what is wrong with the set as a whole."""
+    """The files of a data set, each with its check, and the findings about the set as a whole."""
 
     kind: str
     files: list[tuple[Path, Check]]
@@ -59,20 +59,21 @@ class Work:
     notes: tuple[str, ...] = ()
 
 
-def work(folder: Path, classes: int | None, decoder: Callable[[], Decoder]) -> Work:
-    """What there is to check in a folder; a DataError if it holds no data set."""
+def work(folder: Path, classes: int | None, new_checker: Callable[[], ExampleChecker]) -> Work:
+    """The checks of a folder's data set; DataError if there is none. `new_checker`: called once, only for records that are
+    parsed; `classes`: the number of labels, where labels.txt does not name them."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
-    found = _shards(folder, classes, decoder) or _binaries(folder) or _tree(folder, decoder)
-    if found is None:
+    contents = _shards(folder, classes, new_checker) or _binaries(folder) or _tree(folder, new_checker)
+    if contents is None:
         raise DataError(
             f"no data set in {folder}: looked for TFRecord shards train-?????-of-????? (also in train/ and validation/), "
             "for CIFAR's binary files (data_batch_1.bin, train.bin), and for a tree with one folder for each class"
         )
-    return found
+    return contents
 
 
-def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> Work | None:
+def _shards(folder: Path, num_classes: int | None, new_checker: Callable[[], ExampleChecker]) -> Work | None:
     places = [(place, split) for split in conversion_info.SPLITS for place in (folder, folder / split) if place.is_dir()]
     files = [(file, place) for place, split in places for file in sorted(place.glob(f"{split}-?????-of-?????"))]
     if not files:
@@ -86,18 +87,18 @@ def _shards(folder: Path, asked: int | None, decoder: Callable[[], Decoder]) -> 
     described = _described_in(files[0][1], [file.name for file, _ in files], findings)
     names = class_names.read(files[0][1])
     if names:
-        class_names.agree(names, asked, str(files[0][1] / class_names.FILE))
-    classes = len(names) or asked or class_names.IMAGENET_CLASSES
-    judge = decoder()
+        class_names.agree(names, num_classes, str(files[0][1] / class_names.FILE))
+    classes = len(names) or num_classes or class_names.IMAGENET_CLASSES
+    checker = new_checker()
 
     def check(file: Path) -> Checked:
-        return _checked_shard(file, classes, judge, described)
+        return _checked_shard(file, classes, checker, described)
 
     return Work("TFRecord shards", [(file, check) for file, _ in files], findings)
 
 
-def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> Described | None:
-    """What conversion.json says that there must be; what is wrong with it and what is lost goes to `findings`."""
+def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> ConversionInfo | None:
+    """The counts of conversion.json; its faults and lost splits go to `findings`."""
     try:
         described = conversion_info.read(folder)
     except DataError as error:
@@ -112,24 +113,24 @@ def _described_in(folder: Path, there: list[str], findings: list[Finding]) -> De
     return described
 
 
-def _checked_shard(file: Path, classes: int, decoder: Decoder, described: Described | None) -> Checked:
+def _checked_shard(file: Path, classes: int, checker: ExampleChecker, described: ConversionInfo | None) -> Checked:
     try:
-        walked = tfrecord_recovery.walk(file, payloads=True)
+        stretches = tfrecord_recovery.walk(file, payloads=True)
     except DataError as error:
         return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])
-    findings = [Finding(file, None, "is empty")] if not walked else []
+    findings = [Finding(file, None, "is empty")] if not stretches else []
     with file.open("rb") as stream:
-        for number, stretch in enumerate(walked):
+        for number, stretch in enumerate(stretches):
             if isinstance(stretch, Damage):
                 findings.append(Finding(file, number, f"{stretch.reason}; byte {stretch.offset} of the file"))
                 continue
             stream.seek(stretch.offset)
-            reason = decoder.example(stream.read(stretch.length), classes)
+            reason = checker.example(stream.read(stretch.length), classes)
             if reason:
                 findings.append(Finding(file, number, reason))
-    damaged = any(isinstance(stretch, Damage) for stretch in walked)  # which may hide how many records there were
-    lost = described.difference(file.name, len(walked)) if described and walked and not damaged else None
-    return Checked(len(walked), [*findings, *[Finding(file, None, lost)] * bool(lost)])
+    damaged = any(isinstance(stretch, Damage) for stretch in stretches)  # which may hide how many records there were
+    lost = described.difference(file.name, len(stretches)) if described and stretches and not damaged else None
+    return Checked(len(stretches), [*findings, *[Finding(file, None, lost)] * bool(lost)])
 
 
 def _binaries(folder: Path) -> Work | None:
@@ -146,7 +147,7 @@ def _binaries(folder: Path) -> Work | None:
 
 
 def _binary_check(layout: Layout, classes: int) -> Check:
-    """Such files have no checksums: only their length and their labels can be held against anything."""
+    """Without checksums only lengths and labels can be checked."""
 
     def check(file: Path) -> Checked:
         size, each = regular_size(file), layout.record_bytes
@@ -165,21 +166,21 @@ def _binary_check(layout: Layout, classes: int) -> Check:
     return check
 
 
-def _tree(folder: Path, decoder: Callable[[], Decoder]) -> Work | None:
+def _tree(folder: Path, new_checker: Callable[[], ExampleChecker]) -> Work | None:
     if not image_folder.is_tree(folder):
         return None
-    found = image_folder.tree(folder)
-    judge = decoder()
+    tree = image_folder.tree(folder)
+    checker = new_checker()
 
     def check(file: Path) -> Checked:
         reason = image_headers.file_fault(file)
         if reason is None:
             try:
-                said = judge.picture(input_files.content(file, MOST_BYTES))
+                decoding_fault = checker.picture(input_files.content(file, MOST_BYTES))
             except OSError as error:
-                said = f"cannot be read: {error.strerror}"
-            reason = said and f"it {said}"
+                decoding_fault = f"cannot be read: {error.strerror}"
+            reason = decoding_fault and f"it {decoding_fault}"
         return Checked(1, [Finding(file, None, reason)] if reason else [])
 
-    pictures = [*found.train, *(found.validation or ())]
-    return Work("tree of pictures", [(picture.file, check) for picture in pictures], notes=found.notes)
+    pictures = [*tree.train, *(tree.validation or ())]
+    return Work("tree of pictures", [(picture.file, check) for picture in pictures], notes=tree.notes)

@@ -31,27 +31,27 @@ from tools.datasets.listings import Listing
 
 def main(argv: list[str]) -> int:
     """parse -> list -> test -> plan -> write."""
-    asked = _parse(argv)
-    source, target = Path(asked.source), Path(asked.target)
-    listing = _listed(asked, source)
-    _refuse_target_in_source(source, asked.validation_dir, target)
+    arguments = _parse(argv)
+    source, target = Path(arguments.source), Path(arguments.target)
+    listing = _listed(arguments, source)
+    _refuse_target_in_source(source, arguments.validation_dir, target)
     top = (source if source.is_dir() else source.parent).absolute()
 
-    def place(file: Path) -> str:
+    def relative_path(file: Path) -> str:
         return os.path.relpath(file.absolute(), top)
 
-    if asked.validation is not None:
-        listing = listings.split_off(listing, asked.validation, place, asked.seed)
-    options = {"validation part": asked.validation}
-    plan = shard_writer.plan(listing, place, asked.seed, asked.shards, options)
-    with shard_writer.claimed(target, plan) as missing:
-        if len(missing) < len(plan.shards):
-            print(f"{len(plan.shards) - len(missing)} of {len(plan.shards)} shards are there already")
-        lost = sum((target / shard.name).exists() for shard in missing)
-        if lost:
-            print(f"{lost} shard{'s' * (lost > 1)} had lost records and {'are' if lost > 1 else 'is'} written again")
-        if missing:
-            shard_writer.write(target, plan, missing, min(asked.jobs, len(missing)))
+    if arguments.validation is not None:
+        listing = listings.split_off(listing, arguments.validation, relative_path, arguments.seed)
+    options = {"validation part": arguments.validation}
+    plan = shard_writer.plan(listing, relative_path, arguments.seed, arguments.shards, options)
+    with shard_writer.exclusive(target, plan) as unwritten:
+        if len(unwritten) < len(plan.shards):
+            print(f"{len(plan.shards) - len(unwritten)} of {len(plan.shards)} shards are there already")
+        count = sum((target / shard.name).exists() for shard in unwritten)
+        if count:
+            print(f"{count} shard{'s' * (count > 1)} had lost records and {'are' if count > 1 else 'is'} written again")
+        if unwritten:
+            shard_writer.write(target, plan, unwritten, min(arguments.jobs, len(unwritten)))
     for split, pictures in listing.splits().items():
         shards = sum(shard.name.startswith(f"{split}-") for shard in plan.shards)
         print(f"{split}: {len(pictures)} pictures in {shards} shard{'s' * (shards > 1)}")
@@ -60,26 +60,28 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _listed(asked: argparse.Namespace, source: Path) -> Listing:
-    """The pictures, without the bad files if those may be left out."""
+def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
+    """The pictures, without bad files where --skip-bad-files allows that."""
     listing = listings.of(source)
-    if asked.validation is not None and listing.validation is not None:
+    if arguments.validation is not None and listing.validation is not None:
         raise DataError(f"{source} has pictures for validation of its own, so --validation cannot take others from training")
-    if asked.validation_dir:
+    if arguments.validation_dir:
         if listing.validation is not None:
             raise DataError(f"{source} has pictures for validation of its own; leave --validation-dir out")
-        if not Path(asked.validation_dir).is_dir():
-            raise DataError(f"--validation-dir {asked.validation_dir} is not a folder")
-        held_out, _ = image_folder.of_classes(Path(asked.validation_dir), listing.classes)
+        if not Path(arguments.validation_dir).is_dir():
+            raise DataError(f"--validation-dir {arguments.validation_dir} is not a folder")
+        held_out, _ = image_folder.of_classes(Path(arguments.validation_dir), listing.classes)
         if not held_out:
-            raise DataError(f"--validation-dir {asked.validation_dir} holds no pictures in folders named like the classes")
+            raise DataError(
+                f"--validation-dir {arguments.validation_dir} holds no pictures in folders named like the classes"
+            )
         listing = dataclasses.replace(listing, validation=held_out)
     for note in listing.notes:
         print(note)
     good, bad = listings.without_bad_files(listing)
-    if bad and not asked.skip_bad_files:
+    if bad and not arguments.skip_bad_files:
         number = f"{len(bad)} file{'s' * (len(bad) > 1)} cannot be taken"
-        raise DataError(f"{number}: {bad[0].file} {bad[0].told}, or give --skip-bad-files\n{_lines(bad)}")
+        raise DataError(f"{number}: {bad[0].file} {bad[0].advice}, or give --skip-bad-files\n{_lines(bad)}")
     if bad:
         print(f"Left out {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
     listings.require_every_class(good)

@@ -1,4 +1,4 @@
-"""Judges records and pictures one by one, with the decoder that training uses."""
+"""Checks records and pictures one by one, with the decoder that training uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from Datasets.formats import image_headers, tf_example
 from Datasets.pipeline import decoding
 
 
-class Decoder:
-    """May be called from many threads. Without `decode` only the records' framing and labels are judged."""
+class ExampleChecker:
+    """For any number of threads. Without `decode` only the Examples and their labels are checked."""
 
     def __init__(self, decode: bool) -> None:
         self._session = None

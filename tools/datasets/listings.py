@@ -1,4 +1,4 @@
-"""What is to be converted: pictures with labels and splits, from a tree of folders or from a CSV file."""
+"""Listings of the pictures to convert, with labels and splits, from a tree of folders or from a CSV file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Listing:
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
-    notes: tuple[str, ...] = ()  # of files that do not count
+    notes: tuple[str, ...] = ()  # about files left out
 
     def splits(self) -> dict[str, list[Picture]]:
         """The splits that hold pictures."""
@@ -48,8 +48,8 @@ class _Row(NamedTuple):
 def of(source: Path) -> Listing:
     """The pictures of a folder or of a CSV file."""
     if source.is_dir():
-        found = image_folder.tree(source)
-        return Listing(found.classes, found.train, found.validation, found.notes)
+        tree = image_folder.tree(source)
+        return Listing(tree.classes, tree.train, tree.validation, tree.notes)
     if source.is_file():
         return _of_rows(source, read_rows(source))
     raise DataError(f"{source} is neither a folder nor a CSV file")
@@ -120,8 +120,8 @@ def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], s
             f"--validation {fraction:g} takes no picture of any class: the largest has "
             f"{max(map(len, by_class.values()))}; give a larger part"
         )
-    kept = [picture for picture in listing.train if picture not in chosen]
-    return replace(listing, train=kept, validation=[picture for picture in listing.train if picture in chosen])
+    train = [picture for picture in listing.train if picture not in chosen]
+    return replace(listing, train=train, validation=[picture for picture in listing.train if picture in chosen])
 
 
 def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) -> list[Picture]:
@@ -137,18 +137,18 @@ def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) ->
 def _of_rows(file: Path, rows: list[_Row]) -> Listing:
     classes = class_names.ordered(row.label for row in rows)
     label = {name: k for k, name in enumerate(classes, 1)}
-    found: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
+    splits: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
     lines: dict[str, int] = {}
     for row in rows:
         if row.path in lines:
             raise DataError(f"{file}, line {row.line}: {row.path} is in line {lines[row.path]} already")
         lines[row.path] = row.line
-        found[row.split or TRAIN].append(Picture(file.parent / row.path, label[row.label]))
-    return Listing(classes, found[TRAIN], found[VALIDATION] if rows[0].split else None)
+        splits[row.split or TRAIN].append(Picture(file.parent / row.path, label[row.label]))
+    return Listing(classes, splits[TRAIN], splits[VALIDATION] if rows[0].split else None)
 
 
 def _columns(first: list[str], where: str) -> Sequence[int]:
-    """Which of path, label, split each column is, from the first line."""
+    """For each column the index into path, label, split, by the first line."""
     if first[0].lower() not in _HEADINGS:
         return range(len(first))
     unknown = [cell for cell in first if cell.lower() not in _HEADINGS]

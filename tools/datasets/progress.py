@@ -1,4 +1,4 @@
-"""How far a command of this folder is."""
+"""The progress of a command of this folder, on standard error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
 class Progress:
-    """How far the work is: a bar on a terminal, otherwise a line now and then, on standard error. For many threads."""
+    """Progress out of `total`: a bar on a terminal, otherwise a line every ten seconds. For any number of threads."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total
         self._done = 0
         self._terminal = sys.stderr.isatty()
-        self._begun = self._shown = time.monotonic()
+        self._started = self._shown = time.monotonic()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Progress:
@@ -31,7 +31,7 @@ class Progress:
             self._show("\n")
 
     def advance(self, count: int = 1) -> None:
-        """So much more is done."""
+        """Adds `count` to the work done."""
         with self._lock:
             self._done += count
             now = time.monotonic()
@@ -40,7 +40,7 @@ class Progress:
                 self._show("" if self._terminal else "\n")
 
     def _show(self, end: str) -> None:
-        rate = self._done / max(time.monotonic() - self._begun, 1e-9)
+        rate = self._done / max(time.monotonic() - self._started, 1e-9)
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = f"\r[{'#' * filled:{_WIDTH}}] " if self._terminal else ""
         print(f"{bar}{self._done} of {self._total} {self._what}, {rate:.0f} a second", end=end, file=sys.stderr, flush=True)

@@ -28,16 +28,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="rebuild the embedded Fashion-MNIST selection")
     parser.add_argument("--idx-dir", type=Path, default=idx.DEBIAN_FOLDER, help="folder of the four IDX files")
     parser.add_argument("--check", action="store_true", help="compare only; exit code 1 if the content differs")
-    given = parser.parse_args(arguments)
-    if not idx.holds_idx(given.idx_dir):
+    options = parser.parse_args(arguments)
+    if not idx.holds_idx(options.idx_dir):
         print(
-            f"{given.idx_dir} lacks the IDX files ({', '.join(idx.IDX_FILES)}, .gz or not); "
+            f"{options.idx_dir} lacks the IDX files ({', '.join(idx.IDX_FILES)}, .gz or not); "
             "apt install dataset-fashion-mnist, or give --idx-dir",
             file=sys.stderr,
         )
         return 2
-    made = packed(selected(idx.read_idx(given.idx_dir)))
-    return _check(made) if given.check else _write(made)
+    rebuilt = packed(selected(idx.read_idx(options.idx_dir)))
+    return _check(rebuilt) if options.check else _write(rebuilt)
 
 
 def selected(whole: dict[str, idx.Split]) -> dict[str, idx.Split]:
@@ -59,22 +59,22 @@ def packed(splits: dict[str, idx.Split]) -> bytes:
     return lzma.compress(b"".join(parts), format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=_FILTERS)
 
 
-def _check(made: bytes) -> int:
+def _check(rebuilt: bytes) -> int:
     embedded = idx.EMBEDDED.read_bytes()
-    if embedded == made:
-        print(f"{idx.EMBEDDED.name}: {len(made)} bytes, equal byte for byte")
+    if embedded == rebuilt:
+        print(f"{idx.EMBEDDED.name}: {len(rebuilt)} bytes, equal byte for byte")
         return 0
-    same = lzma.decompress(embedded) == lzma.decompress(made)
+    same = lzma.decompress(embedded) == lzma.decompress(rebuilt)
     print(f"{idx.EMBEDDED.name}: {'same images and labels, packed differently' if same else 'the content differs'}")
     return 0 if same else 1
 
 
-def _write(made: bytes) -> int:
+def _write(rebuilt: bytes) -> int:
     idx.EMBEDDED.parent.mkdir(exist_ok=True)
     temporary = idx.EMBEDDED.with_suffix(".new")
-    temporary.write_bytes(made)
+    temporary.write_bytes(rebuilt)
     os.replace(temporary, idx.EMBEDDED)
-    print(f"{idx.EMBEDDED}: {len(made)} bytes")
+    print(f"{idx.EMBEDDED}: {len(rebuilt)} bytes")
     return 0
 
 

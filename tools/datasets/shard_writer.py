@@ -1,7 +1,7 @@
-"""Writes TFRecord shards of a listing: the same bytes every time, and again only those that are missing or cut short.
+"""Writes TFRecord shards of a listing: the same bytes every time, and only shards that are missing or cut short.
 
-A shard has a temporary name until it is whole and on the disc. conversion.json says what the shards are made of, so that
-a second call can tell whether it may go on.
+A shard has a temporary name until it is whole and on the disc. conversion.json describes the pictures and options, which a
+second call compares before it goes on.
 """
 
 from __future__ import annotations
@@ -43,39 +43,42 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides what the shards hold. `described` is what conversion.json says of it."""
+    """Everything that decides the content of the shards. `manifest`: the content of conversion.json."""
 
     classes: tuple[str, ...]
     shards: list[Shard]
-    described: dict[str, Any]
+    manifest: dict[str, Any]
 
 
-def plan(listing: Listing, place: Callable[[Path], str], seed: int, shards: int | None, options: dict[str, Any]) -> Plan:
-    """Which picture goes where. `place`: a picture's name that does not depend on where the source lies."""
-    made: list[Shard] = []
+def plan(
+    listing: Listing, relative_path: Callable[[Path], str], seed: int, shards: int | None, options: dict[str, Any]
+) -> Plan:
+    """The shard of every picture. `relative_path`: of a file from the source's top, so that the place of the source does not
+    count; `shards`: of training, None for _SHARD_BYTES each; `options`: entries of conversion.json besides."""
+    split_shards: list[Shard] = []
     counts: dict[str, Any] = {}
-    listed = hashlib.sha256(class_names.text(listing.classes).encode())
-    wanted = shards
+    listing_hash = hashlib.sha256(class_names.text(listing.classes).encode())
+    wanted_shards = shards
     for split, pictures in listing.splits().items():
-        ordered = shuffled(pictures, place, f"{seed} order")
+        ordered = shuffled(pictures, relative_path, f"{seed} order")
         states = [picture.file.stat() for picture in ordered]
         for picture, state in zip(ordered, states):
-            entry = (split, picture.label, place(picture.file), state.st_size, state.st_mtime_ns)
-            listed.update(json.dumps(entry).encode())
+            entry = (split, picture.label, relative_path(picture.file), state.st_size, state.st_mtime_ns)
+            listing_hash.update(json.dumps(entry).encode())
         sized = [(picture, state.st_size) for picture, state in zip(ordered, states)]
-        count = _shard_count(split, len(sized), sum(size for _, size in sized), wanted)
-        wanted = max(1, round(shards * len(listing.validation or ()) / len(listing.train))) if shards else None
+        count = _shard_count(split, len(sized), sum(size for _, size in sized), wanted_shards)
+        wanted_shards = max(1, round(shards * len(listing.validation or ()) / len(listing.train))) if shards else None
         counts |= {f"{split} pictures": len(sized), f"{split} shards": count}
-        made += [
+        split_shards += [
             Shard(name, sized[cut.start : cut.stop]) for name, cut in conversion_info.cuts(split, len(sized), count).items()
         ]
-    described = {"format": conversion_info.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
-    return Plan(listing.classes, made, described | {"listing": listed.hexdigest()})
+    manifest = {"format": conversion_info.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
+    return Plan(listing.classes, split_shards, manifest | {"listing": listing_hash.hexdigest()})
 
 
 @contextmanager
-def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
-    """Makes the folder this conversion's own; the shards that it still lacks, or has not whole."""
+def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
+    """Locks the folder for this conversion; yields the shards that it lacks, or has cut short."""
     target.mkdir(parents=True, exist_ok=True)
     folder = os.open(target, os.O_RDONLY)
     try:
@@ -85,7 +88,7 @@ def claimed(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
         _refuse_other_content(target, plan)
         for name, text in (
-            (conversion_info.FILE, json.dumps(plan.described, indent=2) + "\n"),
+            (conversion_info.FILE, json.dumps(plan.manifest, indent=2) + "\n"),
             (class_names.FILE, class_names.text(plan.classes)),
         ):
             if not (target / name).exists():
@@ -151,7 +154,7 @@ def _content(file: Path, size: int) -> bytes:
 
 
 def _finish(file: Path) -> None:
-    """Gives a whole file its name, when it is on the disc."""
+    """Renames a whole file from its temporary name, once its bytes are on the disc."""
     partial = file.with_name(file.name + PARTIAL)
     for path in (partial, file.parent):
         if path == file.parent:
@@ -166,9 +169,9 @@ def _finish(file: Path) -> None:
 def _refuse_other_content(target: Path, plan: Plan) -> None:
     ours = {conversion_info.FILE, class_names.FILE, *(shard.name for shard in plan.shards)}
     recorded = conversion_info.content(target / conversion_info.FILE)
-    if recorded is not None and recorded != plan.described:
-        names = [name for name in {**recorded, **plan.described} if recorded.get(name) != plan.described.get(name)]
-        there, wanted = (brief(described.get(names[0])) for described in (recorded, plan.described))
+    if recorded is not None and recorded != plan.manifest:
+        names = [name for name in {**recorded, **plan.manifest} if recorded.get(name) != plan.manifest.get(name)]
+        there, wanted = (brief(described.get(names[0])) for described in (recorded, plan.manifest))
         changed = f"its {brief(names[0])} is {there}, not {wanted}"
         if names == ["listing"]:
             changed = "the source's files have changed since (names, sizes or times)"

@@ -27,34 +27,34 @@ from tools.datasets import checks
 from tools.datasets.progress import Progress
 
 if TYPE_CHECKING:
-    from tools.datasets.example_checks import Decoder
+    from tools.datasets.example_checks import ExampleChecker
 
 
 def main(argv: list[str]) -> int:
     """parse -> find -> check every file -> count."""
-    asked = _parse(argv)
+    arguments = _parse(argv)
 
-    def decoder() -> Decoder:
+    def checker() -> ExampleChecker:
         quiet.import_tensorflow()
-        from tools.datasets.example_checks import Decoder
+        from tools.datasets.example_checks import ExampleChecker
 
-        return Decoder(asked.decode)
+        return ExampleChecker(arguments.decode)
 
-    work = checks.work(Path(asked.folder), asked.num_classes, decoder)
+    work = checks.work(Path(arguments.folder), arguments.num_classes, checker)
     for note in work.notes:
         print(note)
     for finding in work.findings:
         print(finding)
     records, damaged = 0, len(work.findings)
-    with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(asked.jobs) as pool:
-        checking = [pool.submit(check, file) for file, check in work.files]
+    with Progress("files", len(work.files)) as progress, ThreadPoolExecutor(arguments.jobs) as pool:
+        futures = [pool.submit(check, file) for file, check in work.files]
         try:
-            for each in checking:  # in the order of the files
-                checked = each.result()
-                for finding in checked.findings:
+            for future in futures:  # in the order of the files
+                result = future.result()
+                for finding in result.findings:
                     print(finding)
-                records += checked.records
-                damaged += len(checked.findings)
+                records += result.records
+                damaged += len(result.findings)
                 progress.advance()
         finally:
             pool.shutdown(cancel_futures=True)
