@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats.binary import Layout
+from Datasets.formats.binary import BinaryFiles, Layout
 from Datasets.sources import locate
 from Datasets.sources.binary import BinarySource
 
-
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """Which files a set is made of, and the folder its archive unpacks to."""
-
-    folder: str
-    train: tuple[str, ...]
-    validation: tuple[str, ...]
-    layout: Layout
-
-
 BINARY_FILES = {
-    "cifar-10": Files(
+    "cifar-10": BinaryFiles(
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         validation=("test_batch.bin",),
         layout=Layout(label_bytes=1, label_at=0),
     ),
-    "cifar-100": Files(
+    "cifar-100": BinaryFiles(
         folder="cifar-100-binary",
         train=("train.bin",),
         validation=("test.bin",),

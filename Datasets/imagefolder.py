@@ -10,7 +10,7 @@ from Datasets.formats import class_names, conversion_info, image_folder
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
 from Datasets.sources import locate
-from Datasets.sources.photographs import PhotographSource
+from Datasets.sources.photographs import PhotographSource, open_shards
 
 _LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds
 _WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? and {class_names.FILE}"
@@ -37,11 +37,8 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     if not classes:
         raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
     class_names.agree(classes, request.num_classes, str(top / class_names.FILE))
-    validation, tolerance = part(shards(top, "validation"), request.percentage), Tolerance(request.skip_bad)
-    index = RecordIndex(train, tolerance, request.environ)
-    if not len(index):
-        raise DataError(f"data set imagefolder: the {len(train)} training shards in {top} hold no records")
-    held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
+    validation = part(shards(top, "validation"), request.percentage)
+    index, held_out, tolerance = open_shards("imagefolder", train, validation, top, request)
     return _source(
         classes, index, held_out,
         f"no validation-?????-of-????? with records in {top}; convert with --validation FRACTION", tolerance,

@@ -9,10 +9,9 @@ from pathlib import Path
 from base.errors import DataError
 from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import class_names, conversion_info
-from Datasets.formats.bad_records import Tolerance
-from Datasets.formats.tfrecord import RecordIndex, part, shards
+from Datasets.formats.tfrecord import part, shards
 from Datasets.sources import locate
-from Datasets.sources.photographs import PhotographSource
+from Datasets.sources.photographs import PhotographSource, open_shards
 
 _FOLDER = "imagenet-data"
 _TRAIN = "train-?????-of-?????"
@@ -48,11 +47,8 @@ def _source(train: list[Path], validation: list[Path], folder: Path, request: Op
     for place in (train[0].parent, folder):
         if not classes and (classes := class_names.read(place)):
             class_names.agree(classes, request.num_classes, str(place / class_names.FILE))
-    tolerance, spec = Tolerance(request.skip_bad), SPECS["imagenet"]
-    index = RecordIndex(train, tolerance, request.environ)
-    if not len(index):
-        raise DataError(f"data set imagenet: the {len(train)} training shards in {folder} hold no records")
-    held_out = RecordIndex(validation, tolerance, request.environ) if validation else None
+    index, held_out, tolerance = open_shards("imagenet", train, validation, folder, request)
+    spec = SPECS["imagenet"]
     counted = replace(
         spec, num_classes=len(classes) or request.num_classes or spec.num_classes, class_names=classes,
         train_images=len(index), validation_images=len(held_out or ()),

@@ -263,7 +263,7 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
     cache = tmp_path_factory.mktemp("cache")
     files = sorted(copy.glob("train-*"))
     environ = {"XDG_CACHE_HOME": str(cache)}
-    monkeypatch.setattr(tfrecord, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(tfrecord, "_LEAST_CACHED", 0)
     first = RecordIndex(files, environ=environ)
     (kept,) = cache.rglob("records-*.npz")
     with monkeypatch.context() as patched:

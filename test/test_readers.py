@@ -261,7 +261,7 @@ def test_whatever_lies_beside_records(tmp_path, name, pytestconfig):
         "list.csv": (b'path,label,split\na.jpg,cat,train\n"b.jpg",dog,val\n', lambda: listings.read_rows(file)),
         "train-images-idx3-ubyte": (IDX, lambda: idx._idx(file, 3)),
         "train-images-idx3-ubyte.gz": (gzip.compress(IDX), lambda: idx._idx(file, 3)),
-        "records.npz": (index, lambda: tfrecord._kept(file, 1)),
+        "records.npz": (index, lambda: tfrecord._load_index(file, 1)),
     }
     whole, reader = readers[name]
 

@@ -27,6 +27,16 @@ class Layout:
         return self.label_bytes + PIXEL_BYTES
 
 
+@dataclass(frozen=True, kw_only=True)
+class BinaryFiles:
+    """The file names of both splits of a data set, the folder that its archive unpacks to, and the layout of a record."""
+
+    folder: str
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    layout: Layout
+
+
 class Gatherer:
     """Records by number: from RAM when it is given one array, else from memory-mapped files."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -48,13 +48,17 @@ class BadFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tree:
-    """The pictures of the folders by split; `validation` is None without such a split. `left_out`: the other files."""
+class Listing:
+    """Pictures by split; `validation` is None where the source has no such split. `left_out`: files that are no pictures."""
 
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
-    left_out: list[Path]
+    left_out: list[Path] = field(default_factory=list)
+
+    def splits(self) -> dict[str, list[Picture]]:
+        """The splits that hold pictures."""
+        return {"train": self.train} | ({"validation": self.validation} if self.validation else {})
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ class Tree:
         return (f"{number} left out: {self.left_out[0]}{', ...' * (count > 1)}",)
 
 
-def tree(top: Path) -> Tree:
+def tree(top: Path) -> Listing:
     """Every picture below `top`; a DataError names a class without any."""
     train, validation = _splits(top)
     classes = classes_of(top)
@@ -78,7 +82,7 @@ def tree(top: Path) -> Tree:
                 f"class {name} is empty: no picture in {train / name}; put its pictures there or remove the folder"
             )
     held_out, more = of_classes(validation, classes) if validation else (None, [])
-    return Tree(classes, pictures, held_out, left_out + more)
+    return Listing(classes, pictures, held_out, left_out + more)
 
 
 def classes_of(top: Path) -> tuple[str, ...]:

@@ -116,6 +116,11 @@ def resize(image: tf.Tensor, height: int | tf.Tensor, width: int | tf.Tensor) ->
     return tf.raw_ops.ResizeBilinear(images=image, size=tf.stack([height, width]), half_pixel_centers=True)
 
 
+def normalised_on_device(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
+    """Photographs as `normalise` gives them, unless the stream has normalised them; bytes are normalised here."""
+    return image if request.host_normalise and not request.eight_bit else normalise(image, request)
+
+
 def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     """Photographs 0 to 255 to float32, by the request: channel means subtracted, mean 0 and deviation 1 over ImageNet, or
     about -1 to 1; with `fused` a fourth channel of zeros."""

@@ -38,16 +38,16 @@ class BinarySource:
         return small_images.validation_stream(gather, self.spec.validation_images, request)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
-        """One: it reads, augments and batches at once."""
+        """One stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 
     def digest(self) -> str:
-        """Of some records, to compare with another host's."""
+        """The digest of some records, to compare with another host's."""
         return digest((sum(map(len, files)), partial(record, files)) for files in (self._train, self._validation))
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Standardises bytes, whole images where nothing says how they were cropped. Otherwise that was done on the host,
-        before the images were padded and cropped."""
+        """float32 [n, side, side, 3]: bytes are standardised here, as whole images without `moments`; float images were
+        standardised on the host, before padding and cropping."""
         from Datasets.pipeline import augmentation
 
         return augmentation.standardised_on_device(image, request, moments)

@@ -1,4 +1,8 @@
-"""The tables of all data set plug-ins: `DATASETS`, `SPECS`, `CLASS_NAMES`, `BINARY_FILES`, each by data set."""
+"""The tables of all data set plug-ins, by data set.
+
+`DATASETS`: functions from an `OpenRequest` to a `DataSource`. `SPECS`: a `DataSpec` with the published sizes. `CLASS_NAMES`:
+functions from an `OpenRequest` to the names of the classes. `BINARY_FILES`: `BinaryFiles`, which Datasets.verify checks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from Datasets._spec import DataSpec
 
 
 def table(name: str) -> dict[str, Any]:
-    """The rows of one table, from every plug-in that has it."""
+    """The rows of one table by data set, from every plug-in that has the table."""
     rows: dict[str, Any] = {}
     for plugin in plugins.names("Datasets"):
         rows |= getattr(plugins.load("Datasets", plugin), name, {})

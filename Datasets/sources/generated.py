@@ -55,19 +55,16 @@ class GeneratedSource:
         return self._stream(positions, request, size)
 
     def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
-        """One: it reads, augments and batches at once."""
+        """One stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """Normalisation as for the data set that is imitated; standardised images are made ready already, unless
-        they are bytes."""
+        """The normalisation of the imitated data set."""
         from Datasets.pipeline import augmentation
 
         if self.spec.standardised:
             return augmentation.standardised_on_device(image, request, moments)
-        if request.host_normalise and not request.eight_bit:
-            return image
-        return augmentation.normalise(image, request)
+        return augmentation.normalised_on_device(image, request)
 
     def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf

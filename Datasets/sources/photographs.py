@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
-from Datasets._spec import DataSpec, ReadRequest, Records, Stage, digest, whole_stream
+from Datasets._spec import DataSpec, OpenRequest, ReadRequest, Records, Stage, digest, whole_stream
 from Datasets.formats.bad_records import Tolerance
+from Datasets.formats.tfrecord import RecordIndex
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
+
+
+def open_shards(
+    name: str, train: Sequence[Path], validation: Sequence[Path], folder: Path, request: OpenRequest
+) -> tuple[RecordIndex, RecordIndex | None, Tolerance]:
+    """The indexes of both splits of the data set `name`, None without validation shards, and their limit on bad records.
+
+    DataError without a single training record.
+    """
+    tolerance = Tolerance(request.skip_bad)
+    index = RecordIndex(train, tolerance, request.environ)
+    if not len(index):
+        raise DataError(f"data set {name}: the {len(train)} training shards in {folder} hold no records")
+    return index, RecordIndex(validation, tolerance, request.environ) if validation else None, tolerance
 
 
 class PhotographSource:
@@ -46,12 +63,11 @@ class PhotographSource:
         return photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
 
     def digest(self) -> str:
-        """Of some records, to compare with another host's."""
+        """The digest of some records, to compare with another host's."""
         return digest((len(split), split.payload) for split in (self._train, self._validation) if split is not None)
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""
         from Datasets.pipeline import augmentation
 
-        done = request.host_normalise and not request.eight_bit
-        return image if done else augmentation.normalise(image, request)
+        return augmentation.normalised_on_device(image, request)

@@ -24,9 +24,8 @@ from pathlib import Path
 from base.errors import DataError
 from base.process import command_line
 from Datasets.formats import conversion_info, image_folder
-from Datasets.formats.image_folder import BadFile
+from Datasets.formats.image_folder import BadFile, Listing
 from tools.datasets import listings, shard_writer
-from tools.datasets.listings import Listing
 
 
 def main(argv: list[str]) -> int:

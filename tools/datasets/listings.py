@@ -6,14 +6,14 @@ import csv
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import DataError
 from base.fields import brief
 from Datasets.formats import class_names, image_folder
-from Datasets.formats.image_folder import BadFile, Picture
+from Datasets.formats.image_folder import BadFile, Listing, Picture
 
 TRAIN, VALIDATION = "train", "validation"
 _SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": VALIDATION, "valid": VALIDATION,
@@ -22,20 +22,6 @@ _HEADINGS = {"path": 0, "file": 0, "filename": 0, "image": 0, "label": 1, "class
 _LONGEST_NAME = 200
 _LONGEST_PATH = 4096  # of Linux
 _MOST_BYTES = 1 << 30  # of a list: some ten million pictures
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Every picture by split. `validation` is None where the source has no such split."""
-
-    classes: tuple[str, ...]
-    train: list[Picture]
-    validation: list[Picture] | None
-    notes: tuple[str, ...] = ()  # about files left out
-
-    def splits(self) -> dict[str, list[Picture]]:
-        """The splits that hold pictures."""
-        return {TRAIN: self.train} | ({VALIDATION: self.validation} if self.validation else {})
 
 
 class _Row(NamedTuple):
@@ -48,8 +34,7 @@ class _Row(NamedTuple):
 def of(source: Path) -> Listing:
     """The pictures of a folder or of a CSV file."""
     if source.is_dir():
-        tree = image_folder.tree(source)
-        return Listing(tree.classes, tree.train, tree.validation, tree.notes)
+        return image_folder.tree(source)
     if source.is_file():
         return _of_rows(source, read_rows(source))
     raise DataError(f"{source} is neither a folder nor a CSV file")

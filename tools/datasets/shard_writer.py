@@ -23,9 +23,9 @@ from base.fields import brief
 from base.process import quiet
 from base.storage import input_files
 from Datasets.formats import class_names, conversion_info, tfrecord
-from Datasets.formats.image_folder import Picture
+from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MOST_BYTES
-from tools.datasets.listings import Listing, shuffled
+from tools.datasets.listings import shuffled
 from tools.datasets.progress import Progress
 
 PARTIAL = ".partial"
