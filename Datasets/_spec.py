@@ -45,7 +45,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Where to look for data, and how much of it to use.
+    """The place of the data, and the part to use.
 
     `percentage`: the share of the shards to use, from the first on. `num_classes`: the number of classes, where the files do
     not have it. `skip_bad`: the number of unusable records and damaged places to pass over, each with a line on

@@ -1,4 +1,4 @@
-"""Pictures of one's own: a tree with one folder for each class, or the shards that Datasets.convert makes of it."""
+"""Pictures of one's own: a tree with one folder for each class, or the shards that Datasets.convert writes."""
 
 from __future__ import annotations
 

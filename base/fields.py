@@ -1,6 +1,6 @@
-"""`opt`: one option as a dataclass field, with its help text and everything the command line must know of it.
+"""`opt`: one option as a dataclass field, with its help text and all that the command line needs.
 
-A leaf: plug-ins import it, it imports nothing of the project.
+A leaf: plug-ins import this file, which imports nothing of the project.
 """
 
 from __future__ import annotations

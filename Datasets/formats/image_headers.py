@@ -94,7 +94,7 @@ def file_fault(file: Path) -> str | None:
             size = os.fstat(stream.fileno()).st_size
             if not size:
                 return "is empty"
-            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:  # a page or two are read of it
+            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:  # reads a page or two
                 return fault(content, scans=False)
     except FileNotFoundError:
         return "does not exist"

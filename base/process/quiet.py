@@ -1,4 +1,4 @@
-"""Starts TensorFlow without the lines that its libraries write to standard error before they can be told not to, and
+"""Starts TensorFlow without the lines that its libraries write to standard error before anything can stop them, and
 puts its errors into one line.
 
 Whoever sets TF_CPP_MIN_LOG_LEVEL gets exactly what TensorFlow writes.
@@ -56,20 +56,20 @@ def _import_quietly(level: str) -> None:
         return
     os.environ[LEVEL] = level
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved = os.dup(2)
     with open(os.memfd_create("standard error"), "w+b") as caught:  # in memory: a folder for temporary files may be missing
         os.dup2(caught.fileno(), 2)
         try:
             import tensorflow  # noqa: F401
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved, 2)
+            os.close(saved)
             caught.seek(0)
             os.write(2, b"".join(line for line in caught if not _NOISE.match(line)))
 
 
 def _try_threads(count: int) -> None:
-    """RuntimeError if so many threads cannot be started: TensorFlow, which needs them, would abort."""
+    """RuntimeError if `count` threads cannot be started: TensorFlow, which needs them, would abort."""
     gate, waiting = threading.Event(), []
     try:
         for _ in range(count):
@@ -83,7 +83,7 @@ def _try_threads(count: int) -> None:
 
 
 def device_error(error: Exception) -> str:
-    """TensorFlow's error in one line: what our own readers raised inside it, or its first line that says why."""
+    """TensorFlow's error in one line: the DataError of a reader inside of it, or its first line with a reason."""
     lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
     if any(PASSES in line for line in lines):
         no_room = "no room for what XLA compiles; TMPDIR names another folder, --no-executable-cache does without"
@@ -91,8 +91,8 @@ def device_error(error: Exception) -> str:
     for marker in ("DataError: ", "OOM when allocating"):
         for line in lines:
             if marker in line:
-                told = line[line.index(marker) :].removeprefix("DataError: ")
-                return f"{told} (out of memory: {_LESS})" if marker.startswith("OOM") else told
+                message = line[line.index(marker) :].removeprefix("DataError: ")
+                return f"{message} (out of memory: {_LESS})" if marker.startswith("OOM") else message
     return f"{type(error).__name__}: {telling_line(error)}"
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a command to end, so that a run can be stopped at any moment and nothing of it is lost.
+"""Signals that ask a command to end, so that a run can be stopped at any moment without any loss.
 
 The first one asks: a device step ends at its next micro-batch, what is being written is finished, anything else is left
 at once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
@@ -25,10 +25,10 @@ _STOPPING = "stopping at the next micro-batch; once more to stop at once"
 
 
 class StopRequest(BaseException):
-    """A signal asked the command to end. No Exception: whoever deals with what goes wrong in some library must let it by."""
+    """A signal asked the command to end. No Exception, so that handlers of a library's errors let it by."""
 
     def __init__(self, number: int, instance: int | None = None) -> None:
-        """`instance`: another one of the run, which got it."""
+        """`instance`: another one of the run, which got the signal."""
         super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
         self.number = number
         self.told = False  # how to go on after it

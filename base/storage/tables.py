@@ -18,7 +18,7 @@ from base.storage import files, input_files
 Row = dict[str, str]
 Spans = list[tuple[int, int]]  # of updates, ends included
 MOST_BYTES = 1 << 28  # of a file of rows: some million
-MOST_DAMAGED = 100_000  # lines of it
+MOST_DAMAGED = 100_000  # lines of a file
 _LONGEST = 1 << 16  # bytes of a row
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
 DOUBTED = "doubted"  # in a state that has been read: nothing vouches that it is what was written
@@ -27,8 +27,8 @@ _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: r
 
 @dataclass(frozen=True)
 class Kept:
-    """What the state of the checkpoint after `done` updates keeps of one table: what `Table.kept` gave, or whatever else is
-    there by now; None of older versions. `vouched`: it is what was written."""
+    """The part of one table in the state of the checkpoint after `done` updates: the value of `Table.kept`, or anything else
+    in a damaged file; None from older versions. `vouched`: known to be as written."""
 
     done: int
     content: Any
@@ -37,7 +37,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Due:
-    """The iterations of the rows that a run has; of those after `unknown[0]` up to `unknown[1]` nothing tells."""
+    """The iterations of a run's rows; unknown after `unknown[0]` up to `unknown[1]`."""
 
     points: Sequence[int] = ()
     unknown: tuple[int, int] = (0, 0)
@@ -45,15 +45,15 @@ class Due:
 
 @dataclass
 class _Merged:
-    """Rows by place, the file's and those of the states. `expected`: how many there were up to the last state, which is of
-    `covered` updates; `gaps`: places up to there of which no state keeps the rows."""
+    """Rows by place, of the file and of the states. `expected`: their number up to the last state, which is of `covered`
+    updates; `gaps`: places up to there whose rows no state has."""
 
     rows: dict[int, list[str]]
     expected: int = 0
     covered: int = 0
     gaps: Spans = field(default_factory=list)
     odd: list[int] = field(default_factory=list)  # updates of states that hold no rows
-    doubted: list[int] = field(default_factory=list)  # of those whose rows differ from the file's, which are believed
+    doubted: list[int] = field(default_factory=list)  # of states whose rows differ from the file's, which win
 
 
 class Table:
@@ -103,74 +103,74 @@ class Table:
 
     def mend(self, iteration: int, states: Iterable[Kept], stays: bool, due: Callable[[], Due] = Due) -> list[str]:
         """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
-        and makes those anew that are missing or damaged. What there is to say of it.
+        and restores missing and damaged rows. Returns warnings for the log.
 
         `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `due`: the rows that a
-        run has, for what no state tells of.
+        run has, for updates without a state.
         """
-        found, damaged, ragged, cut = self._found()
-        rows = {self._place(cells): cells for cells in found if 0 <= self._place(cells) <= iteration}
-        made = self._merged(dict(rows), iteration, states, stays)
-        merged = dict(sorted(made.rows.items()))
+        file_rows, damaged, ragged, cut = self._sound_rows()
+        rows = {self._place(cells): cells for cells in file_rows if 0 <= self._place(cells) <= iteration}
+        merge = self._merged(dict(rows), iteration, states, stays)
+        merged = dict(sorted(merge.rows.items()))
         damaged += 0 <= cut <= iteration and cut not in merged
-        if damaged or ragged or list(merged.values()) != found:
+        if damaged or ragged or list(merged.values()) != file_rows:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
         mended = sum(rows.get(place) != cells for place, cells in merged.items())
-        return [*self._doubts(made), *self._told(mended, damaged, *self._missing(made, iteration, due))]
+        return [*self._doubts(merge), *self._warnings(mended, damaged, *self._missing(merge, iteration, due))]
 
     def _merged(self, rows: dict[int, list[str]], iteration: int, states: Iterable[Kept], stays: bool) -> _Merged:
-        made = _Merged(rows)
+        merge = _Merged(rows)
         self._since, self._before = 0, 0
         for state in (state for state in states if state.content is not None):
             if not (_sound(state) and all(map(self._is_sound, state.content[_ROWS])) and self._fits(state)):
-                made.odd.append(state.done)
+                merge.odd.append(state.done)
                 continue
-            since, before = self._add(made, state)
+            since, before = self._add(merge, state)
             goes_on = state.done == iteration and not stays
-            self._since, self._before = (since, before) if goes_on else (state.done, made.expected)
-        return made
+            self._since, self._before = (since, before) if goes_on else (state.done, merge.expected)
+        return merge
 
-    def _add(self, made: _Merged, state: Kept) -> tuple[int, int]:
-        """The rows of one state; since which update they are, and how many there were before. Where nothing vouches for it,
-        they only fill in what the file lacks."""
+    def _add(self, merge: _Merged, state: Kept) -> tuple[int, int]:
+        """Adds the rows of one state; the update they begin after, and the number of rows before. Without `vouched` they
+        only fill gaps of the file."""
         since, before, done = state.content[_SINCE], state.content[_BEFORE], state.done
         own = {self._place(cells): cells for cells in state.content[_ROWS]}
         if state.vouched:
-            made.rows = {k: cells for k, cells in made.rows.items() if not since < k + self._lag <= done} | own
+            merge.rows = {k: cells for k, cells in merge.rows.items() if not since < k + self._lag <= done} | own
         else:
-            made.doubted += [done] * any(made.rows.get(k, cells) != cells for k, cells in own.items())
-            made.rows = own | made.rows
-            before = sum(k + self._lag <= since for k in made.rows)
-        if since > made.covered:
-            made.gaps.append((made.covered + 1 - self._lag, since - self._lag))
-        made.covered, made.expected = done, before + len(own)
+            merge.doubted += [done] * any(merge.rows.get(k, cells) != cells for k, cells in own.items())
+            merge.rows = own | merge.rows
+            before = sum(k + self._lag <= since for k in merge.rows)
+        if since > merge.covered:
+            merge.gaps.append((merge.covered + 1 - self._lag, since - self._lag))
+        merge.covered, merge.expected = done, before + len(own)
         return since, before
 
-    def _missing(self, made: _Merged, iteration: int, due: Callable[[], Due]) -> tuple[int, Spans, bool]:
-        """How many rows there must have been that nothing is left of, of which updates, and whether there may be more."""
-        missing = made.expected - sum(place + self._lag <= made.covered for place in made.rows)
-        spans = [(max(0, first), end) for first, end in made.gaps] if missing > 0 else []
-        last = max([made.covered - self._lag, *made.rows])
-        told, end = due() if made.covered < iteration else Due(), iteration - self._lag
-        lost = [place for place in told.points if last < place <= end]
-        more = max(last, told.unknown[0]) < min(end, told.unknown[1])
+    def _missing(self, merge: _Merged, iteration: int, due: Callable[[], Due]) -> tuple[int, Spans, bool]:
+        """The number of rows lost for good, the updates they were of, and whether there may be more."""
+        missing = merge.expected - sum(place + self._lag <= merge.covered for place in merge.rows)
+        spans = [(max(0, first), end) for first, end in merge.gaps] if missing > 0 else []
+        last = max([merge.covered - self._lag, *merge.rows])
+        expected, end = due() if merge.covered < iteration else Due(), iteration - self._lag
+        lost = [place for place in expected.points if last < place <= end]
+        more = max(last, expected.unknown[0]) < min(end, expected.unknown[1])
         return max(0, missing) + len(lost), spans + [(lost[0], lost[-1]) for _ in lost[:1]], more
 
     def read(self) -> list[Row]:
         """The rows that are whole."""
-        return [dict(zip(self.columns, cells)) for cells in self._found()[0]]
+        return [dict(zip(self.columns, cells)) for cells in self._sound_rows()[0]]
 
-    def _doubts(self, made: _Merged) -> list[str]:
-        """What there is to say of states that are not believed."""
+    def _doubts(self, merge: _Merged) -> list[str]:
+        """Warnings about states that are passed over."""
         name = self.path.name
-        odd = [f"warning: the state of ckpt-{done} holds what cannot be rows of {name}: left out" for done in made.odd]
+        odd = [f"warning: the state of ckpt-{done} holds what cannot be rows of {name}: left out" for done in merge.odd]
         return odd + [
             f"warning: {name} and the state of ckpt-{done} differ, and nothing vouches for the state: the file's rows stay"
-            for done in made.doubted
+            for done in merge.doubted
         ]
 
-    def _told(self, mended: int, damaged: int, missing: int, where: Spans, more: bool) -> list[str]:
+    def _warnings(self, mended: int, damaged: int, missing: int, where: Spans, more: bool) -> list[str]:
         name, notes = self.path.name, []
         if mended:
             notes.append(f"warning: {name} had {mended} missing or damaged {_rows(mended)}: made anew from the checkpoints")
@@ -183,10 +183,10 @@ class Table:
             notes.append(f"warning: {name} lacks {count}{place}, of which no checkpoint is left to make them from")
         return notes
 
-    def _found(self) -> tuple[list[list[str]], int, bool, int]:
-        """The rows of the file that are whole; how many are not; whether it wants writing anew all the same: its last line
-        was cut short, as the process ended while writing, or its header is not there once; and the place of a row that was
-        cut short, -1 if there is none or it cannot be told."""
+    def _sound_rows(self) -> tuple[list[list[str]], int, bool, int]:
+        """The whole rows of the file; the number of damaged ones; whether the file has to be written again anyway, for a
+        last line cut short by the end of the process, or a header that is missing or repeated; and the place of a row that
+        was cut short, -1 for none or an unknown one."""
         if not os.path.lexists(self.path):
             return [], 0, False, -1
         if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):  # it is replaced by a file of the run's own
