@@ -347,9 +347,9 @@ def test_the_names_that_the_weights_know_stay_those_of_the_training(without_mani
 
 def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
     (without_manifests / "arguments.json").write_text('{"image_size": "32"}')
-    before = tree(without_manifests.parent)
+    before = tree(without_manifests)
     assert "image_size is '32' but must be" in refused("train", *GENERATED, "--init-path", without_manifests)
-    assert tree(without_manifests.parent) == before
+    assert tree(without_manifests) == before
 
 
 NO_STATE = {
