@@ -28,8 +28,9 @@ from harness.checkpoints import checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.commands import entry
 from harness.programs import embedded
+from harness.run.arguments import arguments
 from harness.run.cluster import ALONE
-from harness.run.run import Run, arguments
+from harness.run.run import Run
 from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:

@@ -39,16 +39,16 @@ from harness.checkpoints import checkpoints, fitting, saving
 from harness.checkpoints.checkpoints import Checkpoint
 from harness.checkpoints.saving import SaveError, Writer
 from harness.commands import cli, entry
-from harness.options.sources import RECORDED
+from harness.options.sections import RECORDED
 from harness.processes import folders
 from harness.processes.team import Team, introduction
 from harness.programs import executables
 from harness.reports import compilation, mlperf, profile
 from harness.reports.compilation import Compilation, FirstUpdates
 from harness.run import cluster as clusters
-from harness.run import records
+from harness.run.arguments import CLASSES, arguments
 from harness.run.horizon import OPTIONS, Horizon
-from harness.run.run import Run, arguments
+from harness.run.run import Run
 from harness.training.loop import Start, TrainingLoop, Values
 from harness.training.meter import Meter, state_of_rows
 from log import RunLog, wandb_run
@@ -343,8 +343,8 @@ def _circumstances(run: Run, folder: Path, newest: Checkpoint | None) -> dict[st
 
 def _known_names(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     """The digest of the classes' names that the weights of a run which goes on know, if that has been recorded."""
-    known = checkpoints.recorded(folder).get(records.CLASSES) if newest else None
-    return {records.CLASSES: known} if known else {}
+    known = checkpoints.recorded(folder).get(CLASSES) if newest else None
+    return {CLASSES: known} if known else {}
 
 
 def _start(

@@ -38,7 +38,8 @@ from harness.programs import executables
 from harness.reports import compilation, profile
 from harness.reports.compilation import Compilation
 from harness.run import cluster as clusters
-from harness.run.run import Run, arguments
+from harness.run.arguments import arguments
+from harness.run.run import Run
 from log import RunLog, new_run_folder
 
 if TYPE_CHECKING:

@@ -191,7 +191,7 @@ def saving(rounds: int) -> None:
     from harness.checkpoints.saving import Writer
     from harness.commands import cli
     from harness.programs.build import training_program
-    from harness.run.run import prepare
+    from harness.run.resolve import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"
     program = training_program(prepare(cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options, {}), 0)

@@ -19,7 +19,7 @@ from harness.processes import team
 from harness.programs import embedded
 from harness.programs.build import byte_batches, frozen_program
 from harness.programs.embedded import Batches, Served, kept
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 from ipu_utils import FrozenProgram
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"

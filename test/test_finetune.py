@@ -16,9 +16,10 @@ from emulator.program.weights import Weights
 from harness.checkpoints import bundles, checkpoints, fitting
 from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
 from harness.commands import cli
-from harness.options import rules
+from harness.options.update_rules import UPDATE_RULES
 from harness.programs.build import training_program
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 
@@ -142,12 +143,12 @@ def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
     assert bundles.shapes(index) == expected == {name: each.shape for name, each in fitting.saved(prepared("")).items()}
 
 
-@pytest.mark.parametrize("rule", rules.SLOTS)
+@pytest.mark.parametrize("rule", UPDATE_RULES)
 def test_what_a_training_keeps_is_known_without_tensorflow(rule):
     for words in ("--precision 16.16 --offload-fp32-weight-copy", "--precision 16.32 --force-weight-to-fp16 fc1"):
         asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
         with tf.Graph().as_default():
-            slots, precision = rules.SLOTS[rule], asked.plan.precision
+            slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
             weights = Weights(asked.trace.variables, 0, slots, asked.trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
         assert {name: list(each.shape) for name, each in fitting.saved(asked).items()} == kept

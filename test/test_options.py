@@ -23,7 +23,8 @@ from emulator.plan.trace import CountingLayers
 from harness.commands import cli
 from harness.options.catalogue import Option, section_options
 from harness.options.sections import SECTIONS
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 from Models import _segments
 
 HERE = Path(__file__).parent

@@ -44,7 +44,7 @@ from base.storage import locks
 from harness.checkpoints import checkpoints
 from harness.commands import cli
 from harness.reports import plot, svg
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 from log import LogError
 
 ONE_DEVICE = ("--shards", "1", "--no-pipeline-splits", "--no-enable-recomputation")

@@ -21,8 +21,8 @@ from base.storage import files, input_files
 from base.storage.tables import DOUBTED
 from harness.checkpoints import archives, bundles, manifests, saving
 from harness.checkpoints.archives import ArchiveError
-from harness.run import records
-from harness.run.records import ASKED, CALLS, ITERATION, ROLLING, RUN_ID, SEED
+from harness.run import arguments
+from harness.run.arguments import ASKED, CALLS, ITERATION, ROLLING, RUN_ID, SEED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -404,7 +404,7 @@ def _state(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
     if digest not in (None, _digest(found)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
     vouched = digest is not None or manifests.vouches(checkpoint.state_path, Path(checkpoint.prefix))
-    return found if records.sound_state(found) else {}, not vouched
+    return found if arguments.sound_state(found) else {}, not vouched
 
 
 def states(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
@@ -586,7 +586,7 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 def _sound(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What a file says; CheckpointError if no run has recorded that."""
-    wrong = records.wrong_option(found)
+    wrong = arguments.wrong_option(found)
     if wrong:
         raise CheckpointError(f"{file} is damaged: {wrong}; put it back as the run wrote it")
     return found

@@ -13,8 +13,8 @@ from emulator.plan import kept
 from emulator.plan.kept import Kept
 from harness.checkpoints import checkpoints
 from harness.checkpoints.checkpoints import Checkpoint, CheckpointError, Shapes
-from harness.options import rules
 from harness.options.catalogue import LARGEST
+from harness.options.update_rules import UPDATE_RULES
 
 if TYPE_CHECKING:
     from harness.run.run import Run
@@ -30,7 +30,7 @@ def model(run: Run) -> dict[str, Kept]:
 
 def saved(run: Run) -> dict[str, Kept]:
     """What a training keeps, and needs to go on."""
-    names = rules.SLOTS[run.options.training.optimiser]
+    names = UPDATE_RULES[run.options.training.optimiser].slots
     slots = kept.slots(run.trace.variables, run.plan.precision, names, run.trained)
     return {**model(run), **slots, kept.STEP: Kept((), half=False)}
 

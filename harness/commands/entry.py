@@ -30,9 +30,10 @@ from harness.options import sources
 from harness.processes.heartbeat import WorkerError
 from harness.reports import plot
 from harness.run import host_memory
+from harness.run.arguments import CLASSES, names_digest
 from harness.run.cluster import TF_CONFIG, follows, under_poprun
-from harness.run.records import CLASSES
-from harness.run.run import Run, names_digest, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 from harness.run.summary import layer_table
 from log import LogError
 

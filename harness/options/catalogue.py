@@ -16,7 +16,7 @@ from typing import Any
 from base.errors import OptionError
 from base.fields import brief, decimal_number, whole_number
 from base.plugins import did_you_mean
-from harness.options.sections import SECTIONS
+from harness.options.sections import SECTIONS, flag
 
 LARGEST = 3.4028235e38  # of FP32, in which the device computes
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -36,7 +36,7 @@ class Option:
     @property
     def flag(self) -> str:
         """The spelling on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return flag(self.name)
 
     def convert(self, raw: Any, where: str) -> Any:
         """A flag's text, or a YAML value, as the option's type; `where` names it in errors."""

@@ -15,11 +15,8 @@ from base.fields import brief
 from harness.options import configs
 from harness.options.catalogue import Catalogue, Option, Spelling, section_options, shown
 from harness.options.configs import Block, Entry
-from harness.options.sections import SECTIONS
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS
 
-COMMAND_LINE = "command line"
-CONFIGURATION = "configuration"
-RECORDED = "the recorded run"
 COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"

@@ -14,7 +14,7 @@ from Datasets import _pipeline
 from Datasets._mixing import Mixing
 from Datasets._spec import ReadRequest
 from Datasets.generated import synthetic
-from harness.options import rules
+from harness.options.update_rules import UPDATE_RULES
 from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
@@ -27,7 +27,6 @@ def training_program(
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
     the instances that train together; `store`: where it is kept."""
     training = run.options.training
-    update = optimisers.make(training, run.plan.global_batch)
     request = run.training_request(start)
     return ipu_utils.compile_training(
         run.segments,
@@ -37,8 +36,8 @@ def training_program(
         stream=_stream(run, request, training=True),
         loss=partial(_loss, training.label_smoothing or 0.0),
         hits=losses.hits,
-        update=update,
-        scale=optimisers.LossScale(training.loss_scaling, update.linear),
+        update=optimisers.make(training, run.plan.global_batch),
+        scale=optimisers.LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
         weight_decay=training.weight_decay,
         decayed=run.decayed,
         trained=run.trained,
@@ -126,7 +125,7 @@ def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
 
 
 def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
-    mixes = training and rules.mixes(run.options.dataset)
+    mixes = training and run.options.dataset.mixes
     on_host = run.options.dataset.hostside_image_mixing
 
     def prepare(seed: Seed, features: Features) -> Features:

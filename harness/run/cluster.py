@@ -16,7 +16,7 @@ from typing import Any
 
 from base.errors import OptionError
 from base.fields import brief
-from harness.options.sections import RunOptions
+from harness.options.sections import CONFIGURATION, RunOptions, flag
 
 TF_CONFIG, RANK, RANKS = "TF_CONFIG", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
@@ -83,7 +83,7 @@ def follows(environ: Mapping[str, str]) -> bool:
 
 def _other_release(options: RunOptions) -> str:
     """Where else the shards may come from, if a configuration says how many there are."""
-    named = options.main.release and options.sources.get("shards", "").startswith("configuration")
+    named = options.main.release and options.sources.get("shards", "").startswith(CONFIGURATION)
     return ", or the release whose configuration is meant: --release" if named else ""
 
 
@@ -110,10 +110,9 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
 
 def _refuse_syncs(options: RunOptions) -> None:
     for name in ("syncs_per_epoch", "epochs_per_sync"):
-        if getattr(options.training, name):
-            flag = "--" + name.replace("_", "-")
-            value = getattr(options.training, name)
-            raise OptionError(f"{flag} {value:g} is for several instances under poprun; leave it out")
+        value = getattr(options.training, name)
+        if value:
+            raise OptionError(f"{flag(name)} {value:g} is for several instances under poprun; leave it out")
 
 
 def _of_tf_config(environ: Mapping[str, str]) -> Cluster:

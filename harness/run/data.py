@@ -52,12 +52,15 @@ def family(name: str) -> str:
     return "cifar" if spec_without_data(name).image_size == 32 else "imagenet"
 
 
+def channels(options: DatasetOptions) -> int:
+    """Of a picture on the device: 3, or 4 with fused preprocessing of photographs."""
+    return 4 if options.fused_preprocessing and family(options.dataset) == "imagenet" else 3
+
+
 def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
     """Finds and counts the data; generated and synthetic data need no files."""
-    if options.generated_data or options.synthetic_data:
+    if options.random_data:
         return described(options)
-    _refuse_other_classes(options)
-    _refuse_percentage(options)
     return openers()[options.dataset](
         OpenRequest(
             options.data_dir,
@@ -69,18 +72,8 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
     )
 
 
-def _refuse_percentage(options: DatasetOptions) -> None:
-    if options.dataset_percentage_to_use < 100 and family(options.dataset) != "imagenet":
-        raise OptionError(
-            f"--dataset-percentage-to-use {options.dataset_percentage_to_use} takes a part of ImageNet's shards, and "
-            f"{options.dataset} has none; leave it out"
-        )
-
-
 def described(options: DatasetOptions) -> DataSource:
     """Generated data that looks like the set asked for."""
-    _refuse_percentage(options)
-    _refuse_other_classes(options)
     spec = spec_without_data(options.dataset)
     spec = replace(spec, train_images=max(1, spec.train_images * options.dataset_percentage_to_use // 100))
     if family(options.dataset) == "imagenet":
@@ -109,13 +102,3 @@ def _tables(name: str) -> dict[str, Callable[[OpenRequest], Any]]:
     for plugin in plugins.names("Datasets"):
         found |= getattr(plugins.load("Datasets", plugin), name, {})
     return found
-
-
-def _refuse_other_classes(options: DatasetOptions) -> None:
-    """A set of small pictures knows its classes itself."""
-    known = spec_without_data(options.dataset).num_classes
-    if options.num_classes not in (None, known) and family(options.dataset) != "imagenet":
-        raise OptionError(
-            f"--num-classes {options.num_classes} contradicts --dataset {options.dataset}, which has {known} classes; "
-            "leave it out, or keep the data set of the run that recorded it"
-        )

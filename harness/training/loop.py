@@ -21,7 +21,7 @@ from harness.commands import entry
 from harness.processes.team import Team
 from harness.reports import mlperf, plot, profile
 from harness.reports.compilation import FirstUpdates
-from harness.run import records
+from harness.run.arguments import SEED
 from harness.run.run import Run
 from harness.training.gradients import LostGradients
 from harness.training.meter import Meter
@@ -253,7 +253,7 @@ class TrainingLoop:
             checkpoints.ROLLING: rolling,
             checkpoints.CALLS: self.calls,
             checkpoints.RUN_ID: self.run.run_id,
-            records.SEED: self.run.seed,
+            SEED: self.run.seed,
             **self.log.kept(iteration, stays=not rolling),
         }
         what = "initial " if initial else "safety " if rolling else ""

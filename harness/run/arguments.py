@@ -1,18 +1,23 @@
-"""What a run records of itself, as it is read again: in arguments.json beside the options, and in the states of its
-checkpoints. Others may have written either.
+"""arguments.json, in which a run records its options and what followed from them: its content, and the rules for values
+that are read again. Anybody may have changed the file.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from base.fields import LARGEST_COUNT, brief
+from Datasets._spec import DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
-from harness.options.sections import EXCLUSIVE
+from harness.options.exclusive import EXCLUSIVE
+from harness.options.update_rules import UPDATE_RULES
+from harness.run.run import Run
 
 ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
 ITERATION = "iteration"  # in every state: the updates that the run had done
@@ -86,6 +91,46 @@ _STATE: Mapping[str, Rule] = {
     "window": _MEANS,
     "open": _MEANS,
 }
+
+
+def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of arguments.json: every option's value and source, and the values that follow from them."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
+    linear, scale = UPDATE_RULES[run.options.training.optimiser].linear, run.options.training.loss_scaling
+    derived = {
+        "batch_size": run.plan.micro_batch,
+        "command": command,
+        "data_dir": run.data_dir,
+        "fold_used": run.plan.fold,
+        "global_batch_size": run.plan.global_batch,
+        "grad_scale": 1.0 if linear else scale,
+        "iterations_per_epoch": run.horizon.iterations_per_epoch,
+        "lr_scale": scale if linear else 1.0,
+        "name": run.name,
+        CLASSES: names_digest(run.source.spec),
+        "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
+        "parameters": run.trace.parameters,
+        "precision": run.plan.precision.name,
+        SEED: run.seed,
+        "seed_specified": run.options.device.seed is not None,
+        "summary_str": run.summary(),
+        "total_batch_size": run.plan.global_batch,
+        "total_iterations": run.horizon.iterations,
+        "total_replicas": run.plan.total_replicas,
+        "instances": run.plan.instances,
+        "instance": run.cluster.instance,
+        "instance_folders": list(run.folders),
+        "image_size": run.image_size,
+        "wd_exclude": list(run.not_decayed),
+    }
+    requested = {name: values[name] for name in ("global_batch_size", "image_size")}
+    return {**values, **derived, **extra, ASKED: requested, "sources": dict(run.options.sources)}
+
+
+def names_digest(spec: DataSpec) -> str | None:
+    """Of a data set's class names in their order; None if they are not known."""
+    names = json.dumps(spec.class_names).encode()
+    return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
 
 
 def wrong_option(found: Mapping[str, Any]) -> str | None:
