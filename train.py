@@ -47,7 +47,7 @@ from harness.reports import compilation, mlperf, profile
 from harness.reports.compilation import Compilation, FirstUpdates
 from harness.run import cluster as clusters
 from harness.run.arguments import CLASSES, arguments
-from harness.run.horizon import OPTIONS, Horizon
+from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.loop import Start, TrainingLoop, Values
 from harness.training.meter import Meter, state_of_rows
@@ -229,7 +229,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
             events.begun()
             loop = _start(run, team, folder, log, newest, values, signals, writer, events)
             events.built(start)
-            for first, end in _isolate(run.horizon.steps(start, stop), loop.isolated_updates):
+            for first, end in _isolate(run.length.steps(start, stop), loop.isolated_updates):
                 loop.advance(first, end)
             loop.finish(stop)
             team.part()
@@ -278,7 +278,7 @@ def _isolate(pieces: Iterable[tuple[int, int]], updates: Collection[int]) -> Ite
 
 def _stop(run: Run, start: int) -> int:
     """The update to end after."""
-    total = run.horizon.iterations
+    total = run.length.iterations
     if start > total:
         raise OptionError(f"the run has done {start} updates, and the length asked for is only {total}; give a larger one")
     stop_after = run.options.training.stop_after
@@ -385,7 +385,7 @@ def _fresh(run: Run, team: Team, log: RunLog, program: TrainingProgram) -> Start
         _begin_with(run, program, log)
     if team.group:
         program.load(team.broadcast(program.values() if team.first else None))
-    return Start(Meter(run.horizon, run.step_increment, run.rate, {}), calls)
+    return Start(Meter(run.length, run.step_increment, run.rate, {}), calls)
 
 
 def _restored(
@@ -404,7 +404,7 @@ def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest
     """Loads a checkpoint's tensors, which instance 0 has read and which leave `values`; they, in every instance."""
     log.note(f"Restoring training from latest checkpoint: {newest.prefix}")
     _report_overrides(run, log)
-    if newest.iteration == run.horizon.iterations:
+    if newest.iteration == run.length.iterations:
         log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
     if team.first:
         fitting.fit(fitting.of_values(values), fitting.saved(run), newest)
@@ -425,7 +425,7 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
     log.go_on_after(newest.iteration, states, stays, _rows_before(run, folder))
     if team.first:
         state = _averages(run, newest, state, log)
-    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
+    return Meter(run.length, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
 
 
 def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
@@ -447,13 +447,13 @@ def _due(earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknow
 
 def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
     """The updates after which a call has rows by table, as its options tell."""
-    given = {name: recorded[name] for name in OPTIONS if recorded.get(name) is not None}
+    given = {name: recorded[name] for name in LENGTH_OPTIONS if recorded.get(name) is not None}
     try:
-        horizon = Horizon.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
+        length = TrainingLength.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
     except ValueError:  # an instance that has recorded none
-        horizon = run.horizon
+        length = run.length
     validated = recorded.get("validation", run.options.checkpoint.validation) and run.source.spec.validation_images
-    return {"training.csv": horizon.log_points, "validation.csv": horizon.checkpoint_points if validated else list}
+    return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 
 def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
@@ -514,7 +514,7 @@ def _averages(run: Run, newest: Checkpoint, state: dict[str, Any], log: RunLog) 
         return state
     sound = f"anything that vouches for its {newest.state_path.name}" if state else f"a sound {newest.state_path.name}"
     log.note(f"warning: {newest.name} comes without {sound}: steps and averages go on from the rows of training.csv")
-    return state_of_rows(log.rows("training.csv"), run.horizon, run.step_increment, newest.iteration)
+    return state_of_rows(log.rows("training.csv"), run.length, run.step_increment, newest.iteration)
 
 
 def _scorer(run: Run, team: Team, log: RunLog) -> Callable[[Checkpoint, Values], Mapping[str, Any]]:

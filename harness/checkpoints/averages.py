@@ -11,7 +11,7 @@ from base.storage import files
 from harness.checkpoints import checkpoints, manifests
 from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
 from harness.options.sections import TrainingOptions
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,17 +43,15 @@ def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
 
 
 def of_run(
-    folder: Path, name: str, amount: float, horizon: Horizon, finite: bool = True
+    folder: Path, name: str, amount: float, length: TrainingLength, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
     """Makes one of the `wanted` averages of a finished run's checkpoints; it, how many went into it, and a line on each
     that is left out: what is damaged, and, with `finite`, what has values that are not."""
     # where a run was stopped and went on there is one more, which the same run in one go has not
-    used = [
-        checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if horizon.is_checkpoint(checkpoint.iteration)
-    ]
+    used = [checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if length.is_checkpoint(checkpoint.iteration)]
     if name.startswith("weight_avg_N"):
-        first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
-        used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]
+        first = round(round(length.epochs, 1) - amount, 1)  # so that the last one always counts
+        used = [checkpoint for checkpoint in used if round(length.epoch(checkpoint.iteration), 1) >= first]
     used, damaged = checkpoints.whole(used, finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")

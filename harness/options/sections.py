@@ -128,7 +128,9 @@ class TrainingOptions:
     iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
     keep_going: bool = opt(False, "go on when the loss is not finite, or when a checkpoint cannot be written")
     stop_after: int | None = opt(
-        None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1)
+        None,
+        "stop cleanly once this many weight updates are done, leaving the run's length as it is",
+        check=at_least(1),
     )
     base_learning_rate_exponent: float | None = opt(
         None,

@@ -24,10 +24,8 @@ from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions
 from harness.run import checks, data
 from harness.run import cluster as clusters
 from harness.run.cluster import Cluster
-from harness.run.horizon import OPTIONS as PERIODS
-from harness.run.horizon import Horizon
+from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
-from LR_Schedules._warmup import RateHorizon
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
@@ -54,7 +52,7 @@ def prepare(
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
     traced = _trace(segments, image_size, data.channels(options.dataset))
     checks.check(checks.BEFORE_PLAN, checks.Network(options=options, trace=traced))
-    plan, horizon = _plan_and_horizon(options, traced, source.spec.train_images, training, cluster)
+    plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(
         options=options,
@@ -64,9 +62,9 @@ def prepare(
         segments=segments,
         trace=traced,
         plan=plan,
-        horizon=horizon,
+        length=length,
         peak_rate=peak,
-        rate=(lambda i: 0.0) if peak is None else _rate(options, horizon, peak),
+        rate=(lambda i: 0.0) if peak is None else _rate(options, length, peak),
         seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
         name=_name(options, model, plan),
         not_decayed=model.NOT_DECAYED[family],
@@ -98,22 +96,22 @@ def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
         raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
 
 
-def _plan_and_horizon(
+def _plan_and_length(
     options: RunOptions, traced: Trace, images: int, training: bool, cluster: Cluster
-) -> tuple[ExecutionPlan, Horizon]:
+) -> tuple[ExecutionPlan, TrainingLength]:
     # validation runs the whole network at once: stages, spans and folds are the training's affair
     request = _plan_request(options, cluster) if training else _validation_plan_request(options)
     try:
         plan = plans.resolve(request, traced, this_machine())
-        horizon = Horizon.of(
+        length = TrainingLength.of(
             images=images,
             global_batch=plan.global_batch,
-            tells_first=getattr(options.schedule, "rows_tell_first", False),
-            **{name: value for name, value in options.values().items() if name in PERIODS},
+            logs_first_rate=getattr(options.schedule, "logs_first_rate", False),
+            **{name: value for name, value in options.values().items() if name in LENGTH_OPTIONS},
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
-    return replace(plan, updates_per_step=horizon.iterations_per_step if training else 0), horizon
+    return replace(plan, updates_per_step=length.iterations_per_step if training else 0), length
 
 
 def _precision(options: RunOptions) -> Precision:
@@ -185,19 +183,10 @@ def _peak_rate(options: RunOptions, global_batch: int) -> float:
     return 2.0**training.base_learning_rate_exponent * global_batch
 
 
-def _rate(options: RunOptions, horizon: Horizon, peak: float) -> Callable[[int], float]:
+def _rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[[int], float]:
     schedule = plugins.load("LR_Schedules", options.main.lr_schedule)
     try:
-        return schedule.build(
-            options.schedule,
-            RateHorizon(
-                peak=peak,
-                iterations=horizon.iterations,
-                epochs=horizon.exact_epochs,
-                iterations_per_epoch=horizon.iterations_per_epoch,
-                epochs_per_update=horizon.epochs_per_update,
-            ),
-        )
+        return schedule.build(options.schedule, length.scheduled(peak))
     except ValueError as error:
         raise OptionError(str(error)) from None
 

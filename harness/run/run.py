@@ -14,7 +14,7 @@ from harness.options.sections import RunOptions
 from harness.options.update_rules import named_by
 from harness.run import data, host_memory
 from harness.run.cluster import ALONE, Cluster
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 from Models._segments import Segment
 
 RATE_SAMPLES = 1000  # of a schedule within its warm-up, to find the highest rate
@@ -31,7 +31,7 @@ class Run:
     segments: list[Segment]
     trace: Trace
     plan: ExecutionPlan
-    horizon: Horizon
+    length: TrainingLength
     peak_rate: float | None  # None where nothing is trained
     rate: Callable[[int], float]
     seed: int
@@ -111,9 +111,9 @@ class Run:
     @cached_property
     def highest_rate(self) -> float:
         """The highest learning rate: the peak, unless the run ends within the warm-up."""
-        if getattr(self.options.schedule, "warmup_epochs", 0) < self.horizon.epochs:
+        if getattr(self.options.schedule, "warmup_epochs", 0) < self.length.epochs:
             return self.peak_rate
-        last = self.horizon.iterations - 1
+        last = self.length.iterations - 1
         return max(self.rate(last * k // RATE_SAMPLES) for k in range(RATE_SAMPLES + 1))
 
     def summary(self) -> str:
@@ -147,9 +147,9 @@ class Run:
         """Length and learning rate of a training."""
         if not self.trains:
             return []
-        horizon, training, highest = self.horizon, self.options.training, self.highest_rate
+        length, training, highest = self.length, self.options.training, self.highest_rate
         short = f" on the way to {self.peak_rate:.4g}" if highest < self.peak_rate else ""
         return [
-            f"Updates: {horizon.iterations} ({horizon.epochs:g} epochs of {horizon.iterations_per_epoch}), "
+            f"Updates: {length.iterations} ({length.epochs:g} epochs of {length.iterations_per_epoch}), "
             f"{training.optimiser}, learning rate up to {highest:.4g}{short} ({self.options.main.lr_schedule})"
         ]

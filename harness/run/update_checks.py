@@ -128,7 +128,7 @@ def peak_rate(resolved: Resolved) -> Iterator[str]:
     exponent, published = training.base_learning_rate_exponent, UPDATE_RULES[training.optimiser].highest_rate
     if not run.highest_rate:
         yield (
-            f"warning: the learning rate is 0 in all of the run's {run.horizon.iterations} updates: the warm-up begins "
+            f"warning: the learning rate is 0 in all of the run's {run.length.iterations} updates: the warm-up begins "
             "there, and nothing is learnt; give more --iterations or --epochs, or --warmup-epochs 0"
         )
     elif training.abs_learning_rate is None and exponent is not None and exponent > 0:
@@ -151,7 +151,7 @@ def peak_rate(resolved: Resolved) -> Iterator[str]:
 def final_rate(resolved: Resolved) -> Iterator[str]:
     """A schedule's rate falls."""
     run = resolved.run
-    last = run.rate(run.horizon.iterations - 1)
+    last = run.rate(run.length.iterations - 1)
     rise = f"the {run.options.main.lr_schedule} schedule lets the learning rate rise from {run.peak_rate:.4g}"
     if not last <= LARGEST:
         raise OptionError(f"{rise} beyond FP32's largest number, {LARGEST:.4g}; {_falling(run.options)} if it is to fall")
@@ -189,9 +189,9 @@ def endless_warmup(resolved: Resolved) -> Iterator[str]:
     """A warm-up, given explicitly, ends before the run does."""
     run = resolved.run
     warmup = getattr(run.options.schedule, "warmup_epochs", 0)
-    if run.highest_rate and run.options.given("warmup_epochs") and warmup >= run.horizon.epochs:
+    if run.highest_rate and run.options.given("warmup_epochs") and warmup >= run.length.epochs:
         yield (
-            f"warning: --warmup-epochs {warmup:g} is the whole run of {run.horizon.epochs:.4g} epochs: the learning rate "
+            f"warning: --warmup-epochs {warmup:g} is the whole run of {run.length.epochs:.4g} epochs: the learning rate "
             f"never gets to its {run.peak_rate:.4g}"
         )
 
@@ -215,6 +215,6 @@ def options_of_other_rules(resolved: Resolved) -> Iterator[str]:
 
 def stop_after_the_end(resolved: Resolved) -> Iterator[str]:
     """A stop lies within the run."""
-    stop, updates = resolved.run.options.training.stop_after, resolved.run.horizon.iterations
+    stop, updates = resolved.run.options.training.stop_after, resolved.run.length.iterations
     if stop is not None and stop >= updates:
         yield f"--stop-after {stop} changes nothing: the run has {updates} updates"

@@ -97,7 +97,7 @@ class TrainingLoop:
         self.log.open_board(newest.iteration if newest else 0)
         if newest:
             self._resumes(newest)
-        if newest and self.run.horizon.is_checkpoint(newest.iteration):
+        if newest and self.run.length.is_checkpoint(newest.iteration):
             self.validate(newest, start.values)
 
     @property
@@ -108,7 +108,7 @@ class TrainingLoop:
     @property
     def saves(self) -> bool:
         """Whether the run has checkpoints."""
-        return self.run.horizon.iterations_per_ckpt > 0
+        return self.run.length.iterations_per_ckpt > 0
 
     @property
     def writes(self) -> bool:
@@ -126,7 +126,7 @@ class TrainingLoop:
     @property
     def _sync_period(self) -> int:
         """Weight updates between broadcasts of the weights; 0 for none."""
-        asked, per_epoch = self.run.options.training, self.run.horizon.iterations_per_epoch
+        asked, per_epoch = self.run.options.training, self.run.length.iterations_per_epoch
         if asked.syncs_per_epoch:
             return max(1, per_epoch // asked.syncs_per_epoch)
         return max(1, round(per_epoch * asked.epochs_per_sync)) if asked.epochs_per_sync else 0
@@ -147,9 +147,9 @@ class TrainingLoop:
         self._settle(wait=False)
         with self.signals.asking(partial(self.program.stop, drop_update=True)):
             done = self._updates(first, end)
-            if self.run.horizon.logs(first, done):
+            if self.run.length.logs(first, done):
                 self._row(done)
-            if self.run.horizon.checkpoints(first, done):
+            if self.run.length.checkpoints(first, done):
                 self.mlperf.block_over()
                 saved = self.save(done)
             elif done > self.saved and (self.signals.received is not None or self._overdue):
@@ -158,7 +158,7 @@ class TrainingLoop:
                 self.program.resume()
         if saved:
             self.validate(*saved)
-            if done < self.run.horizon.iterations:
+            if done < self.run.length.iterations:
                 self.mlperf.block_begins(done)
         return done
 
@@ -187,7 +187,7 @@ class TrainingLoop:
         self.meter.add(metrics.loss, metrics.accuracy, time.perf_counter() - started)
         self.lost.add(first, metrics.lost)
         self._judge(first, metrics.loss)
-        if done == run.horizon.grid_end(first):
+        if done == run.length.grid_end(first):
             self.meter.end_host_step()
         return done
 
@@ -224,7 +224,7 @@ class TrainingLoop:
         counter = itertools.count(first + 1)
 
         def report(loss: float, accuracy: float) -> None:
-            self.log.progress(next(counter), self.run.horizon.iterations, f"loss {loss:.3f}")
+            self.log.progress(next(counter), self.run.length.iterations, f"loss {loss:.3f}")
             hopeless = not np.isfinite(loss) and not self.run.options.training.keep_going
             if hopeless or self._overdue:
                 self.program.stop(drop_update=False)
@@ -269,7 +269,7 @@ class TrainingLoop:
                 f"Saved {what}checkpoint to {saved.prefix}{seconds}\n  fingerprint of the weights: {print_of_weights}"
             )
             most = self.run.options.checkpoint.max_ckpts_to_keep
-            checkpoints.tidy(self.folder, saved, most, self.run.horizon.is_checkpoint)
+            checkpoints.tidy(self.folder, saved, most, self.run.length.is_checkpoint)
 
         self._settle()
         self.writer.begin(write)
@@ -320,9 +320,9 @@ class TrainingLoop:
         """What is left after the last update of this call."""
         for line in self.compilation.settled() if self.compilation else ():
             self.log.note(line)
-        if done < self.run.horizon.iterations:
+        if done < self.run.length.iterations:
             self.mlperf.ended("aborted")
-            self.log.note(f"Stopped after {done} of {self.run.horizon.iterations} updates.")
+            self.log.note(f"Stopped after {done} of {self.run.length.iterations} updates.")
             self._settle()
             there = [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]
             if self.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
@@ -331,9 +331,9 @@ class TrainingLoop:
             self.mlperf.block_over()
             self.validate(Checkpoint("final", done), self.program.values())
         self._settle()
-        if done == self.run.horizon.iterations:
+        if done == self.run.length.iterations:
             self.mlperf.ended("success")
-        if done == self.run.horizon.iterations and self.saves:
+        if done == self.run.length.iterations and self.saves:
             self._average()
         self._report(done)
 
@@ -343,7 +343,7 @@ class TrainingLoop:
             averaged, values = Checkpoint(str(self.folder / name), -1), None
             if self.team.first:
                 finite = not self.run.options.training.keep_going
-                averaged, count, damaged = averages.of_run(self.folder, name, amount, self.run.horizon, finite)
+                averaged, count, damaged = averages.of_run(self.folder, name, amount, self.run.length, finite)
                 for warning in damaged:
                     self.log.note(warning)
                 self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
@@ -364,14 +364,14 @@ class TrainingLoop:
         note(f"The run is in {self.folder}; its picture: {plot.write_run_svg(self.folder)}")
         if not self.team.first:  # instance 0's folder is the one to go on with
             return
-        horizon = self.run.horizon
-        if done < horizon.iterations:
+        length = self.run.length
+        if done < length.iterations:
             note(f"Go on:           {entry.command('restore', *entry.resuming(self.run, self.folder))}")
             return
         if not self.saves:
             return
         if self.run.source.spec.validation_images:
             note(f"Validate again:  {entry.command('validation', *entry.restoring(self.folder))}")
-        longer = horizon.longer(self.run.options.training.iterations is not None)
+        longer = length.longer(self.run.options.training.iterations is not None)
         if longer:
             note(f"Train further:   {entry.command('restore', *entry.resuming(self.run, self.folder), *longer)}")
