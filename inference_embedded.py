@@ -24,8 +24,8 @@ import validation
 from base.errors import OptionError
 from base.process import quiet
 from base.storage.files import write_atomically
-from harness.checkpoints import checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import find, fit, read
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
 from harness.programs import embedded
 from harness.run.arguments import arguments
@@ -43,11 +43,11 @@ NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "
 def main(argv: list[str]) -> int:
     """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
     path = entry.restore_path(argv, SCRIPT)
-    found = checkpoints.select(Path(path)) if path else [validation.RANDOM_WEIGHTS]
+    found = find.select(Path(path)) if path else [validation.RANDOM_WEIGHTS]
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
         raise OptionError(f"--restore-path {path} holds {len(found)} checkpoints, and one program has one; name it: {names}")
-    folder = checkpoints.run_folder(Path(path)) if path else None
+    folder = find.run_folder(Path(path)) if path else None
     recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     parsed = entry.parse(argv, SCRIPT, recorded, folder)
@@ -105,9 +105,9 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     options = run.options.checkpoint
     values = None
     if checkpoint is not validation.RANDOM_WEIGHTS:
-        values = checkpoints.read(checkpoint)
-        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
-        for warning in fitting.warnings(run, values, checkpoint):
+        values = read.tensors(checkpoint)
+        fit.require(fit.of_values(values), fit.model(run), checkpoint)
+        for warning in fit.warnings(run, values, checkpoint):
             log.note(warning)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)

@@ -35,9 +35,9 @@ from base.process.signals import Signals, StopRequest
 from base.storage import locks
 from base.storage.tables import Due
 from emulator.plan.record import PhaseEnd
-from harness.checkpoints import checkpoints, fitting, saving
-from harness.checkpoints.checkpoints import Checkpoint
-from harness.checkpoints.saving import SaveError, Writer
+from harness.checkpoints import find, fit, read, run_record, saved_state, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.write import SaveError, Writer
 from harness.commands import cli, entry
 from harness.options.sections import RECORDED
 from harness.processes import folders
@@ -46,7 +46,7 @@ from harness.programs import executables
 from harness.reports import compilation, mlperf, profile
 from harness.reports.compilation import Compilation, FirstUpdates
 from harness.run import cluster as clusters
-from harness.run.arguments import CLASSES, arguments
+from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments
 from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.loop import Start, TrainingLoop, Values
@@ -89,22 +89,22 @@ def _refuse_beginning(run: Run) -> None:
     if run.cluster.instance:
         return
     if given:
-        fitting.require_beginning(run, Path(given))
-        checkpoints.recorded(checkpoints.run_folder(Path(given)))  # which is asked how they were trained
+        fit.require_beginning(run, Path(given))
+        run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
     folders.refuse(run)
 
 
 def resume(argv: list[str], path: str, script: str) -> int:
     """Goes on with the run in the folder `path`."""
     if not clusters.follows(os.environ):
-        checkpoints.of_run(Path(path))  # without them there is no run, whatever else is there
+        find.of_run(Path(path))  # without them there is no run, whatever else is there
     recorded = entry.recorded_options(Path(path), argv, script)
     parsed = entry.parse(argv, script, recorded, Path(path))
     if parsed is None:
         return 0
     if parsed.options.device.seed is None:
         raise OptionError(
-            f"{checkpoints.record(Path(path))} does not tell the run's seed, which everything random follows from: put it "
+            f"{run_record.file(Path(path))} does not tell the run's seed, which everything random follows from: put it "
             "back as the run wrote it, or give --seed"
         )
     newest, damaged, missing = _latest(Path(path))
@@ -123,23 +123,23 @@ def resume(argv: list[str], path: str, script: str) -> int:
     values: Values = {}
     if run.cluster.instance == 0:
         executables.import_tensorflow(run)
-        newest, values, damaged = checkpoints.newest(Path(path), verified=newest)
+        newest, values, damaged = read.newest(Path(path), verified=newest)
         run = replace(run, notes=(*run.notes, *(line for line in damaged if line not in run.notes)))
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
-        run = replace(run, run_id=team.broadcast_text((checkpoints.run_id(Path(path)) if team.first else "") or _new_id()))
+        run = replace(run, run_id=team.broadcast_text((run_record.run_id(Path(path)) if team.first else "") or _new_id()))
         iteration = int(team.broadcast_text(str(newest.iteration) if team.first else ""))
-        newest = newest if team.first else checkpoints.at(Path(path), iteration)
+        newest = newest if team.first else Checkpoint.at(Path(path), iteration)
         run, folder = folders.resume(run, team, Path(path))
         return train(run, team, folder, newest, values, entry.command(script, *argv))
 
 
-def _latest(folder: Path) -> tuple[Checkpoint | None, list[str], checkpoints.CheckpointError | None]:
+def _latest(folder: Path) -> tuple[Checkpoint | None, list[str], CheckpointError | None]:
     """The newest whole checkpoint of a run and a line on each newer one; or, where another instance may have them, why there
     is none here."""
     try:
-        return *checkpoints.latest(folder), None
-    except checkpoints.CheckpointError as error:
+        return *read.latest(folder), None
+    except CheckpointError as error:
         if not clusters.follows(os.environ):
             raise
         return None, [], error
@@ -147,10 +147,10 @@ def _latest(folder: Path) -> tuple[Checkpoint | None, list[str], checkpoints.Che
 
 def _unnamed(folder: Path) -> list[str]:
     """A line where the options do not tell which run they are of, and its states do."""
-    told = checkpoints.run_id(folder)
-    if not told or checkpoints.recorded(folder).get(checkpoints.RUN_ID):
+    told = run_record.run_id(folder)
+    if not told or run_record.arguments(folder).get(RUN_ID):
         return []
-    return [f"warning: {checkpoints.record(folder)} does not tell the run's {checkpoints.RUN_ID}: {told}, as in its states"]
+    return [f"warning: {run_record.file(folder)} does not tell the run's {RUN_ID}: {told}, as in its states"]
 
 
 def _new_id() -> str:
@@ -176,13 +176,13 @@ def _refuse_going_on(run: Run, recorded: Mapping[str, Any], newest: Checkpoint |
         )
     if newest:
         _refuse_another_seed(run, newest)
-        fitting.require_saved(run, newest)
+        fit.require_saved(run, newest)
     _stop(run, newest.iteration if newest else 0)
 
 
 def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
     """One that the record tells, and the states do not: nobody asked for it."""
-    saved = checkpoints.seeds(Path(newest.prefix).parent, newest)
+    saved = run_record.seeds(Path(newest.prefix).parent, newest)
     source = run.options.sources.get("seed", "")
     if saved and run.seed not in saved and source.startswith(RECORDED):
         raise OptionError(
@@ -220,7 +220,7 @@ def train(run: Run, team: Team, folder: Path, newest: Checkpoint | None, values:
     printed = profile.copied_output(wanted)
     held = locks.held(folder) if folders.writes(run) else nullcontext()
     with held, Signals() as signals, Writer(newest.name if newest else None) as writer, printed:
-        saving.sweep(folder)
+        write.sweep(folder)
         log = _open_log(run, team, folder, newest)
         leave = partial(_leave, run, folder, log, writer, call)
         team.before_exit = leave
@@ -336,14 +336,14 @@ def _circumstances(run: Run, folder: Path, newest: Checkpoint | None) -> dict[st
         "logs_path": str(folder),
         "restoring": newest is not None,
         "restored_from": newest.name if newest else None,
-        checkpoints.RUN_ID: run.run_id,
+        RUN_ID: run.run_id,
         **_known_names(folder, newest),
     }
 
 
 def _known_names(folder: Path, newest: Checkpoint | None) -> dict[str, Any]:
     """The digest of the classes' names that the weights of a run which goes on know, if that has been recorded."""
-    known = checkpoints.recorded(folder).get(CLASSES) if newest else None
+    known = run_record.arguments(folder).get(CLASSES) if newest else None
     return {CLASSES: known} if known else {}
 
 
@@ -395,7 +395,7 @@ def _restored(
     restored = _restore(run, team, log, program, newest, values)
     meter, calls = _meter(run, team, folder, log, newest)
     # not before it is known that the run can go on
-    log.arguments({**_values(run, folder, newest), checkpoints.CALLS: calls}, restored=True)
+    log.arguments({**_values(run, folder, newest), CALLS: calls}, restored=True)
     rows = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
     return Start(meter, calls, newest, restored, rows)
 
@@ -407,21 +407,21 @@ def _restore(run: Run, team: Team, log: RunLog, program: TrainingProgram, newest
     if newest.iteration == run.length.iterations:
         log.note(f"All {newest.iteration} updates are done; a larger --epochs or --iterations extends the run")
     if team.first:
-        fitting.fit(fitting.of_values(values), fitting.saved(run), newest)
-        fitting.refuse_faulty(run, values, newest, going_on=True)
+        fit.require(fit.of_values(values), fit.saved(run), newest)
+        fit.refuse_faulty(run, values, newest, going_on=True)
     restored = team.broadcast(values if team.first else None)
     values.clear()
     program.load(restored)
     return restored
 
 
-def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> tuple[Meter, list[checkpoints.Call]]:
+def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) -> tuple[Meter, list[saved_state.Call]]:
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
-    state = json.loads(team.broadcast_text(json.dumps(checkpoints.state(newest)) if team.first else ""))
+    state = json.loads(team.broadcast_text(json.dumps(saved_state.read(newest)) if team.first else ""))
     calls = _calls(team, state, newest.iteration)
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
-    states, stays = checkpoints.states(folder, newest), not state.get(checkpoints.ROLLING)
+    states, stays = saved_state.way_to(folder, newest), not state.get(saved_state.ROLLING)
     log.go_on_after(newest.iteration, states, stays, _rows_before(run, folder))
     if team.first:
         state = _averages(run, newest, state, log)
@@ -430,9 +430,9 @@ def _meter(run: Run, team: Team, folder: Path, log: RunLog, newest: Checkpoint) 
 
 def _rows_before(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
     """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
-    recorded = checkpoints.recorded(folder)
-    begun = [since for _, since in checkpoints.calls(recorded)] or [0]
-    first = checkpoints.recorded_first(folder) if begun[0] == 0 and len(begun) > 1 else {}
+    recorded = run_record.arguments(folder)
+    begun = [since for _, since in saved_state.calls(recorded)] or [0]
+    first = run_record.first(folder) if begun[0] == 0 and len(begun) > 1 else {}
     unknown = (begun[1] if first else 0, begun[-1])
     earlier, last = _points(run, first), _points(run, recorded)
     return {name: partial(_due, earlier[name], last[name], unknown) for name in last}
@@ -456,26 +456,24 @@ def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], lis
     return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 
-def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
+def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[saved_state.Call]:
     """The calls of the run up to this one, which all instances name alike."""
-    return checkpoints.calls(
-        {checkpoints.CALLS: json.loads(team.broadcast_text(json.dumps(checkpoints.calls(state, begun))))}
-    )
+    return saved_state.calls({CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, begun))))})
 
 
 def _begin_with(run: Run, program: TrainingProgram, log: RunLog) -> None:
     """Takes over the weights of --init-path; a classifier of another number of classes begins anew."""
-    chosen, values, damaged = checkpoints.initial(Path(run.options.training.init_path))
+    chosen, values, damaged = read.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    left = fitting.begin(fitting.of_values(values), run, chosen)
-    taken = fitting.without(values, left)
-    fitting.refuse_faulty(run, taken, chosen)
+    left = fit.left_out(fit.of_values(values), run, chosen)
+    taken = fit.without(values, left)
+    fit.refuse_faulty(run, taken, chosen)
     program.begin_with(taken)
     log.note(f"Begun with the weights of {chosen.prefix}")
     if left:
-        log.note(f"{fitting.classifier(run)} begins anew: it has another number of classes there")
-    recorded = checkpoints.recorded(checkpoints.run_folder(Path(chosen.prefix)))
+        log.note(f"{fit.classifier(run)} begins anew: it has another number of classes there")
+    recorded = run_record.arguments(find.run_folder(Path(chosen.prefix)))
     for name in ("symmetric_input", "normalise_input"):
         if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
             flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
@@ -510,7 +508,7 @@ def _compiled(
 
 def _averages(run: Run, newest: Checkpoint, state: dict[str, Any], log: RunLog) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, or may be anything, what the rows tell of it."""
-    if state and not checkpoints.doubted(newest):
+    if state and not saved_state.unproved(newest):
         return state
     sound = f"anything that vouches for its {newest.state_path.name}" if state else f"a sound {newest.state_path.name}"
     log.note(f"warning: {newest.name} comes without {sound}: steps and averages go on from the rows of training.csv")

@@ -28,8 +28,8 @@ from base.process import quiet
 from base.process.signals import StopRequest
 from Datasets import _photo_bytes
 from emulator.plan.record import PhaseEnd
-from harness.checkpoints import checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import find, fit, read
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.evaluation import predictions
 from harness.processes import folders
@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
     path = entry.restore_path(argv, "validation")
     if not path and entry.value_of(argv, "predict", "validation"):
         raise OptionError("--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0")
-    folder = checkpoints.run_folder(Path(path)) if path else None
-    found = checkpoints.select(Path(path)) if path and not clusters.follows(os.environ) else []
+    folder = find.run_folder(Path(path)) if path else None
+    found = find.select(Path(path)) if path and not clusters.follows(os.environ) else []
     recorded = entry.recorded_options(folder, argv, "validation") if folder else {}
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
@@ -84,7 +84,7 @@ def refusals(run: Run, found: list[Checkpoint]) -> list[str]:
             _photo_bytes.photograph(path)
     else:
         folders.refuse(run)
-    return fitting.require_model(run, found)
+    return fit.require_model(run, found)
 
 
 def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
@@ -107,7 +107,7 @@ def _all(run: Run, team: Team, found: list[Checkpoint], batch: int) -> int:
             if found and values is None:
                 unreadable.append(checkpoint.name)
                 continue
-            for warning in fitting.warnings(run, values or {}, checkpoint):
+            for warning in fit.warnings(run, values or {}, checkpoint):
                 log.note(warning)
             for _ in range(run.options.checkpoint.repeat):
                 log.validation_row(validate(run, program, checkpoint, values, batch, log, team))
@@ -130,8 +130,8 @@ def _values(checkpoint: Checkpoint, among: list[Checkpoint], team: Team, log: Ru
     values = None
     if team.first:
         try:
-            values = checkpoints.read(checkpoint)
-        except checkpoints.CheckpointError as error:
+            values = read.tensors(checkpoint)
+        except CheckpointError as error:
             if len(among) == 1:
                 raise
             log.note(f"left out: {error}")
@@ -159,8 +159,8 @@ def _predict(run: Run, found: list[Checkpoint]) -> int:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
-    checkpoint, values, damaged = checkpoints.newest_of(found, f"--restore-path {run.options.main.restore_path}")
-    damaged += [f"warning: {fault}" for fault in fitting.faults(values, fitting.model(run), checkpoint)]
+    checkpoint, values, damaged = read.newest_of(found, f"--restore-path {run.options.main.restore_path}")
+    damaged += [f"warning: {fault}" for fault in fit.faults(values, fit.model(run), checkpoint)]
     for warning in damaged:
         log.note(warning)
     predictions.show(run, checkpoint, values, log)
@@ -221,7 +221,7 @@ def validate(
 ) -> dict[str, Any]:
     """One checkpoint over the whole validation set, which the team's instances share, as a row of validation.csv."""
     if values is not None:
-        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
+        fit.require(fit.of_values(values), fit.model(run), checkpoint)
         program.load(values)
     program.rewind()
     micro_batches = own_micro_batches(run)

@@ -20,7 +20,8 @@ from pathlib import Path
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line, quiet
-from harness.checkpoints import averages, checkpoints
+from harness.checkpoints import averages, find, read, write
+from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
 
 
@@ -28,17 +29,17 @@ def main(argv: list[str]) -> int:
     """parse -> find -> average -> write."""
     asked = _parse(argv)
     folder, target = Path(asked.restore_path), _target(asked.filename)
-    found = averages.found(folder)
+    found = averages.candidates(folder)
     trained = averages.trained(found)
     left = len(found) - len(trained)
     print(f"Found {len(found)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
     _refuse_leaving_none(asked.discard_last, len(trained))  # before what takes time to import
     quiet.import_tensorflow()
-    used, damaged = checkpoints.whole(trained, asked.discard_last + asked.N if asked.N else None)
+    used, damaged = read.whole(trained, asked.discard_last + asked.N if asked.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:
-        raise checkpoints.CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
+        raise CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
     _refuse_leaving_none(asked.discard_last, len(used))
     used = used[: len(used) - asked.discard_last]
     if asked.N and len(used) < asked.N:
@@ -47,14 +48,14 @@ def main(argv: list[str]) -> int:
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
     values = averages.mean(used) if asked.mode == averages.MEAN else averages.exponential(used, asked.decay)
     target.parent.mkdir(parents=True, exist_ok=True)
-    print(f"Saved the averaged weights to {checkpoints.write(target, values).prefix}")
+    print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
     return 0
 
 
 def _target(filename: str) -> Path:
     """The prefix that --filename means. A run's own name is refused: an average under it would be taken for the weights of
     that update."""
-    target = checkpoints.meant(Path(filename))
+    target = find.prefix(Path(filename))
     if os.path.basename(filename) in ("", ".", "..", ".index", ".meta"):
         raise OptionError(f"--filename {filename}: give a name for the checkpoint, as in logs/<run>/ckpt/averaged")
     if target.exists() and not target.is_file():

@@ -20,8 +20,8 @@ import log
 import train
 from base.storage import tables
 from base.storage.tables import Due
-from harness.checkpoints import checkpoints, manifests
-from harness.checkpoints.checkpoints import CheckpointError
+from harness.checkpoints import find, manifest, saved_state, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.length import TrainingLength
 from harness.training.meter import Meter, state_of_rows
 
@@ -224,15 +224,15 @@ def test_what_vouches_for_a_state(tmp_path):
     """Its digest, or a manifest that is of it."""
     state = {"iteration": 1, "host_steps": 700, "training.csv": {}}
     for name in ("digest", "manifest", "neither"):
-        found = checkpoints.at(tmp_path / name, 1)
+        found = Checkpoint.at(tmp_path / name, 1)
         touch(tmp_path / name, "ckpt-1.index")
-        digest = {"digest": checkpoints._digest(state)} if name == "digest" else {}
+        digest = {"digest": saved_state._digest(state)} if name == "digest" else {}
         found.state_path.write_text(json.dumps({**state, **digest}))
         if name != "digest":
-            manifests.write(Path(found.prefix))
+            manifest.write(Path(found.prefix))
         if name == "neither":
             found.state_path.write_text(json.dumps(state, indent=1))
-        assert checkpoints.states(tmp_path / name, found) == [
+        assert saved_state.way_to(tmp_path / name, found) == [
             (1, state | {tables.DOUBTED: True} if name == "neither" else state)
         ]
         length = TrainingLength.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
@@ -336,20 +336,20 @@ def touch(folder: Path, *names: str) -> None:
 def test_checkpoints_of_a_folder(tmp_path):
     touch(tmp_path, "ckpt-5.index", "ckpt-40.index", "ckpt-100.index", "ckpt-100.data-00000-of-00001", "ckpt-x.index",
           "ckpt/weight_avg_exp_0.97.index")  # fmt: skip
-    assert [found.iteration for found in checkpoints.select(tmp_path)] == [5, 40, 100, -1]
-    assert [found.name for found in checkpoints.select(tmp_path)][-1] == "weight_avg_exp_0.97"
-    assert checkpoints.numbered(tmp_path)[-1].iteration == 100
-    assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-40")] == [40]
-    assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-40.index")] == [40]
-    assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
-    assert checkpoints.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].iteration == -1
-    assert checkpoints.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
-    assert checkpoints.run_folder(tmp_path / "ckpt-40") == tmp_path
+    assert [found.iteration for found in find.select(tmp_path)] == [5, 40, 100, -1]
+    assert [found.name for found in find.select(tmp_path)][-1] == "weight_avg_exp_0.97"
+    assert find.numbered(tmp_path)[-1].iteration == 100
+    assert [found.iteration for found in find.select(tmp_path / "ckpt-40")] == [40]
+    assert [found.iteration for found in find.select(tmp_path / "ckpt-40.index")] == [40]
+    assert [found.iteration for found in find.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
+    assert find.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].iteration == -1
+    assert find.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
+    assert find.run_folder(tmp_path / "ckpt-40") == tmp_path
 
 
 def test_keeping_the_newest(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
-    checkpoints.tidy(tmp_path, checkpoints.at(tmp_path, 30), 2, lambda iteration: True)
+    write.tidy(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
     )
@@ -360,15 +360,15 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
     (tmp_path / "ckpt-17.state.json").write_text("{")
-    checkpoints.tidy(tmp_path, checkpoints.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
-    assert [checkpoint.iteration for checkpoint in checkpoints.numbered(tmp_path)] == [0, 10, 13, 17, 20]
+    write.tidy(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
+    assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
 @pytest.mark.parametrize("name", ["", "ckpt-7", "nowhere/ckpt"])
 def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
     with pytest.raises(CheckpointError, match="--restore-path .* (no checkpoint|no such folder)"):
-        checkpoints.select(tmp_path / name if name else tmp_path)
+        find.select(tmp_path / name if name else tmp_path)
 
 
 def test_standard_error_stays_empty_while_tensorflow_starts():

@@ -34,20 +34,20 @@ sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
 from base.process import command_line  # noqa: E402
-from harness.checkpoints import archives  # noqa: E402
+from harness.checkpoints import npz_weights  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
 from tools.weight_files import ImportFailure  # noqa: E402
 
-WRONG = (ImportFailure, archives.ArchiveError)
+WRONG = (ImportFailure, npz_weights.NpzError)
 
 
 def main(argv: list[str]) -> int:
     """The command line: 0, or one line for a file that is no such thing."""
     given = _parse(argv)
-    taken = "_imported" if given.source.suffix == archives.SUFFIX else ""
-    output = given.output or Path(f"{given.source.stem}{taken}{archives.SUFFIX}")
-    if output.suffix != archives.SUFFIX:
-        raise ImportFailure(f"--output {output} must end in {archives.SUFFIX}")
+    taken = "_imported" if given.source.suffix == npz_weights.SUFFIX else ""
+    output = given.output or Path(f"{given.source.stem}{taken}{npz_weights.SUFFIX}")
+    if output.suffix != npz_weights.SUFFIX:
+        raise ImportFailure(f"--output {output} must end in {npz_weights.SUFFIX}")
     if output.resolve() == given.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
     try:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         values = kept(found.values, given.half)
     except (ImportFailure, foreign.ForeignError) as error:
         raise ImportFailure(f"{given.source}: {error}") from None
-    archives.write(output, values, options(found, given.symmetric_input))
+    npz_weights.write(output, values, options(found, given.symmetric_input))
     report(found, output, values)
     return 0
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from Datasets._class_names import class_names
-from harness.checkpoints import fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import fit
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.run.run import Run
 from log import RunLog
 
@@ -29,7 +29,7 @@ def show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log
     pictures = _photo_files.load(paths, run.source.spec, request)
     program = prediction_program(run, request, pictures)
     try:
-        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
+        fit.require(fit.of_values(values), fit.model(run), checkpoint)
         program.load(values)
         program.rewind()
         names = class_names(run.source.spec)

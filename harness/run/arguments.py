@@ -19,38 +19,30 @@ from harness.options.exclusive import EXCLUSIVE
 from harness.options.update_rules import UPDATE_RULES
 from harness.run.run import Run
 
-ROLLING = "rolling"  # in the state of a checkpoint that the next one replaces
-ITERATION = "iteration"  # in every state: the updates that the run had done
-CALLS = "calls"  # in every state, and in the options of a run that went on: the calls of the run that led there
-RUN_ID = "run_id"  # in every state and in the options that a run records
-SEED = "seed"  # in both: what everything random follows from
-CLASSES = "class_names"  # in those options: a digest of what the classes are called, in their order
-ASKED = "asked"  # in those options: as they were asked for, where something else followed
-_NULLABLE = (CLASSES, RUN_ID, SEED, "restored_from")  # whoever reads them says so, where that matters
+CALLS = "calls"  # the calls of the run that led here; in the state of every checkpoint, too
+RUN_ID = "run_id"  # random, one for a run; in every state, too
+SEED = "seed"  # of everything random; in every state, too
+CLASSES = "class_names"  # a digest of the class names in their order
+ASKED = "asked"  # the requested values of options that something else followed from
+_NULLABLE = (CLASSES, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
-_ROUNDED = 1e-3  # that a mean of fractions may be above 1
-Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps it, and what it says
+Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
 
 
 def _is_whole(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
     return type(value) is int and least <= value <= most
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number, which need not be finite."""
     return type(value) is float or _is_whole(value, -_LARGEST)
 
 
 def _is_finite(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
-def _are_means(value: Any) -> bool:
-    """(loss, accuracy) each; a loss need not be finite, as --keep-going goes on after one."""
-    pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
-    return pairs and all(_is_number(loss) and _is_number(right) and 0 <= right <= 1 + _ROUNDED for loss, right in value)
-
-
-def _are_calls(value: Any) -> bool:
+def _are_pairs(value: Any) -> bool:
     pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
     return pairs and all(isinstance(name, str) and _is_whole(since) for name, since in value)
 
@@ -59,38 +51,25 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-_COUNT: Rule = (lambda value: _is_whole(value, 1, LARGEST_COUNT), f"a whole number from 1 to {LARGEST_COUNT}")
-_WHOLE: Rule = (_is_whole, "a whole number from 0 on")
-_SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
-_TEXT: Rule = (lambda value: isinstance(value, str), "text")
-_MEANS: Rule = (_are_means, "pairs of a loss and a fraction")
+COUNT: Rule = (lambda value: _is_whole(value, 1, LARGEST_COUNT), f"a whole number from 1 to {LARGEST_COUNT}")
+WHOLE: Rule = (_is_whole, "a whole number from 0 on")
+SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
+TEXT: Rule = (lambda value: isinstance(value, str), "text")
 _TEXTS: Rule = (_are_texts, "a list of names")
-_CALLS: Rule = (_are_calls, "pairs of a name and a whole number")
+PAIRS: Rule = (_are_pairs, "pairs of a name and a whole number")
 _OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
 _NUMBER: Rule = (_is_finite, KINDS[float])
 _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys((ASKED, "sources"), _OBJECT),
-    **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances", "num_classes"), _COUNT),
-    **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), _WHOLE),
+    **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances", "num_classes"), COUNT),
+    **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
     **dict.fromkeys(("grad_scale", "lr_scale"), _NUMBER),
-    **dict.fromkeys(("seed_specified", "restoring"), _SWITCH),
-    **dict.fromkeys((RUN_ID, CLASSES, "name", "command", "summary_str", "checkpoint_path"), _TEXT),
-    **dict.fromkeys(("datetime", "hostname", "restored_from"), _TEXT),
-    CALLS: _CALLS,
+    **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
+    **dict.fromkeys((RUN_ID, CLASSES, "name", "command", "summary_str", "checkpoint_path"), TEXT),
+    **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
+    CALLS: PAIRS,
     **dict.fromkeys(("instance_folders", "wd_exclude"), _TEXTS),
 }  # fmt: skip
-_STATE: Mapping[str, Rule] = {
-    ITERATION: _WHOLE,
-    ROLLING: _SWITCH,
-    RUN_ID: _TEXT,
-    SEED: _WHOLE,
-    CALLS: _CALLS,
-    "host_steps": _WHOLE,
-    "updates_per_step": _COUNT,
-    "seconds": (lambda value: _is_number(value) and 0 <= value < math.inf, "a number from 0 on"),
-    "window": _MEANS,
-    "open": _MEANS,
-}
 
 
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,32 +112,32 @@ def names_digest(spec: DataSpec) -> str | None:
     return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
 
 
-def wrong_option(found: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first value that breaks its rule, or is not of its option's type; null stands for none where a
-    run may write it."""
-    given = {name: value for name, value in found.items() if value is not None or name not in _nullable()}
-    wrong = _wrong(given, _DERIVED) or _wrong(given, _options()) or _wrong_instance(given) or _neither(found)
-    return wrong or (wrong_option(given[ASKED]) if given.get(ASKED) else None)
+def wrong_option(recorded: Mapping[str, Any]) -> str | None:
+    """The first value that breaks its rule, or has not its option's type, as a message; null stands for none where a run may
+    write it."""
+    values = {name: value for name, value in recorded.items() if value is not None or name not in _nullable()}
+    wrong = broken(values, _DERIVED) or broken(values, _options()) or _wrong_instance(values) or _neither(recorded)
+    return wrong or (wrong_option(values[ASKED]) if values.get(ASKED) else None)
 
 
-def _neither(found: Mapping[str, Any]) -> str | None:
-    """Every run has one of each of these."""
+def _neither(recorded: Mapping[str, Any]) -> str | None:
+    """Every run has a length and a learning rate, given in one of two ways."""
     for one, other in (("iterations", "epochs"), ("abs_learning_rate", "base_learning_rate_exponent")):
-        if all(name in found and found[name] is None for name in (one, other)):
+        if all(name in recorded and recorded[name] is None for name in (one, other)):
             return f"{one} is null but must be a number where {other} is null"
     return None
 
 
-def _wrong_instance(given: Mapping[str, Any]) -> str | None:
-    count = given.get("instances", math.inf)
-    instance = given.get("instance", 0)
+def _wrong_instance(values: Mapping[str, Any]) -> str | None:
+    count = values.get("instances", math.inf)
+    instance = values.get("instance", 0)
     return f"instance is {instance} but must be below instances, which is {count}" if instance >= count else None
 
 
 @functools.cache
 def _nullable() -> frozenset[str]:
-    """What may be recorded as null: options without a default, unless the data or every model that has them fills them in,
-    and some others."""
+    """Names that may be null: options without a default, unless the data or every model that has them fills them in, and
+    some others."""
     tables = sources.model_defaults()
     empty = {option.name for option in sources.every_option(None) if option.default is None}
     groups = {name for group in EXCLUSIVE for name in group} - {"batch_norm", "group_norm"}  # of which one stays null
@@ -169,10 +148,10 @@ def _nullable() -> frozenset[str]:
 @functools.cache
 def _options() -> dict[str, Rule]:
     """The rule of every option of any script, model and schedule, of which two may share a name."""
-    found: dict[str, list[Option]] = {}
+    options: dict[str, list[Option]] = {}
     for option in sources.every_option(None):
-        found.setdefault(option.name, []).append(option)
-    return {name: _typed(options) for name, options in found.items()}
+        options.setdefault(option.name, []).append(option)
+    return {name: _typed(namesakes) for name, namesakes in options.items()}
 
 
 def _typed(options: list[Option]) -> Rule:
@@ -191,18 +170,14 @@ def _fits(option: Option, value: Any) -> bool:
 
 
 _FITTING: Mapping[type, Callable[[Any], bool]] = {
-    bool: _SWITCH[0], int: lambda value: _is_whole(value, -_LARGEST), float: _is_finite, str: _TEXT[0],
+    bool: SWITCH[0], int: lambda value: _is_whole(value, -_LARGEST), float: _is_finite, str: TEXT[0],
 }  # fmt: skip
 
 
-def sound_state(found: Mapping[str, Any]) -> bool:
-    """Whether every value that is read of a checkpoint's state can be one."""
-    return _wrong(found, _STATE) is None
-
-
-def _wrong(found: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
-    broken = (name for name, (keeps, _) in rules.items() if name in found and not keeps(found[name]))
-    return next((f"{name} is {_shown(found[name])} but must be {rules[name][1]}" for name in broken), None)
+def broken(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
+    """The first value that breaks its rule, as a message."""
+    names = (name for name, (keeps, _) in rules.items() if name in values and not keeps(values[name]))
+    return next((f"{name} is {_shown(values[name])} but must be {rules[name][1]}" for name in names), None)
 
 
 def _shown(value: Any) -> str:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from base.process.signals import Signals
-from harness.checkpoints import averages, checkpoints
-from harness.checkpoints.checkpoints import Checkpoint
-from harness.checkpoints.saving import SaveError, Writer
+from harness.checkpoints import averages, find, read, saved_state, write
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.write import SaveError, Writer
 from harness.commands import entry
 from harness.processes.team import Team
 from harness.reports import mlperf, plot, profile
 from harness.reports.compilation import FirstUpdates
-from harness.run.arguments import SEED
+from harness.run.arguments import CALLS, RUN_ID, SEED
 from harness.run.run import Run
 from harness.training.gradients import LostGradients
 from harness.training.meter import Meter
@@ -48,7 +48,7 @@ class Start:
     also the checkpoint, its tensors, and the rows of validation.csv by name."""
 
     meter: Meter
-    calls: list[checkpoints.Call]
+    calls: list[saved_state.Call]
     newest: Checkpoint | None = None
     values: Values = field(default_factory=dict)
     validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class TrainingLoop:
             return
         own = self.program.values()
         received = self.team.broadcast(own)
-        if checkpoints.fingerprint(own) != checkpoints.fingerprint(received):
+        if write.fingerprint(own) != write.fingerprint(received):
             print(f"warning: instance {self.team.instance} had other weights than instance 0", file=sys.stderr, flush=True)
         self.program.load(received)
 
@@ -234,45 +234,45 @@ class TrainingLoop:
     def _resumes(self, newest: Checkpoint) -> None:
         """Says where the checkpoints are that the run has already, in the lines that tell of new ones."""
         self.saved = newest.iteration
-        if checkpoints.at(self.folder, 0) in checkpoints.numbered(self.folder):
-            self.log.note(f"Saved initial checkpoint to {checkpoints.at(self.folder, 0).prefix}\n  when the run began")
+        if Checkpoint.at(self.folder, 0) in find.numbered(self.folder):
+            self.log.note(f"Saved initial checkpoint to {Checkpoint.at(self.folder, 0).prefix}\n  when the run began")
         if newest.iteration:
             self.log.note(f"Saved checkpoint to {newest.prefix}\n  before this call, which goes on from it")
 
     def save(self, iteration: int, initial: bool = False, rolling: bool = False) -> tuple[Checkpoint, Values]:
         """Has a checkpoint written while training goes on; `rolling`: until the next one. It, and what is in it."""
         started = time.perf_counter()
-        saved, values = checkpoints.at(self.folder, iteration), self.program.values()
+        saved, values = Checkpoint.at(self.folder, iteration), self.program.values()
         self.saved, self.saved_at = iteration, time.monotonic()
         self._refuse_faulty(values, iteration)
         if not self.writes:
             return saved, values
         state = {
             **self.meter.state(),
-            checkpoints.ITERATION: iteration,
-            checkpoints.ROLLING: rolling,
-            checkpoints.CALLS: self.calls,
-            checkpoints.RUN_ID: self.run.run_id,
+            saved_state.ITERATION: iteration,
+            saved_state.ROLLING: rolling,
+            CALLS: self.calls,
+            RUN_ID: self.run.run_id,
             SEED: self.run.seed,
             **self.log.kept(iteration, stays=not rolling),
         }
         what = "initial " if initial else "safety " if rolling else ""
         model = {name: values[name] for name in self.program.weights.model}
 
-        def write() -> None:
+        def write_files() -> None:
             self._sync_rows()
-            checkpoints.save(saved, values, state)
+            write.save(saved, values, state)
             self.writer.newest = saved.name
             seconds = "" if initial else f" in {time.perf_counter() - started:.2f}s"
-            print_of_weights = checkpoints.fingerprint(model)
+            print_of_weights = write.fingerprint(model)
             self.log.note(
                 f"Saved {what}checkpoint to {saved.prefix}{seconds}\n  fingerprint of the weights: {print_of_weights}"
             )
             most = self.run.options.checkpoint.max_ckpts_to_keep
-            checkpoints.tidy(self.folder, saved, most, self.run.length.is_checkpoint)
+            write.tidy(self.folder, saved, most, self.run.length.is_checkpoint)
 
         self._settle()
-        self.writer.begin(write)
+        self.writer.begin(write_files)
         return saved, values
 
     def _sync_rows(self) -> None:
@@ -324,7 +324,7 @@ class TrainingLoop:
             self.mlperf.ended("aborted")
             self.log.note(f"Stopped after {done} of {self.run.length.iterations} updates.")
             self._settle()
-            there = [checkpoint.iteration for checkpoint in checkpoints.numbered(self.folder)]
+            there = [checkpoint.iteration for checkpoint in find.numbered(self.folder)]
             if self.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
                 self.save(done)
         elif not self.saves:  # those that were saved have been validated
@@ -339,7 +339,7 @@ class TrainingLoop:
 
     def _average(self) -> None:
         """The averages of the finished run's checkpoints, validated like those."""
-        for name, amount in averages.wanted(self.run.options.training):
+        for name, amount in averages.requested(self.run.options.training):
             averaged, values = Checkpoint(str(self.folder / name), -1), None
             if self.team.first:
                 finite = not self.run.options.training.keep_going
@@ -347,7 +347,7 @@ class TrainingLoop:
                 for warning in damaged:
                     self.log.note(warning)
                 self.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {averaged.prefix}")
-                values = checkpoints.read(averaged)
+                values = read.tensors(averaged)
             self.validate(averaged, self.team.broadcast(values))
 
     def _report(self, done: int) -> None:

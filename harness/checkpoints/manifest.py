@@ -6,13 +6,13 @@ import glob
 import hashlib
 import json
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from base import bounds
 from base.storage import files, input_files
+from harness.checkpoints.checkpoint import updates
 
 _SUFFIX = ".manifest.json"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -64,16 +64,10 @@ def _wanted(prefix: Path) -> dict[str, Any]:
 def _renamed(wanted: dict[str, Any], prefix: Path) -> dict[str, Any]:
     """Under the present name of a checkpoint that somebody has given another one, which promises no other update."""
     written = next((name.removesuffix(".index") for name in wanted if name.endswith(".index")), prefix.name)
-    promised = number(prefix.name)
-    if promised not in (None, number(written)) or not all(name.startswith(f"{written}.") for name in wanted):
+    promised = updates(prefix.name)
+    if promised not in (None, updates(written)) or not all(name.startswith(f"{written}.") for name in wanted):
         return wanted
     return {prefix.name + name[len(written) :]: described for name, described in wanted.items()}
-
-
-def number(name: str) -> int | None:
-    """The updates that a checkpoint's name promises; None for a name of another kind."""
-    match = re.search(r"ckpt-(0|[1-9][0-9]{0,17})$", name)
-    return int(match[1]) if match else None
 
 
 def _differs(prefix: Path, name: str, described: Any) -> str | None:

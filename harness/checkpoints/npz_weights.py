@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from base import bounds, plugins
 from base.fields import brief
 from base.storage import npz
+from harness.checkpoints.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,7 @@ FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
 
 
-class ArchiveError(Exception):
+class NpzError(CheckpointError):
     """A file of weights that cannot be read. One line, the file named."""
 
 
@@ -49,7 +50,7 @@ def options(path: Path) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found.get("asked", {}), dict):
             raise ValueError("it holds something else")
     except ValueError as error:
-        raise ArchiveError(
+        raise NpzError(
             f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options; {bounds.reason(error)}"
         ) from None
     return found
@@ -60,7 +61,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     found = _read(path, lambda name: name != OPTIONS)
     odd = [name for name, value in found.items() if value.dtype.kind not in "fiu"]
     if odd:
-        raise ArchiveError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
+        raise NpzError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
     return found
 
 
@@ -77,6 +78,6 @@ def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
         return npz.read(path, MOST_BYTES, wanted)
     except FileNotFoundError:
         remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
-        raise ArchiveError(f"weights {path}: no such file{remedy}") from None
+        raise NpzError(f"weights {path}: no such file{remedy}") from None
     except (OSError, ValueError) as error:
-        raise ArchiveError(f"weights {path} cannot be read: {bounds.reason(error)}") from None
+        raise NpzError(f"weights {path} cannot be read: {bounds.reason(error)}") from None
