@@ -75,7 +75,7 @@ def _serve(run: Run, checkpoint: Checkpoint, calls: int, global_batch: int) -> i
         batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, run.options.checkpoint.num_inference_thread)
-            log.note(served.told())
+            log.note(served.line())
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             iteration = checkpoint.iteration
             epoch = iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1.0
@@ -119,7 +119,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
             return FrozenProgram(path.read_bytes())
     path = Path(embedded.file_name(run, checkpoint))
     if not options.force_recompile:
-        program, reason = embedded.kept(path, wanted)
+        program, reason = embedded.load(path, wanted)
         if program:
             log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, built earlier)")
             return program

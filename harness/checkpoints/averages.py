@@ -1,4 +1,4 @@
-"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to the type that it has."""
+"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to its own type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option of the scripts, typed: what a person can ask for.
+"""Every option of the scripts, typed.
 
 One frozen section per argument group. A section checks nothing that needs another section; rules between options
 are rows of the tables in `harness/options/exclusive.py` and `harness/run/checks.py`. The model's and the schedule's own
@@ -355,7 +355,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What was asked, complete but for the values that only the data can give."""
+    """All options of a call, complete but for the values that only the data can give."""
 
     main: MainOptions
     dataset: DatasetOptions

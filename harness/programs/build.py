@@ -83,13 +83,13 @@ def byte_batches(run: Run, count: int) -> Batches:
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
         session.run(iterator.initializer)
-        following, found = iterator.get_next(), []
+        following, batches = iterator.get_next(), []
         try:
             while True:
-                found.append(session.run([following["image"], following["label"]]))
+                batches.append(session.run([following["image"], following["label"]]))
         except tf.errors.OutOfRangeError:
             pass
-    return Batches(tuple(images for images, _ in found), tuple(labels for _, labels in found))
+    return Batches(tuple(images for images, _ in batches), tuple(labels for _, labels in batches))
 
 
 def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> InferenceProgram:
@@ -104,8 +104,8 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
         kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
         return tf.data.Dataset.from_generator(single, output_signature=kinds)
 
-    def prepare(_: Seed, found: Features) -> Features:
-        return {**found, "image": run.source.on_device(found["image"], request)}
+    def prepare(_: Seed, features: Features) -> Features:
+        return {**features, "image": run.source.on_device(features["image"], request)}
 
     return ipu_utils.compile_inference(
         run.segments,
@@ -129,13 +129,13 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
     on_host = run.options.dataset.hostside_image_mixing
 
     def prepare(seed: Seed, features: Features) -> Features:
-        """What is left to do on the device."""
-        found = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
-        return _mixing(run, seed)(found) if mixes and not on_host else found
+        """The device's part: normalising, and mixing unless the host mixes."""
+        features = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
+        return _mixing(run, seed)(features) if mixes and not on_host else features
 
     def dataset() -> tf.data.Dataset:
-        found = run.source.train(request) if training else run.source.validation(request)
-        return found.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else found
+        stream = run.source.train(request) if training else run.source.validation(request)
+        return stream.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else stream
 
     if run.options.dataset.synthetic_data:
         return _synthetic_stream(run, request, training, prepare)
@@ -144,11 +144,11 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
 
 def _mixing(run: Run, seed: Seed) -> Mixing:
     """Mixup and cutmix."""
-    asked = run.options.dataset
+    options = run.options.dataset
     return Mixing(
-        alpha=asked.mixup_alpha,
-        kept=asked.cutmix_lambda,
-        version=asked.cutmix_version,
+        alpha=options.mixup_alpha,
+        kept=options.cutmix_lambda,
+        version=options.cutmix_version,
         micro_batch=run.plan.micro_batch,
         seed=seed,
     )

@@ -1,4 +1,4 @@
-"""Weight update rules, in the precision of what they are given, and the loss scale that fits each."""
+"""Weight update rules, in the precision of their arguments, and the loss scale that fits each."""
 
 from __future__ import annotations
 

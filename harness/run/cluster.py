@@ -1,4 +1,4 @@
-"""Which processes train together, and which of them this one is: from TF_CONFIG, or from what poprun tells.
+"""The processes that train together, and this one's place among them: from TF_CONFIG, or from poprun's variables.
 
 TF_CONFIG: {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; OMPI_COMM_WORLD_RANK goes
 before its index, so that one value serves all processes that mpirun starts.
@@ -33,7 +33,7 @@ _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": 
 @dataclass(frozen=True)
 class Cluster:
     """The instances of a run. `addresses`: host:port of each, empty if there is but one. `replicas`, `ipus_per_replica`:
-    those of this instance, where poprun says so."""
+    of this instance, under poprun."""
 
     addresses: tuple[str, ...] = ()
     instance: int = 0
@@ -95,13 +95,13 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
             raise OptionError(
                 f"--distributed and poprun ({TOTAL} is set) are two ways to start several processes; leave one out"
             )
-        found = _of_poprun(environ)
-        if training and found.ipus_per_replica != options.device.shards:
+        cluster = _of_poprun(environ)
+        if training and cluster.ipus_per_replica != options.device.shards:
             raise OptionError(
-                f"poprun gives each replica {found.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
+                f"poprun gives each replica {cluster.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
                 f"must be equal; give poprun --ipus-per-replica {options.device.shards}{_other_release(options)}"
             )
-        return found
+        return cluster
     _refuse_syncs(options)
     if not options.training.distributed:
         return ALONE

@@ -1,4 +1,4 @@
-"""The data set of a run: which one it is, before anything is opened, and then its source.
+"""The data set of a run: its name, before anything is opened, and then its source.
 
 The one place of the harness that knows how data set plug-ins are found.
 """
@@ -88,17 +88,17 @@ def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> Data
     source = described(options)
     names = _tables("CLASS_NAMES").get(options.dataset)
     try:
-        found = names(request) if names else ()
+        class_names = names(request) if names else ()
     except DataError:  # without the folder predictions have numbers for names
         return source
-    if not found or options.num_classes not in (None, len(found)):
+    if not class_names or options.num_classes not in (None, len(class_names)):
         return source
-    return generated(replace(source.spec, num_classes=len(found), class_names=found))
+    return generated(replace(source.spec, num_classes=len(class_names), class_names=class_names))
 
 
 def _tables(name: str) -> dict[str, Callable[[OpenRequest], Any]]:
     """One table of the plug-ins that have it, by data set."""
-    found: dict[str, Callable[[OpenRequest], Any]] = {}
+    table: dict[str, Callable[[OpenRequest], Any]] = {}
     for plugin in plugins.names("Datasets"):
-        found |= getattr(plugins.load("Datasets", plugin), name, {})
-    return found
+        table |= getattr(plugins.load("Datasets", plugin), name, {})
+    return table

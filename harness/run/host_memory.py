@@ -1,4 +1,4 @@
-"""Whether this machine's memory holds a run: what it needs, what there is, and what to turn where that is too little."""
+"""Whether this machine's memory holds a run: the need, the limits, and the options that lessen the need."""
 
 from __future__ import annotations
 
@@ -59,27 +59,27 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
         return []
     neighbours = run.cluster.neighbours
     shared = f" in each of the {neighbours} processes here" if limit.shared and neighbours > 1 else ""
-    said = (
+    message = (
         f"{'training' if training else 'this'} needs about {gigabytes(run.memory.of_kind(limit.kind))} GB of "
         f"{_KINDS.get(limit.kind, 'host memory')}{shared}, and {limit.told} {gigabytes(limit.bytes)} GB: "
         f"{_remedy(run, limit, training)}"
     )
     if hopeless and run.options.device.memory_check:
-        raise OptionError(f"{said}; --no-memory-check tries it all the same")
-    return [f"warning: {said}"]
+        raise OptionError(f"{message}; --no-memory-check tries it all the same")
+    return [f"warning: {message}"]
 
 
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
-    """What to turn so that there is room, what costs least first, with what is predicted then."""
+    """Options with which there is room, the cheapest first, each with its prediction."""
     least = replace(run.memory, activations=0, pictures=0)
     if host_memory.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
-    turned = _smaller_call(run, limit) if training else []
-    turned += _smaller_validation(run, limit, training)
-    if not turned:
+    options = _smaller_call(run, limit) if training else []
+    options += _smaller_validation(run, limit, training)
+    if not options:
         return "no batch is small enough; give more memory, a smaller network, or a smaller --image-size"
-    return "give " + ", or ".join([*turned, "a smaller --image-size"])
+    return "give " + ", or ".join([*options, "a smaller --image-size"])
 
 
 def _smaller_call(run: Run, limit: Limit) -> list[str]:
@@ -87,12 +87,12 @@ def _smaller_call(run: Run, limit: Limit) -> list[str]:
     plan = run.plan
     smaller = [replace(plan, micro_batch=size, accumulation=plan.accumulation * plan.micro_batch // size, fold=1)
                for size in _parts(plan.micro_batch)]  # fmt: skip
-    found = _first_fitting(run, limit, smaller)
+    options = _first_fitting(run, limit, smaller)
     if not plan.recompute:
-        found += _first_fitting(run, limit, [replace(plan, recompute=True)])
+        options += _first_fitting(run, limit, [replace(plan, recompute=True)])
     if plan.fold > 1:
-        found += _first_fitting(run, limit, [replace(plan, fold=1)])
-    return found or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
+        options += _first_fitting(run, limit, [replace(plan, fold=1)])
+    return options or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
 
 
 def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[str]:

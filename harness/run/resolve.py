@@ -29,7 +29,7 @@ from harness.run.run import Run
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
-ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding that do not say of what
+ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding without its place
 
 
 def prepare(
