@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from base.errors import OptionError
 from base.process import quiet
 from base.storage.files import write_atomically
-from harness.checkpoints import checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import find, fit, read
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, row
 from harness.evaluation.weights import Weights
@@ -45,14 +45,14 @@ NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "
 def main(argv: list[str]) -> int:
     """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
     path = entry.restore_path(argv, SCRIPT)
-    selected = checkpoints.select(Path(path)) if path else []
+    selected = find.select(Path(path)) if path else []
     if len(selected) > 1:
         names = ", ".join(each.name for each in selected[:8])
         raise OptionError(
             f"--restore-path {path} holds {len(selected)} checkpoints, and one program has one; name it: {names}"
         )
     checkpoint = selected[0] if selected else RANDOM_WEIGHTS
-    folder = checkpoints.run_folder(Path(path)) if path else None
+    folder = find.run_folder(Path(path)) if path else None
     recorded = entry.recorded_options(folder, argv, SCRIPT) if folder else {}
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     origin = ServedWeights(selected, folder, recorded)
@@ -85,7 +85,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
         batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, threads)
-            log.note(served.told())
+            log.note(served.line())
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             log.validation_row(_row(run, program, batches, checkpoint, trained_batch, served))
         program.close()
@@ -124,9 +124,9 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     options = run.options.checkpoint
     values = None
     if checkpoint is not RANDOM_WEIGHTS:
-        values = checkpoints.read(checkpoint)
-        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
-        for warning in fitting.warnings(run, values, checkpoint):
+        values = read.tensors(checkpoint)
+        fit.require(fit.of_values(values), fit.model(run), checkpoint)
+        for warning in fit.warnings(run, values, checkpoint):
             log.note(warning)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)
@@ -138,7 +138,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
             return FrozenProgram(path.read_bytes())
     path = Path(embedded.file_name(run, checkpoint))
     if not options.force_recompile:
-        program, reason = embedded.kept(path, wanted)
+        program, reason = embedded.load(path, wanted)
         if program:
             log.note(f"Poplar executable: {path} (a frozen TensorFlow graph, built earlier)")
             return program

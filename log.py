@@ -66,7 +66,7 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
 
 
 def refuse_folder(log_dir: str, logs_path: str | None) -> None:
-    """The LogError of `new_run_folder`, as far as it can be told without making one."""
+    """The LogError of `new_run_folder`, as far as it is known without making a folder."""
     with _refusals():
         if logs_path is not None:
             refuse_taken(Path(logs_path))
@@ -75,7 +75,7 @@ def refuse_folder(log_dir: str, logs_path: str | None) -> None:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """An OSError as the LogError that names what cannot be made."""
+    """An OSError as the LogError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _require_room(folder: Path) -> None:
-    """OSError if no folder can be made there, or nothing in the one that is there."""
+    """OSError if the folder cannot be made, or nothing in it where it exists."""
     there, above = _there(folder), _there(folder) != folder
     if not there.is_dir():
         reason = errno.ENOTDIR if above else errno.EEXIST
@@ -100,7 +100,7 @@ def _require_room(folder: Path) -> None:
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the nearest above it that there is; OSError if that cannot be told."""
+    """The folder, or the nearest existing one above it; OSError if an unreadable one lies between."""
     for path in (folder, *folder.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
@@ -134,7 +134,7 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 class RunLog:
-    """Where a run tells what happens. `folder` None: console only; without `console` not there either."""
+    """The log of a run. `folder` None: console only; without `console` not there either."""
 
     def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None, console: bool = True) -> None:
         self.folder, self._console = folder, console
@@ -156,7 +156,7 @@ class RunLog:
             self.file_only(text)
 
     def ending(self) -> None:
-        """The run ends early: what is left to say is said, whether log.txt takes it or not."""
+        """The run ends early: further lines are printed, whether log.txt takes them or not."""
         self._ending = True
 
     def file_only(self, text: str) -> None:
@@ -203,16 +203,15 @@ class RunLog:
         self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
         due: Mapping[str, Callable[[], Due]] | None = None,
     ) -> None:  # fmt: skip
-        """Drops CSV rows of updates that are about to be done again, and of averages, which are made anew at the end; makes
-        rows anew that are missing. `states`: as `checkpoints.states` gives them; `stays`, `due`: as for `Table.mend`, the
-        latter by table."""
+        """Drops CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fills in
+        missing rows. `states`: of `saved_state.way_to`; `stays`, `due`: as for `Table.mend`, the latter by table."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(DOUBTED)) for done, state in states]
             for line in table.mend(iteration, kept, stays, (due or {}).get(name, Due)):
                 self.note(line)
 
     def tell_of_averages(self) -> None:
-        """Whose rows go where a run goes on that does not validate them anew."""
+        """A line on the averages whose rows go, as the run goes on without validation."""
         averaged = [row["name"] for row in self.rows("validation.csv") if int(row["iteration"]) < 0]
         if averaged:
             names = ", ".join(averaged)
@@ -223,7 +222,7 @@ class RunLog:
         return {name: table.kept(iteration, stays) for name, table in self._tables.items()}
 
     def rows(self, name: str) -> list[Row]:
-        """What training.csv or validation.csv holds so far."""
+        """The rows of training.csv or validation.csv so far."""
         return self._tables[name].read() if self.folder else []
 
     def sync(self) -> None:
@@ -251,7 +250,7 @@ class RunLog:
     def _end_text(self) -> None:
         text, self._text = self._text, None
         if text:
-            with suppress(OSError):  # what is buffered has been told of
+            with suppress(OSError):  # an earlier error has reported the buffered text
                 text.close()
 
     def _row(self, name: str, row: Mapping[str, Any]) -> None:

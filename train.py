@@ -22,8 +22,9 @@ from pathlib import Path
 
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
-from harness.checkpoints import checkpoints, saving
-from harness.checkpoints.saving import SaveError, Writer
+from harness.checkpoints import run_record, write
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.write import SaveError, Writer
 from harness.commands import entry, hints, run_log
 from harness.processes import folders
 from harness.processes.team import Team
@@ -73,10 +74,10 @@ def resume(argv: list[str], path: str, script: str) -> int:
     run, saved = origin.read(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.meet(run))
-        run = replace(run, run_id=team.broadcast_text((checkpoints.run_id(Path(path)) if team.first else "") or _new_id()))
+        run = replace(run, run_id=team.broadcast_text((run_record.run_id(Path(path)) if team.first else "") or _new_id()))
         updates = int(team.broadcast_text(str(saved.checkpoint.iteration) if saved else ""))
         run, folder = folders.resume(run, team, Path(path))
-        saved = saved or Saved(checkpoints.at(Path(path), updates), {})
+        saved = saved or Saved(Checkpoint.at(Path(path), updates), {})
         return train(run, team, folder, saved, hints.command(script, *argv))
 
 
@@ -87,7 +88,7 @@ def train(run: Run, team: Team, folder: Path, saved: Saved | None = None, call: 
     held = locks.held(folder) if folders.writes(run) else nullcontext()
     newest = saved.checkpoint.name if saved else None
     with held, Signals() as signals, Writer(newest) as writer, profile.copied_output(request):
-        saving.sweep(folder)
+        write.sweep(folder)
         log = _open_log(run, team, folder, saved)
         job = Job(run, team, folder, log)
         stopped = team.before_exit = partial(endings.stopped, job, writer, call)

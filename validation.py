@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from base.process.signals import StopRequest
-from harness.checkpoints import checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import find, fit, read
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry, run_log
 from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, record_profile, validate
@@ -63,8 +63,8 @@ def _origin(argv: list[str]) -> Weights:
                 "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
             )
         return Weights([], None, {})
-    selected = [] if clusters.follows(os.environ) else checkpoints.select(Path(path))
-    folder = checkpoints.run_folder(Path(path))
+    selected = [] if clusters.follows(os.environ) else find.select(Path(path))
+    folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
@@ -86,7 +86,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
                 if selected and values is None:
                     unreadable.append(checkpoint.name)
                     continue
-                for warning in fitting.warnings(run, values or {}, checkpoint):
+                for warning in fit.warnings(run, values or {}, checkpoint):
                     log.note(warning)
                 for _ in range(run.options.checkpoint.repeat):
                     log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team))
@@ -120,8 +120,8 @@ def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: 
     values = None
     if team.first:
         try:
-            values = checkpoints.read(checkpoint)
-        except checkpoints.CheckpointError as error:
+            values = read.tensors(checkpoint)
+        except CheckpointError as error:
             if len(among) == 1:
                 raise
             log.note(f"left out: {error}")

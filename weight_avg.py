@@ -6,7 +6,7 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before what takes time to import
+if __name__ == "__main__":  # before a slow import
     from base.process import early
 
     early.begin("weight_avg.py")
@@ -20,41 +20,42 @@ from pathlib import Path
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line, quiet
-from harness.checkpoints import averages, checkpoints
+from harness.checkpoints import averages, find, read, write
+from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
 
 
 def main(argv: list[str]) -> int:
     """parse -> find -> average -> write."""
-    asked = _parse(argv)
-    folder, target = Path(asked.restore_path), _target(asked.filename)
-    found = averages.found(folder)
-    trained = averages.trained(found)
-    left = len(found) - len(trained)
-    print(f"Found {len(found)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
-    _refuse_leaving_none(asked.discard_last, len(trained))  # before what takes time to import
+    options = _parse(argv)
+    folder, target = Path(options.restore_path), _target(options.filename)
+    candidates = averages.candidates(folder)
+    trained = averages.trained(candidates)
+    left = len(candidates) - len(trained)
+    print(f"Found {len(candidates)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
+    _refuse_leaving_none(options.discard_last, len(trained))  # before a slow import
     quiet.import_tensorflow()
-    used, damaged = checkpoints.whole(trained, asked.discard_last + asked.N if asked.N else None)
+    used, damaged = read.whole(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:
-        raise checkpoints.CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
-    _refuse_leaving_none(asked.discard_last, len(used))
-    used = used[: len(used) - asked.discard_last]
-    if asked.N and len(used) < asked.N:
-        print(f"-N {asked.N}: there are only {len(used)}")
-    used = used[-asked.N :] if asked.N else used
+        raise CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
+    _refuse_leaving_none(options.discard_last, len(used))
+    used = used[: len(used) - options.discard_last]
+    if options.N and len(used) < options.N:
+        print(f"-N {options.N}: there are only {len(used)}")
+    used = used[-options.N :] if options.N else used
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
-    values = averages.mean(used) if asked.mode == averages.MEAN else averages.exponential(used, asked.decay)
+    values = averages.mean(used) if options.mode == averages.MEAN else averages.exponential(used, options.decay)
     target.parent.mkdir(parents=True, exist_ok=True)
-    print(f"Saved the averaged weights to {checkpoints.write(target, values).prefix}")
+    print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
     return 0
 
 
 def _target(filename: str) -> Path:
     """The prefix that --filename means. A run's own name is refused: an average under it would be taken for the weights of
     that update."""
-    target = checkpoints.meant(Path(filename))
+    target = find.prefix(Path(filename))
     if os.path.basename(filename) in ("", ".", "..", ".index", ".meta"):
         raise OptionError(f"--filename {filename}: give a name for the checkpoint, as in logs/<run>/ckpt/averaged")
     if target.exists() and not target.is_file():
@@ -89,11 +90,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         metavar="K",
         help="leave the last K checkpoints out, before -N is counted",
     )
-    asked, unknown = parser.parse_known_args(argv)
+    options, unknown = parser.parse_known_args(argv)
     known = [option for action in parser._actions for option in action.option_strings]
     for word in unknown:
         print(f"{word} is not an option of weight_avg.py and is ignored{plugins.did_you_mean(word, known)}", file=sys.stderr)
-    return asked
+    return options
 
 
 if __name__ == "__main__":

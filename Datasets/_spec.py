@@ -31,7 +31,7 @@ def regular_size(file: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """The facts about a data set that models and horizons need."""
+    """Sizes and names of a data set, as models and the length of a training need them."""
 
     name: str
     num_classes: int

@@ -15,9 +15,9 @@ Rate = Callable[[int], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateHorizon:
-    """The run a schedule is stretched over. `peak` is 2^exponent × global batch, or the absolute learning rate. Epochs are
-    exact, so that no floor falls on the wrong side of a whole number."""
+class ScheduledRun:
+    """The run that a schedule is stretched over. `peak` is 2^exponent × global batch, or the absolute learning rate. Epochs
+    are exact, so that no floor falls on the wrong side of a whole number."""
 
     peak: float
     iterations: int
@@ -37,9 +37,9 @@ def warmup_epochs() -> Any:
     return opt(5.0, "epochs over which the rate rises from 0; 0 switches the warm-up off", check=at_least(0))
 
 
-def warmup_iterations(horizon: RateHorizon, warmup_epochs: float) -> int:
+def warmup_iterations(run: ScheduledRun, warmup_epochs: float) -> int:
     """Updates of the warm-up, rounded down: `warmup_epochs` ÷ epochs of all updates; may exceed the run."""
-    return int(horizon.iterations * exact(warmup_epochs) // horizon.epochs)
+    return int(run.iterations * exact(warmup_epochs) // run.epochs)
 
 
 def ramp(rate: Rate, warmup: int) -> Rate:

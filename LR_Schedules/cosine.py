@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from base.fields import keep_rules
-from LR_Schedules._warmup import RateHorizon, ramp, warmup_epochs, warmup_iterations
+from LR_Schedules._warmup import ScheduledRun, ramp, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +18,10 @@ class Options:
         keep_rules(self)
 
 
-def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
+def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     """Learning rate of update i: peak × (1 + cos(π i / iterations)) / 2."""
 
     def rate(i: int) -> float:
-        return horizon.peak * 0.5 * (1 + math.cos(math.pi * i / horizon.iterations))
+        return run.peak * 0.5 * (1 + math.cos(math.pi * i / run.iterations))
 
-    return ramp(rate, warmup_iterations(horizon, options.warmup_epochs))
+    return ramp(rate, warmup_iterations(run, options.warmup_epochs))

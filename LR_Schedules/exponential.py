@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from base.fields import above, at_least, exact, keep_rules, opt
-from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs
+from LR_Schedules._warmup import ScheduledRun, exactly, ramp, warmup_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Options:
         keep_rules(self)
 
 
-def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
+def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     """Learning rate of update i: peak × lr_decay_rate ^ floor(epoch of i ÷ (epochs ÷ lr_drops))."""
     missing = [name for name in ("lr_decay_rate", "lr_drops") if getattr(options, name) is None]
     if missing:
@@ -31,10 +31,10 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
         )
 
     # The run's updates may be less than its epochs, whose last part of a batch is left out: both must not be mixed up.
-    drops = horizon.epochs_per_update * options.lr_drops / horizon.epochs
+    drops = run.epochs_per_update * options.lr_drops / run.epochs
 
     def rate(i: int) -> float:
         behind = i * drops.numerator // drops.denominator
-        return exactly(lambda peak, decay: peak * decay**behind, horizon.peak, options.lr_decay_rate)
+        return exactly(lambda peak, decay: peak * decay**behind, run.peak, options.lr_decay_rate)
 
-    return ramp(rate, int(horizon.iterations_per_epoch * exact(options.warmup_epochs)))
+    return ramp(rate, int(run.iterations_per_epoch * exact(options.warmup_epochs)))

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from base.fields import above, at_least, keep_rules, opt
-from LR_Schedules._warmup import RateHorizon, exactly, warmup_epochs, warmup_iterations
+from LR_Schedules._warmup import ScheduledRun, exactly, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Options:
         keep_rules(self)
 
     @property
-    def rows_tell_first(self) -> bool:
+    def logs_first_rate(self) -> bool:
         """Whether log rows tell the learning rate of their first update."""
         return self.poly_lr_early
 
@@ -64,12 +64,12 @@ def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[s
     return early_spellings[0], {"poly_lr_early": True, "poly_lr_decay_power": 1.0, "warmup_epochs": 0.0, **rates}
 
 
-def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
+def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     """Learning rate of update i: peak × i / warmup, then (peak - end) × (1 - (i - warmup) / rest)^power + end."""
-    updates = options.poly_lr_decay_steps or horizon.iterations
+    updates = options.poly_lr_decay_steps or run.iterations
     absolute_end = options.abs_end_learning_rate
-    end = options.poly_lr_end_ratio * horizon.peak if absolute_end is None else absolute_end
-    warmup = warmup_iterations(horizon, options.warmup_epochs)
+    end = options.poly_lr_end_ratio * run.peak if absolute_end is None else absolute_end
+    warmup = warmup_iterations(run, options.warmup_epochs)
     if options.poly_lr_decay_steps and warmup >= updates:
         raise ValueError(
             f"poly_lr_decay_steps is {updates}, which leaves none after a warm-up of {warmup} updates "
@@ -81,9 +81,9 @@ def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
     def rate(i: int) -> float:
         i = min(i, updates)
         if i <= warmup and warmup:
-            return exactly(lambda peak: peak * i / warmup, horizon.peak)
+            return exactly(lambda peak: peak * i / warmup, run.peak)
         left = updates - i, updates - warmup
         formula = lambda peak, end, power: (peak - end) * (Decimal(left[0]) / left[1]) ** power + end  # noqa: E731
-        return exactly(formula, horizon.peak, end, options.poly_lr_decay_power)
+        return exactly(formula, run.peak, end, options.poly_lr_decay_power)
 
     return rate

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from base.fields import above, decimal_number, exact, keep_rules, opt
-from LR_Schedules._warmup import RateHorizon, exactly, ramp, warmup_epochs, warmup_iterations
+from LR_Schedules._warmup import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
 
@@ -37,18 +37,18 @@ class Options:
         keep_rules(self)
 
 
-def build(options: Options, horizon: RateHorizon) -> Callable[[int], float]:
+def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     """Learning rate of update i: peak × decay ^ (drops behind update i)."""
     if options.learning_rate_schedule is None:
         raise ValueError("learning_rate_schedule is not given and the model has no default: it " + _RULE)
-    drops = [int(exact(f) * horizon.iterations) for f in parse_fractions(options.learning_rate_schedule)]
+    drops = [int(exact(f) * run.iterations) for f in parse_fractions(options.learning_rate_schedule)]
 
     # Counting the drops behind i, instead of remembering the last one, makes a resumed run equal the unbroken one.
     def rate(i: int) -> float:
         behind = sum(i > drop for drop in drops)
-        return exactly(lambda peak, decay: peak * decay**behind, horizon.peak, options.learning_rate_decay)
+        return exactly(lambda peak, decay: peak * decay**behind, run.peak, options.learning_rate_decay)
 
-    return ramp(rate, warmup_iterations(horizon, options.warmup_epochs))
+    return ramp(rate, warmup_iterations(run, options.warmup_epochs))
 
 
 def parse_fractions(text: str) -> tuple[float, ...]:

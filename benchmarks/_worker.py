@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base.process import command_line, quiet
 from harness.commands import cli
 from harness.processes.team import Team
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 
 def main(updates: int, words: list[str]) -> None:

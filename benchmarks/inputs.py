@@ -187,11 +187,12 @@ def position(rounds: int) -> None:
 
 def saving(rounds: int) -> None:
     """Seconds that training waits for a checkpoint of ResNet-50 with momentum in 32.32, and until it is on the disk."""
-    from harness.checkpoints import checkpoints
-    from harness.checkpoints.saving import Writer
+    from harness.checkpoints import write
+    from harness.checkpoints.checkpoint import Checkpoint
+    from harness.checkpoints.write import Writer
     from harness.commands import cli
     from harness.programs.build import training_program
-    from harness.run.run import prepare
+    from harness.run.resolve import prepare
 
     words = "--dataset imagenet --synthetic-data --model resnet --model-size 50 --optimiser momentum --precision 32.32"
     program = training_program(prepare(cli.parse([*words.split(), "--batch-size", "2"], "train", environ={}).options, {}), 0)
@@ -200,7 +201,7 @@ def saving(rounds: int) -> None:
         for k in range(rounds):
             started = time.perf_counter()
             values = program.values()
-            writer.begin(lambda: checkpoints.save(checkpoints.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
+            writer.begin(lambda: write.save(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
             stalls.append(time.perf_counter() - started)
             writer.settle()
             whole.append(time.perf_counter() - started)

@@ -19,7 +19,7 @@ from base.process import command_line
 from benchmarks import _paired
 from harness.commands import cli
 from harness.processes import launch
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 B0 = "--model efficientnet --model-size B0 --group-dim 16 --expand-ratio 4 --dataset imagenet --synthetic-data --group-norm"
 RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm"

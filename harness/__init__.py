@@ -1,1 +1,1 @@
-"""Everything around the device layer: options, horizon, checkpoints, losses, optimisers."""
+"""Everything around the device layer: options, runs, checkpoints, losses, optimisers."""

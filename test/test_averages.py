@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, variables
 
-from harness.checkpoints import averages, checkpoints
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import averages, find, read, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (
@@ -26,18 +26,18 @@ def draw(seed: int) -> dict[str, np.ndarray]:
 def written(folder: Path, numbers: tuple[int, ...], stem: str = "ckpt") -> list[dict[str, np.ndarray]]:
     """Checkpoints of these numbers; their values."""
     for number in numbers:
-        checkpoints.write(folder / f"{stem}-{number}", draw(number))
+        write.weights(folder / f"{stem}-{number}", draw(number))
     return [draw(number) for number in numbers]
 
 
-def read(prefix: Path) -> dict[str, np.ndarray]:
-    return checkpoints.read(Checkpoint(str(prefix), -1))
+def tensors(prefix: Path) -> dict[str, np.ndarray]:
+    return read.tensors(Checkpoint(str(prefix), -1))
 
 
 def averaged(folder: Path, words: str) -> dict[str, np.ndarray]:
     """What weight_avg.py makes of a folder."""
     succeed("weight_avg", "--restore-path", folder, "--filename", folder / "out" / "average", *words.split())
-    return read(folder / "out" / "average")
+    return tensors(folder / "out" / "average")
 
 
 def expected_mean(values: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -51,7 +51,7 @@ def test_the_mean_is_numpys(tmp_path):
     (tmp_path / "ckpt-5.data-00000-of-00001").write_bytes(b"")  # is not read for the last two
     latest = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 2, "--filename", tmp_path / "two")
     assert (latest.code, latest.err) == (0, "")
-    assert_same_bits(read(tmp_path / "two"), expected_mean(values[1:]))
+    assert_same_bits(tensors(tmp_path / "two"), expected_mean(values[1:]))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.97])
@@ -70,15 +70,15 @@ def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):
     values = written(tmp_path, (3, 4))
     written(tmp_path, (0,))  # the initial weights
     for other in ("sub/ckpt-9", "other-7", "ckpt-8x"):
-        checkpoints.write(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
+        write.weights(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
     out = succeed("weight_avg", "--restore-path", tmp_path, "--filename", tmp_path / "a", "--mode", "mean").out
     assert (
         "Found 3 checkpoints" in out
         and "Using 2: ckpt-3, ckpt-4" in out
         and f"Saved the averaged weights to {tmp_path / 'a'}" in out
     )
-    assert_same_bits(read(tmp_path / "a"), expected_mean(values))
-    assert len(averages.found(tmp_path)) == 3
+    assert_same_bits(tensors(tmp_path / "a"), expected_mean(values))
+    assert len(averages.candidates(tmp_path)) == 3
 
 
 def test_names_may_have_something_before_ckpt(tmp_path):
@@ -90,11 +90,11 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
     (value,) = written(tmp_path, (7,))
     for filename in ("mean-5", "mean-5.index"):
         succeed("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / filename)
-        assert checkpoints.select(tmp_path / filename) == [Checkpoint(str(tmp_path / "mean-5"), -1)]
-        assert_same_bits(read(tmp_path / "mean-5"), value)
+        assert find.select(tmp_path / filename) == [Checkpoint(str(tmp_path / "mean-5"), -1)]
+        assert_same_bits(tensors(tmp_path / "mean-5"), value)
     assert not (tmp_path / "mean-5.index.index").exists()
-    with pytest.raises(checkpoints.CheckpointError, match="no such folder"):
-        checkpoints.select(tmp_path / ".meta")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        find.select(tmp_path / ".meta")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_folders_that_cannot_be_averaged(tmp_path):
     missing = run("weight_avg", "--restore-path", tmp_path / "no", "--mode", "mean", "--filename", "x")
     assert missing.code == 2 and "is not a folder" in missing.err
     written(tmp_path, (1,))
-    checkpoints.write(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
+    write.weights(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
     differing = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
     assert differing.code == 2 and "v/float32 is not the same in both" in differing.err
     assert not (tmp_path / "x.index").exists()
@@ -141,9 +141,9 @@ def test_what_cannot_be_averaged_is_left_out(tmp_path):
     (good,) = written(tmp_path, (1,))
     spoilt = draw(2)
     spoilt["v/float16"][1, 1] = np.inf
-    checkpoints.write(tmp_path / "ckpt-2", spoilt)
-    checkpoints.write(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
-    checkpoints.write(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
+    write.weights(tmp_path / "ckpt-2", spoilt)
+    write.weights(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
+    write.weights(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 1, "--filename", tmp_path / "x")
     result = succeed(*words)
     assert result.err.splitlines() == [
@@ -151,10 +151,10 @@ def test_what_cannot_be_averaged_is_left_out(tmp_path):
         "warning: checkpoint ckpt-3 is damaged and left out: v/text holds no numbers",
         "warning: checkpoint ckpt-4 is damaged and left out: global_step holds no numbers",
     ]
-    assert_same_bits(read(tmp_path / "x"), good)
-    for reader in (checkpoints.read, checkpoints.shapes, checkpoints.values):
-        with pytest.raises(checkpoints.CheckpointError, match="ckpt-3 is damaged: v/text holds no numbers"):
-            reader(checkpoints.at(tmp_path, 3))
+    assert_same_bits(tensors(tmp_path / "x"), good)
+    for reader in (read.tensors, read.shapes, read.plain_tensors):
+        with pytest.raises(CheckpointError, match="ckpt-3 is damaged: v/text holds no numbers"):
+            reader(Checkpoint.at(tmp_path, 3))
     for file in tmp_path.glob("ckpt-1.*"):
         file.unlink()
     result = run(*words)
@@ -185,14 +185,14 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
     often = "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2"
     folder = trained(tmp_path, f"{often} --weight-avg-exp 0.97 0.5 --weight-avg-N 1")
     taken = [variables(folder, n) for n in (2, 4, 6, 8)]
-    assert_same_bits(read(folder / "ckpt" / "weight_avg_N_1"), expected_mean(taken))
+    assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_1"), expected_mean(taken))
     succeed("weight_avg", "--restore-path", folder, "--mode", "exponential", "--decay", 0.97, "--filename", tmp_path / "x")
-    assert_same_bits(read(folder / "ckpt" / "weight_avg_exp_0.97"), read(tmp_path / "x"))
+    assert_same_bits(tensors(folder / "ckpt" / "weight_avg_exp_0.97"), tensors(tmp_path / "x"))
     names = ["ckpt-2", "ckpt-4", "ckpt-6", "ckpt-8", "weight_avg_N_1", "weight_avg_exp_0.97", "weight_avg_exp_0.5"]
     assert [row["name"] for row in rows(folder / "validation.csv")] == names
     stopped = trained(tmp_path, f"{often} --weight-avg-exp 0.5 --stop-after 3 --no-validation")
     succeed("restore", "--restore-path", stopped)  # with ckpt-3 in the folder
-    assert_same_bits(read(folder / "ckpt" / "weight_avg_exp_0.5"), read(stopped / "ckpt" / "weight_avg_exp_0.5"))
+    assert_same_bits(tensors(folder / "ckpt" / "weight_avg_exp_0.5"), tensors(stopped / "ckpt" / "weight_avg_exp_0.5"))
     longer = succeed("restore", "--restore-path", folder, "--iterations", 10)
     assert [row["name"] for row in rows(folder / "validation.csv")] == [*names[:4], "ckpt-10", *names[4:]]
     assert "Saved the average of 5 checkpoints" in longer.out
@@ -200,7 +200,7 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
                     "--init-path", folder / "ckpt" / "weight_avg_exp_0.97")  # fmt: skip
     assert_same_bits(
         {n: v for n, v in variables(begun.folder, 0).items() if n != "global_step"},
-        {n: v for n, v in read(folder / "ckpt" / "weight_avg_exp_0.97").items() if n != "global_step"},
+        {n: v for n, v in tensors(folder / "ckpt" / "weight_avg_exp_0.97").items() if n != "global_step"},
     )
 
 
@@ -208,7 +208,7 @@ def test_the_last_epochs_are_counted_in_tenths(tmp_path):
     """Of 8 updates of 100 pictures, of 10,000: updates 6 and 8, epochs 0.06 and 0.08, are both at epoch 0.1."""
     folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
     used = [variables(folder, n) for n in (6, 8)]
-    assert_same_bits(read(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
+    assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))
 
 
 def test_averaging_needs_checkpoints(tmp_path):

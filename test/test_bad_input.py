@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from runs import Result, rows, run, succeed
 
-from harness.checkpoints import checkpoints
-from harness.run import records
+from harness.checkpoints import read, run_record, saved_state
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.run import arguments
 from harness.training.start import known_names
 
 ROOT = Path(__file__).parent.parent
@@ -249,30 +250,30 @@ NO_RECORD = {
 def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
     for value in NO_RECORD[name]:
         (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: value}))
-        with pytest.raises(checkpoints.CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
-            checkpoints.recorded_options(tmp_path)
+        with pytest.raises(CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
+            run_record.options(tmp_path)
         if name != "asked":
-            assert f"{name} is " in records.wrong_option({"asked": {name: value}})
+            assert f"{name} is " in arguments.wrong_option({"asked": {name: value}})
     may_be_empty = name in ("run_id", "seed", "image_size", "init_path", "epochs")
-    assert (records.wrong_option({name: None}) is None) == may_be_empty
+    assert (arguments.wrong_option({name: None}) is None) == may_be_empty
 
 
 def test_null_stands_for_no_value_that_every_run_has(finished):
     recorded = json.loads((finished.folder / "arguments.json").read_text())
     empty = {name for name, value in recorded.items() if value is None}
-    may_be = {name for name in recorded if records.wrong_option({**recorded, name: None}) is None}
-    assert records.wrong_option(recorded) is None and empty <= may_be
+    may_be = {name for name in recorded if arguments.wrong_option({**recorded, name: None}) is None}
+    assert arguments.wrong_option(recorded) is None and empty <= may_be
     for name in ("optimiser", "precision", "weight_decay", "momentum", "model_size", "batch_norm", "dataset", "parameters"):
         told = f"{name} is null but must be "
-        assert records.wrong_option({**recorded, name: None}).startswith(told)
-        assert records.wrong_option({**recorded, "asked": {name: None}}).startswith(told)
-    told = records.wrong_option({**recorded, "iterations": None, "epochs": None})
+        assert arguments.wrong_option({**recorded, name: None}).startswith(told)
+        assert arguments.wrong_option({**recorded, "asked": {name: None}}).startswith(told)
+    told = arguments.wrong_option({**recorded, "iterations": None, "epochs": None})
     assert told == "iterations is null but must be a number where epochs is null"
 
 
 def test_a_run_that_was_alone_has_one_instance():
-    assert records.wrong_option({"instances": 1, "instance": 3}) == "instance is 3 but must be below instances, which is 1"
-    assert records.wrong_option({"instances": 4, "instance": 3}) is records.wrong_option({"instance": 3}) is None
+    assert arguments.wrong_option({"instances": 1, "instance": 3}) == "instance is 3 but must be below instances, which is 1"
+    assert arguments.wrong_option({"instances": 4, "instance": 3}) is arguments.wrong_option({"instance": 3}) is None
 
 
 @pytest.mark.parametrize("script", ["train", "restore"])
@@ -311,8 +312,8 @@ def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
 
 def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
     """Which its states tell of where the record of that call is lost."""
-    newest, record = checkpoints.at(without_manifests, 1), without_manifests / "arguments_restore.json"
-    state = checkpoints.state(newest)
+    newest, record = Checkpoint.at(without_manifests, 1), without_manifests / "arguments_restore.json"
+    state = saved_state.read(newest)
     newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
     told = f"ckpt-1 is of a later call of the run than {without_manifests}/arguments.json"
     for content in (None, b"", b"{ }\n"):
@@ -328,16 +329,16 @@ def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
     values = json.loads(record.read_text())
     for calls, stale in (([*state["calls"], ["ab", 0], ["cd", 1]], False), ([["ef", 0]], False), (state["calls"], True)):
         record.write_text(json.dumps({**values, "calls": calls}))  # of a later call, of another branch, of an earlier one
-        lost = checkpoints.lost_record(without_manifests)
+        lost = run_record.lost(without_manifests)
         assert lost == (f"ckpt-1 is of a later call of the run than {record}" if stale else None)
     record.unlink()
     newest.state_path.write_text(json.dumps({**state, "run_id": "another", "calls": [["ab", 7]]}))
-    assert checkpoints.lost_record(without_manifests) is None  # what came from elsewhere tells nothing of this run
+    assert run_record.lost(without_manifests) is None  # what came from elsewhere tells nothing of this run
 
 
 def test_the_names_that_the_weights_know_stay_those_of_the_training(without_manifests):
     """Whatever labels.txt says where the run goes on."""
-    record, newest = without_manifests / "arguments.json", checkpoints.at(without_manifests, 1)
+    record, newest = without_manifests / "arguments.json", Checkpoint.at(without_manifests, 1)
     recorded = json.loads(record.read_text())
     for known in ("0123", None):  # None: nobody has told it
         record.write_text(json.dumps({**recorded, "class_names": known}))
@@ -363,13 +364,13 @@ NO_STATE = {
 @pytest.mark.parametrize("name", NO_STATE)
 def test_a_state_that_cannot_be_is_as_good_as_lost(name, tmp_path):
     """Whatever reads it believes every value: the meter, the calls of the run, the search for the newest checkpoint."""
-    found = checkpoints.at(tmp_path, 1)
+    found = Checkpoint.at(tmp_path, 1)
     for value in NO_STATE[name]:
         found.state_path.write_text(json.dumps({"iteration": 1, "host_steps": 1, name: value}))
-        assert checkpoints.state(found) == {}, value
+        assert saved_state.read(found) == {}, value
     sound = {"iteration": 1, "host_steps": 1, "open": [[math.inf, 1]], "calls": [["a", 0]]}
     found.state_path.write_text(json.dumps(sound))
-    assert checkpoints.state(found) == sound
+    assert saved_state.read(found) == sound
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
@@ -422,7 +423,7 @@ def without_manifests(finished, tmp_path) -> Path:
 @pytest.mark.parametrize("file, content", [("ckpt-1.state.json", b"[]"), ("ckpt-1.data-00000-of-00001", b"junk")])
 def test_damaged_files_of_a_run_without_manifests(file, content, without_manifests):
     (without_manifests / file).write_bytes(content)
-    chosen, _, (warning,) = checkpoints.newest(without_manifests)
+    chosen, _, (warning,) = read.newest(without_manifests)
     assert chosen.iteration == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
 
 

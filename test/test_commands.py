@@ -13,7 +13,7 @@ import small_sets
 from runs import program, rows, succeed, variables
 
 from harness.commands import cli
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 COMMANDS = [
     name

@@ -14,7 +14,7 @@ from base.errors import DataError, OptionError
 from harness.commands import cli
 from harness.options import configs
 from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 # After MEME's configs.yml: strings where numbers are meant, lists of memory proportions, one mapping
 # with several merges

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness.checkpoints import checkpoints, manifests, saving
+from harness.checkpoints import find, manifest, read, run_record, saved_state, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.run.arguments import CALLS, RUN_ID
 from log import TRAINING_COLUMNS, RunLog
 
 WORDS = (
@@ -28,7 +30,7 @@ def whole(tmp_path_factory) -> Path:
     """A run with checkpoints at 0, 2, 4, 6."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     succeed("train", *WORDS, "--logs-path", folder)
-    assert [checkpoint.iteration for checkpoint in checkpoints.numbered(folder)] == [0, 2, 4, 6]
+    assert [checkpoint.iteration for checkpoint in find.numbered(folder)] == [0, 2, 4, 6]
     return folder
 
 
@@ -58,7 +60,7 @@ DAMAGES = {
 def test_damage_of_any_file_is_noticed(damage, folder):
     name, strike, place = DAMAGES[damage]
     strike(folder / f"ckpt-6.{name}", place)
-    found, (warning,) = checkpoints.latest(folder)
+    found, (warning,) = read.latest(folder)
     assert found.iteration == 4 and f"ckpt-6.{name}" in warning and "left out" in warning
 
 
@@ -76,7 +78,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, 
     assert_same_bits(variables(whole, 6), variables(folder, 6))
     for file in ("training.csv", "validation.csv"):
         assert timeless(whole / file) == timeless(folder / file)
-    assert checkpoints.latest(folder)[0].iteration == 6  # they were written anew
+    assert read.latest(folder)[0].iteration == 6  # they were written anew
 
 
 def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
@@ -89,16 +91,16 @@ def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
     assert "Done: 4 of 7 updates" in out and all(f"checkpoint ckpt-{n} is damaged and left out" in out for n in (6, 8))
     refused = run("restore", "--restore-path", folder, "--dry-run", "--stop-after", 4)
     assert refused.code == 2 and "the run has done 4 updates already" in refused.err
-    held, damage = [], manifests.damage
-    monkeypatch.setattr(manifests, "damage", lambda prefix: held.append(prefix.name) or damage(prefix))
-    found, _ = checkpoints.latest(folder)
-    checkpoints.newest(folder, verified=found)
+    held, damage = [], manifest.damage
+    monkeypatch.setattr(manifest, "damage", lambda prefix: held.append(prefix.name) or damage(prefix))
+    found, _ = read.latest(folder)
+    read.newest(folder, verified=found)
     assert held.count("ckpt-4") == 1
 
 
 def test_without_its_index_a_checkpoint_is_not_there(folder):
     (folder / "ckpt-6.index").unlink()
-    assert checkpoints.latest(folder)[0].iteration == 4
+    assert read.latest(folder)[0].iteration == 4
 
 
 def test_nothing_whole_is_one_line(folder):
@@ -115,7 +117,7 @@ def test_nothing_whole_is_one_line(folder):
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"files": 3}', '{"files": {"x": 3}}', "\0", "[" * 50_000])
 def test_a_damaged_manifest_is_damage(text, folder):
     (folder / "ckpt-6.manifest.json").write_text(text)
-    found, (warning,) = checkpoints.latest(folder)
+    found, (warning,) = read.latest(folder)
     assert found.iteration == 4 and "ckpt-6" in warning
 
 
@@ -153,26 +155,26 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     (folder / f"ckpt-{target}.manifest.json").unlink(missing_ok=True)
     copied(folder, 2, target, *COPIES[copy])
     if "own" in copy:
-        manifests.write(folder / f"ckpt-{target}")
+        manifest.write(folder / f"ckpt-{target}")
     good, name = (4 if target == 6 else 6), f"ckpt-{target}"
-    chosen, values, (warning,) = checkpoints.newest(folder)
+    chosen, values, (warning,) = read.newest(folder)
     assert chosen.iteration == good and name in warning and "left out" in warning
     assert_same_bits(values, variables(folder, good))
-    shown = checkpoints.newest_of(checkpoints.select(folder), "--restore-path")  # for --predict
+    shown = read.newest_of(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
-    begun = checkpoints.initial(folder)
+    begun = read.initial(folder)
     assert begun[0] == chosen and begun[2] == [warning]
     for path in (folder / name, folder / f"{name}.index"):
-        with pytest.raises(checkpoints.CheckpointError, match="of update 2|not in its manifest"):
-            checkpoints.initial(path)
+        with pytest.raises(CheckpointError, match="of update 2|not in its manifest"):
+            read.initial(path)
     averaged = succeed("weight_avg", "--restore-path", folder, "--mode", "mean", "-N", 1, "--filename", tmp_path / "mean")
     assert warning in averaged.err and f"Using 1: ckpt-{good}" in averaged.out
 
 
 def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_them(folder, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_tensors", None)
+    monkeypatch.setattr(read, "_tensorflow_tensors", None)
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
-    kept, (warning,) = checkpoints.whole(checkpoints.numbered(folder))
+    kept, (warning,) = read.whole(find.numbered(folder))
     assert [checkpoint.iteration for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
 
@@ -180,11 +182,11 @@ def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_
 def test_a_checkpoint_keeps_its_manifest_under_a_name_of_its_own(name, folder, tmp_path):
     for file in folder.glob("ckpt-6.*"):
         shutil.copy(file, tmp_path / file.name.replace("ckpt-6", name))
-    (found,) = checkpoints.select(tmp_path / name)
-    assert_same_bits(checkpoints.read(found), variables(folder, 6))
+    (found,) = find.select(tmp_path / name)
+    assert_same_bits(read.tensors(found), variables(folder, 6))
     flipped(tmp_path / f"{name}.data-00000-of-00001", 0.5)
-    with pytest.raises(checkpoints.CheckpointError, match=f"{name}.data-00000-of-00001 has other bytes"):
-        checkpoints.read(found)
+    with pytest.raises(CheckpointError, match=f"{name}.data-00000-of-00001 has other bytes"):
+        read.tensors(found)
 
 
 def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
@@ -196,14 +198,14 @@ def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
 def test_what_is_called_like_a_checkpoint_is_not_deleted_with_it(folder):
     (folder / "ckpt-2.old").mkdir()
     (folder / "ckpt-2.tar").write_text("a backup")
-    checkpoints.tidy(folder, checkpoints.at(folder, 6), 1, lambda iteration: True)
+    write.tidy(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
     assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
 
 
 def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path, pytestconfig):
     """Whatever becomes of the files of a run folder: a checkpoint that is taken has the weights of its update, and the rows
     are whole where the states are."""
-    wanted = {n: checkpoints.fingerprint(variables(whole, n)) for n in (0, 2, 4, 6)}
+    wanted = {n: write.fingerprint(variables(whole, n)) for n in (0, 2, 4, 6)}
     written = {name: timeless(whole / name) for name in ("training.csv", "validation.csv")}
 
     def make(chance: random.Random) -> Path:
@@ -211,12 +213,12 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
         folder = shutil.copytree(whole, tmp_path / "fuzzed")
         return [spoil(chance, folder) for _ in range(chance.randint(1, 4))] and folder
 
-    def read(folder: Path) -> None:
-        chosen, values, warnings = checkpoints.newest(folder)
-        assert checkpoints.fingerprint(values) == wanted[chosen.iteration]
+    def restore(folder: Path) -> None:
+        chosen, values, warnings = read.newest(folder)
+        assert write.fingerprint(values) == wanted[chosen.iteration]
         assert all("\n" not in warning for warning in warnings)
         mended = RunLog(folder, console=False)
-        states = checkpoints.states(folder, chosen)
+        states = saved_state.way_to(folder, chosen)
         mended.go_on_after(chosen.iteration, states, stays=True)
         mended.close()
         if len([state for _, state in states if state]) <= chosen.iteration // 2:
@@ -225,7 +227,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
             due = [row for row in expected if int(row["iteration"]) <= chosen.iteration - (name == "validation.csv")]
             assert not due or [row for row in timeless(folder / name) if row in due] == due
 
-    fuzzing.hold("run folder", fuzzing.rounds(25, 1500, pytestconfig), make, read, checkpoints.CheckpointError)
+    fuzzing.hold("run folder", fuzzing.rounds(25, 1500, pytestconfig), make, restore, CheckpointError)
 
 
 def spoil(chance: random.Random, folder: Path) -> None:
@@ -256,7 +258,7 @@ def spoil(chance: random.Random, folder: Path) -> None:
 def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, folder, monkeypatch):
     """The files of ckpt-6 are put in place anew; the process ends after some of them."""
     values, moved = variables(folder, 6), []
-    rename = saving.os.replace
+    rename = write.os.replace
 
     def counted(source, target):
         if target.parent == folder:
@@ -265,13 +267,13 @@ def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, 
             moved.append(target)
         rename(source, target)
 
-    monkeypatch.setattr(saving.os, "replace", counted)
+    monkeypatch.setattr(write.os, "replace", counted)
     try:
-        saving.place(folder / "ckpt-6", values, {"host_steps": 3})
+        write.place(folder / "ckpt-6", values, {"host_steps": 3})
     except KeyboardInterrupt:
         assert len(moved) == stops_after < 4
     monkeypatch.undo()
-    found, warnings = checkpoints.latest(folder)
+    found, warnings = read.latest(folder)
     assert found.iteration == (6 if stops_after >= 4 else 4) and not warnings
     assert not [left for left in folder.iterdir() if left.name.startswith(".saving")]
 
@@ -284,7 +286,7 @@ def test_what_a_killed_process_left_is_swept_away(folder):
     for name in (".arguments.json.77", ".training.csv.8", ".mine.9", ".arguments.json.old"):
         (folder / name).write_text("half")
     succeed("restore", "--restore-path", folder, "--iterations", 8)
-    assert not list(folder.rglob(".saving-*")) and checkpoints.latest(folder)[0].iteration == 8
+    assert not list(folder.rglob(".saving-*")) and read.latest(folder)[0].iteration == 8
     hidden = {path.name for path in folder.glob(".*")} - {".lock"}
     assert hidden == {".mine.9", ".arguments.json.old"}
 
@@ -301,29 +303,29 @@ def test_validation_leaves_out_what_it_cannot_read(folder, tmp_path):
 def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(folder):
     """ckpt-6 is damaged, its state is not; the run goes on from ckpt-4, and saves 5 and 8 beside it."""
 
-    def call(begun: checkpoints.Checkpoint | None, ends: dict[int, str]) -> None:
+    def call(begun: Checkpoint | None, ends: dict[int, str]) -> None:
         log = RunLog(folder, console=False)
-        state = checkpoints.state(begun) if begun else {}
+        state = saved_state.read(begun) if begun else {}
         done = begun.iteration if begun else 0
         if begun:
-            log.go_on_after(done, checkpoints.states(folder, begun), stays=True)
-        calls = checkpoints.calls(state, done)
+            log.go_on_after(done, saved_state.way_to(folder, begun), stays=True)
+        calls = saved_state.calls(state, done)
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
-            kept = {checkpoints.ITERATION: end, checkpoints.CALLS: calls, **log.kept(end, stays=True)}
-            saving.place(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
+            kept = {saved_state.ITERATION: end, CALLS: calls, **log.kept(end, stays=True)}
+            write.place(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
         log.close()
 
     shutil.rmtree(folder)
     folder.mkdir()
     call(None, {4: "1", 6: "1"})
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
-    chosen, _ = checkpoints.latest(folder)
+    chosen, _ = read.latest(folder)
     assert chosen.iteration == 4
     call(chosen, {5: "2", 8: "2"})
-    chosen, _ = checkpoints.latest(folder)
+    chosen, _ = read.latest(folder)
     assert chosen.iteration == 8
-    assert [done for done, _ in checkpoints.states(folder, chosen)] == [4, 5, 8]
+    assert [done for done, _ in saved_state.way_to(folder, chosen)] == [4, 5, 8]
     call(chosen, {})
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
 
@@ -331,29 +333,29 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
 def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
     """An older version, which records none, went on with it: what was saved before would be another run's otherwise."""
     record = json.loads((folder / "arguments.json").read_text())
-    state = checkpoints.state(checkpoints.at(folder, 6))
-    own = record.pop(checkpoints.RUN_ID)
+    state = saved_state.read(Checkpoint.at(folder, 6))
+    own = record.pop(RUN_ID)
     (folder / "arguments.json").write_text(json.dumps(record))
     for name, chosen in (("another", 4), (None, 6)):  # a copy of another run's, and what the older version saved
-        given = {checkpoints.RUN_ID: name} if name else {}
-        rest = {key: kept for key, kept in state.items() if key != checkpoints.RUN_ID}
-        checkpoints.save(checkpoints.at(folder, 6), variables(folder, 6), {**rest, **given})
-        assert checkpoints.run_id(folder) == own and checkpoints.latest(folder)[0].iteration == chosen
+        given = {RUN_ID: name} if name else {}
+        rest = {key: kept for key, kept in state.items() if key != RUN_ID}
+        write.save(Checkpoint.at(folder, 6), variables(folder, 6), {**rest, **given})
+        assert run_record.run_id(folder) == own and read.latest(folder)[0].iteration == chosen
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     """Copied with its state and its manifest, as ckpt-6 of a run of the same network."""
-    state = checkpoints.state(checkpoints.at(folder, 6))
-    assert state[checkpoints.RUN_ID] == checkpoints.recorded(folder)[checkpoints.RUN_ID]
-    checkpoints.save(checkpoints.at(folder, 6), variables(folder, 6), {**state, checkpoints.RUN_ID: "another"})
-    for found, *_, (warning,) in (checkpoints.latest(folder), checkpoints.newest(folder), checkpoints.initial(folder)):
+    state = saved_state.read(Checkpoint.at(folder, 6))
+    assert state[RUN_ID] == run_record.arguments(folder)[RUN_ID]
+    write.save(Checkpoint.at(folder, 6), variables(folder, 6), {**state, RUN_ID: "another"})
+    for found, *_, (warning,) in (read.latest(folder), read.newest(folder), read.initial(folder)):
         assert found.iteration == 4 and "ckpt-6" in warning and "another run's" in warning
-    with pytest.raises(checkpoints.CheckpointError, match="another run's"):
-        checkpoints.read(checkpoints.at(folder, 6))
+    with pytest.raises(CheckpointError, match="another run's"):
+        read.tensors(Checkpoint.at(folder, 6))
     for file in folder.glob("ckpt-6.*"):  # a name that promises nothing of this run
         file.rename(folder / file.name.replace("ckpt-6", "best"))
-    checkpoints.read(checkpoints.select(folder / "best")[0])
+    read.tensors(find.select(folder / "best")[0])
     for file in folder.glob("best.*"):
         file.rename(folder / file.name.replace("best", "ckpt-6"))
     (folder / "arguments.json").unlink()  # nothing is known of the run then
-    assert checkpoints.latest(folder)[0].iteration == 6
+    assert read.latest(folder)[0].iteration == 6

@@ -12,7 +12,8 @@ from emulator.plan import devices, machine, plan
 from emulator.plan.machine import Machine
 from emulator.plan.plan import PlanError, PlanRequest
 from harness.commands import cli, gc_info
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 4 --seed 3"
 STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 8"

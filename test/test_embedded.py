@@ -13,13 +13,13 @@ from runs import rows, run, succeed, variables
 
 from base.errors import OptionError
 from base.process import versions
-from harness.checkpoints import checkpoints
+from harness.checkpoints import write
 from harness.commands import cli
 from harness.processes import team
 from harness.programs import embedded
 from harness.programs.build import byte_batches, frozen_program
-from harness.programs.embedded import Batches, Served, kept
-from harness.run.run import prepare
+from harness.programs.embedded import Batches, Served, load
+from harness.run.resolve import prepare
 from ipu_utils import FrozenProgram
 
 NET = "--dataset fashion-mnist --model resnet --model-size 8 --batch-size 50"
@@ -84,13 +84,13 @@ def test_the_program_is_built_once(trained, tmp_path, monkeypatch):
     whole = bytearray((tmp_path / name).read_bytes())
     whole[len(whole) // 2] ^= 1
     (tmp_path / name).write_bytes(whole)
-    assert kept(tmp_path / name, "x") == (
+    assert load(tmp_path / name, "x") == (
         None,
         f"{tmp_path / name} cannot be used (it is damaged, or was not built here) and is built anew",
     )
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    assert "Is a pipe, not a file" in kept(tmp_path / name, "x")[1]
+    assert "Is a pipe, not a file" in load(tmp_path / name, "x")[1]
 
 
 def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_what_a_training_recorded_for_itself_is_not_taken_over(trained, tmp_path
 def test_weights_that_are_not_finite_are_told_of(trained, tmp_path, monkeypatch):
     values = variables(trained, 2)
     next(value for name, value in values.items() if name.endswith("kernel"))[:] = np.nan
-    checkpoints.write(tmp_path / "bad", values)
+    write.weights(tmp_path / "bad", values)
     shutil.copy(trained / "arguments.json", tmp_path)
     monkeypatch.setattr(embedded, "identity", lambda *_: (_ for _ in ()).throw(OptionError("so far")))
     result = run("inference_embedded", "--restore-path", tmp_path / "bad", "--iterations", 1, "--compile-only")

@@ -25,7 +25,8 @@ from emulator.program.executor import new_graph
 from harness.commands import cli
 from harness.programs import executables
 from harness.programs.executables import Entry
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 ROOT = Path(__file__).parent.parent
 SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,

@@ -15,7 +15,8 @@ from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the 
 from emulator.program.executor import TrainingProgram
 from harness.commands import cli
 from harness.programs.build import training_program
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 FIXED = "--precision 32.32 --dataset fashion-mnist --model-size 8 --seed 3 --weight-decay 0 --loss-scaling 1"
 

@@ -11,7 +11,8 @@ import pytest
 import log
 from base.errors import OptionError
 from base.storage import files, input_files, locks
-from harness.checkpoints import averages, checkpoints
+from harness.checkpoints import averages, run_record
+from harness.checkpoints.checkpoint import CheckpointError
 from harness.reports import plot, profile
 
 TEXT = "somebody's own\n"
@@ -116,8 +117,8 @@ def test_averages_stay_in_the_run_folder(folder, tmp_path):
 def test_a_file_that_is_too_large_is_not_read(folder):
     with open(folder / "arguments.json", "wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(checkpoints.CheckpointError, match="arguments.json cannot be read: Has more than the 67108864 bytes"):
-        checkpoints.recorded(folder)
+    with pytest.raises(CheckpointError, match="arguments.json cannot be read: Has more than the 67108864 bytes"):
+        run_record.arguments(folder)
 
 
 def test_a_second_writer_never_comes_in(folder):

@@ -13,12 +13,13 @@ from runs import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
 from emulator.program.weights import Weights
-from harness.checkpoints import bundles, checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
+from harness.checkpoints import fit, saved_state, tensor_bundle, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli
-from harness.options import rules
+from harness.options.update_rules import UPDATE_RULES
 from harness.programs.build import training_program
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
 
@@ -138,19 +139,19 @@ def test_weights_that_do_not_fit_or_are_not_there(trained, tmp_path):
 def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
     index = trained / "ckpt-4.index"
     expected = {name: value.shape for name, value in variables(trained, 4).items()}
-    assert_same_bits(bundles.tensors(index), variables(trained, 4))
-    assert bundles.shapes(index) == expected == {name: each.shape for name, each in fitting.saved(prepared("")).items()}
+    assert_same_bits(tensor_bundle.tensors(index), variables(trained, 4))
+    assert tensor_bundle.shapes(index) == expected == {name: each.shape for name, each in fit.saved(prepared("")).items()}
 
 
-@pytest.mark.parametrize("rule", rules.SLOTS)
+@pytest.mark.parametrize("rule", UPDATE_RULES)
 def test_what_a_training_keeps_is_known_without_tensorflow(rule):
     for words in ("--precision 16.16 --offload-fp32-weight-copy", "--precision 16.32 --force-weight-to-fp16 fc1"):
         asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
         with tf.Graph().as_default():
-            slots, precision = rules.SLOTS[rule], asked.plan.precision
+            slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
             weights = Weights(asked.trace.variables, 0, slots, asked.trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
-        assert {name: list(each.shape) for name, each in fitting.saved(asked).items()} == kept
+        assert {name: list(each.shape) for name, each in fit.saved(asked).items()} == kept
 
 
 def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
@@ -161,10 +162,10 @@ def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
         changed = whole[:at] + bytes([whole[at] ^ int(rng.integers(1, 256))]) + whole[at + 1 :]
         for content in (changed, whole[:at], whole[at:]):
             (tmp_path / "x.index").write_bytes(content)
-            for read in (bundles.shapes, bundles.tensors):
+            for read in (tensor_bundle.shapes, tensor_bundle.tensors):
                 try:
                     told = read(tmp_path / "x.index")
-                except bundles.Damaged:
+                except tensor_bundle.Damaged:
                     continue
                 assert len(content) == len(whole) and str(told) in ("None", str(read(trained / "ckpt-4.index")))
 
@@ -219,9 +220,9 @@ def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
     begin = ("train", *BASE.split(), "--dry-run", "--init-path", weights)
 
     def spoil(number: int) -> None:
-        spoilt, values = checkpoints.at(folder, number), variables(folder, number)
+        spoilt, values = Checkpoint.at(folder, number), variables(folder, number)
         values[BIAS][3] = np.inf
-        checkpoints.save(spoilt, values, checkpoints.state(spoilt))
+        write.save(spoilt, values, saved_state.read(spoilt))
 
     def refused(words: tuple[object, ...], way_out: str) -> None:
         result = run(*words)
@@ -279,12 +280,12 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
 )  # fmt: skip
 def test_a_classifier_begins_anew_only_for_other_classes(kernel, bias, fits):
     asked, weights = prepared(""), Checkpoint("w.npz", -1)
-    found = {name: each.shape for name, each in fitting.model(asked).items()} | {KERNEL: kernel, BIAS: bias}
+    found = {name: each.shape for name, each in fit.model(asked).items()} | {KERNEL: kernel, BIAS: bias}
     if fits:
-        assert fitting.begin(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
+        assert fit.left_out(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
     else:
         with pytest.raises(CheckpointError, match="does not fit the network asked for: all/fc1/dense/"):
-            fitting.begin(found, asked, weights)
+            fit.left_out(found, asked, weights)
 
 
 def test_a_filter_that_matches_nothing():

@@ -16,7 +16,7 @@ from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
 from emulator.plan import host_memory
 from harness.commands import entry
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 R50 = "--model resnet --model-size 50 --dataset imagenet --generated-data --optimiser momentum --no-validation"

@@ -18,7 +18,7 @@ from test_models import traced
 from test_references import recorded
 
 from base.process import command_line
-from harness.checkpoints import archives
+from harness.checkpoints import npz_weights
 from tools import foreign, import_weights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,17 +146,17 @@ def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
 
 
 def test_the_bundled_weights_come_back(tool, tmp_path):
-    bundled = archives.BUNDLED["efficientnet-lite0"]
-    kept, asked = archives.arrays(bundled), archives.options(bundled)
+    bundled = npz_weights.BUNDLED["efficientnet-lite0"]
+    kept, asked = npz_weights.arrays(bundled), npz_weights.options(bundled)
     options = foreign.plugins.load("Models", "efficientnet").Options(model_size="B0", **foreign.LITE)
     np.savez(tmp_path / "theirs.npz", **underscored(kept, options))
     code, out, err = tool("theirs.npz", "--half", "--symmetric-input", "--output", "lite.npz")
     assert code == 0, err
     assert "EfficientNet in PyTorch: efficientnet B0, 247 variables" in out
-    made = archives.arrays(tmp_path / "lite.npz")
+    made = npz_weights.arrays(tmp_path / "lite.npz")
     assert made.keys() == kept.keys()
     assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
-    assert archives.options(tmp_path / "lite.npz") == asked
+    assert npz_weights.options(tmp_path / "lite.npz") == asked
 
 
 # --- Keras ---
@@ -183,7 +183,7 @@ def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
     for source in ("b0.npz", "b0.h5"):
         code, out, _ = tool(source, "--output", f"ours-{source[3:]}.npz")
         assert code == 0 and out.startswith("EfficientNet of Keras: efficientnet B0, 311 variables\n")
-        results.append(archives.arrays(tmp_path / f"ours-{source[3:]}.npz"))
+        results.append(npz_weights.arrays(tmp_path / f"ours-{source[3:]}.npz"))
     one, other = results
     assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
     np.testing.assert_array_equal(

@@ -21,8 +21,8 @@ from Datasets.formats import class_names
 from Datasets.pipeline import decoding, image_files
 from Datasets.sources.catalogue import published_spec
 from emulator.plan.trace import CountingLayers, Shape
-from harness.checkpoints import archives
-from harness.checkpoints.checkpoints import CheckpointError
+from harness.checkpoints import npz_weights, read
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli
 from Models import efficientnet
 
@@ -112,11 +112,11 @@ def test_one_activation_at_a_time():
 
 @pytest.fixture(scope="module")
 def kept():
-    return archives.arrays(archives.BUNDLED["efficientnet-lite0"])
+    return npz_weights.arrays(npz_weights.BUNDLED["efficientnet-lite0"])
 
 
 def test_bundled_weights_are_small_and_licensed(kept):
-    path = archives.BUNDLED["efficientnet-lite0"]
+    path = npz_weights.BUNDLED["efficientnet-lite0"]
     assert path.stat().st_size < 10e6
     assert "Apache License 2.0" in (path.parent / "LICENCE.md").read_text()
     assert {str(value.dtype) for name, value in kept.items() if "moving" not in name} == {"float16"}
@@ -177,7 +177,7 @@ def test_symmetric_input(host):
 def broken(tmp_path: Path, kind: str, kept) -> Path:
     path = tmp_path / f"{kind}.npz"
     if kind == "cut":
-        path.write_bytes(archives.BUNDLED["efficientnet-lite0"].read_bytes()[:100_000])
+        path.write_bytes(npz_weights.BUNDLED["efficientnet-lite0"].read_bytes()[:100_000])
     elif kind == "text":
         path.write_text("hello")
     elif kind == "empty":
@@ -193,7 +193,7 @@ def broken(tmp_path: Path, kind: str, kept) -> Path:
     elif kind == "words":
         np.savez(path, a=np.array(["b"]))
     elif kind == "flipped":
-        content = bytearray(archives.BUNDLED["efficientnet-lite0"].read_bytes())
+        content = bytearray(npz_weights.BUNDLED["efficientnet-lite0"].read_bytes())
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     return path
@@ -218,7 +218,7 @@ def test_a_broken_file_of_weights_is_one_line(tmp_path, kept, kind, drawn):
 
 
 def test_a_missing_bundled_file_says_what_makes_it(monkeypatch, tmp_path, drawn):
-    monkeypatch.setitem(archives.BUNDLED, "efficientnet-lite0", tmp_path / "gone.npz")
+    monkeypatch.setitem(npz_weights.BUNDLED, "efficientnet-lite0", tmp_path / "gone.npz")
     result = run("validation", "--restore-path", "efficientnet-lite0", "--predict", drawn)
     assert result.code == 2
     assert result.err == (f"validation.py: error: weights {tmp_path / 'gone.npz'}: no such file; "
@@ -233,24 +233,24 @@ def test_weights_of_another_network_do_not_fit(drawn):
 
 def test_a_path_that_exists_goes_before_a_short_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert archives.located(Path("efficientnet-lite0")) == archives.BUNDLED["efficientnet-lite0"]
+    assert npz_weights.located(Path("efficientnet-lite0")) == npz_weights.BUNDLED["efficientnet-lite0"]
     Path("efficientnet-lite0").mkdir()
-    assert archives.located(Path("efficientnet-lite0")) is None
+    assert npz_weights.located(Path("efficientnet-lite0")) is None
     assert "holds no checkpoint" in run("validation", "--restore-path", "efficientnet-lite0", "--predict", "x").err
 
 
 def test_options_and_arrays_come_back(tmp_path):
     values = {"all/a/kernel": np.ones((2, 3), np.float16)}
-    archives.write(tmp_path / "a.npz", values, {"model": "resnet"})
+    npz_weights.write(tmp_path / "a.npz", values, {"model": "resnet"})
     first = (tmp_path / "a.npz").read_bytes()
-    assert archives.options(tmp_path / "a.npz") == {"model": "resnet"}
-    assert {name: value.tolist() for name, value in archives.arrays(tmp_path / "a.npz").items()} == {
+    assert npz_weights.options(tmp_path / "a.npz") == {"model": "resnet"}
+    assert {name: value.tolist() for name, value in npz_weights.arrays(tmp_path / "a.npz").items()} == {
         "all/a/kernel": [[1.0] * 3] * 2
     }
-    archives.write(tmp_path / "a.npz", values, {"model": "resnet"})
+    npz_weights.write(tmp_path / "a.npz", values, {"model": "resnet"})
     assert (tmp_path / "a.npz").read_bytes() == first
     np.savez(tmp_path / "plain.npz", **values)
-    assert archives.options(tmp_path / "plain.npz") == {}
+    assert npz_weights.options(tmp_path / "plain.npz") == {}
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path):
@@ -259,8 +259,8 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path):
             return (Path.touch, (tmp_path / "sprung",))
 
     np.savez(tmp_path / "trap.npz", a=np.array([Trap()], object))
-    with pytest.raises(archives.ArchiveError):
-        archives.arrays(tmp_path / "trap.npz")
+    with pytest.raises(npz_weights.NpzError):
+        npz_weights.arrays(tmp_path / "trap.npz")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -369,17 +369,15 @@ def test_predict_needs_weights_and_photographs(drawn):
 
 
 def test_the_recorded_options_are_those_of_the_network():
-    recorded = archives.options(archives.BUNDLED["efficientnet-lite0"])
+    recorded = npz_weights.options(npz_weights.BUNDLED["efficientnet-lite0"])
     assert {name: recorded[name] for name in LITE} == LITE
     assert recorded["symmetric_input"] is True
     assert json.loads(json.dumps(recorded)) == recorded
 
 
-def test_an_archive_error_is_a_checkpoint_error(tmp_path):
-    from harness.checkpoints.checkpoints import Checkpoint, read
-
+def test_a_missing_file_of_weights_is_a_checkpoint_error(tmp_path):
     with pytest.raises(CheckpointError, match="no such file"):
-        read(Checkpoint(str(tmp_path / "x.npz"), -1))
+        read.tensors(Checkpoint(str(tmp_path / "x.npz"), -1))
 
 
 def test_photographs_are_prepared_without_notices_of_tensorflow(monkeypatch):

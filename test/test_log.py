@@ -19,29 +19,29 @@ from runs import succeed
 import log
 from base.storage import tables
 from base.storage.tables import Due
-from harness.checkpoints import checkpoints, manifests
-from harness.checkpoints.checkpoints import CheckpointError
+from harness.checkpoints import find, manifest, saved_state, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.processes.team import Team
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 from harness.training import start
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
 
 ROOT = Path(__file__).resolve().parent.parent
-HORIZON = Horizon.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)
+LENGTH = TrainingLength.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)
 
 
 def collect(pieces: list[tuple[int, int]], interrupt_after: int | None = None) -> list[dict[str, float]]:
     """The rows of a run done in these pieces, with a save and a reload after one of them."""
-    meter = Meter(HORIZON, 1, float, {})
+    meter = Meter(LENGTH, 1, float, {})
     rows = []
     for number, (first, end) in enumerate(pieces):
         meter.add([1.0 / (i + 1) for i in range(first, end)], [0.1] * (end - first), seconds=0.5)
-        if end == HORIZON.grid_end(first):
+        if end == LENGTH.grid_end(first):
             meter.end_host_step()
             rows.append(meter.row(end))
         if number == interrupt_after:
-            meter = Meter(HORIZON, 1, float, json.loads(json.dumps(meter.state())))
+            meter = Meter(LENGTH, 1, float, json.loads(json.dumps(meter.state())))
     return rows
 
 
@@ -55,12 +55,13 @@ def test_rows_do_not_depend_on_where_a_run_was_stopped():
     assert whole[2]["loss_batch"] == pytest.approx(sum(1 / i for i in range(11, 16)) / 5)
     assert whole[2]["train_acc_batch"] == pytest.approx(10)
     assert whole[2]["lr"] == 14  # of the last update
-    assert [replace(HORIZON, tells_first=True).told(end) for end in (5, 7, 15)] == [0, 5, 10]  # as the first releases had it
+    early = replace(LENGTH, logs_first_rate=True)  # as the first releases had it
+    assert [early.logged_update(end) for end in (5, 7, 15)] == [0, 5, 10]
     assert pieced[-1]["total_time"] == 2.5
 
 
 def test_speed_leaves_the_first_call_of_a_process_out():
-    meter = Meter(HORIZON, 1, float, {})
+    meter = Meter(LENGTH, 1, float, {})
     meter.add([1.0] * 5, [0.0] * 5, seconds=100.0)
     meter.end_host_step()
     assert meter.row(5)["it_time"] == 20
@@ -225,20 +226,20 @@ def test_what_vouches_for_a_state(tmp_path):
     """Its digest, or a manifest that is of it."""
     state = {"iteration": 1, "host_steps": 700, "training.csv": {}}
     for name in ("digest", "manifest", "neither"):
-        found = checkpoints.at(tmp_path / name, 1)
+        found = Checkpoint.at(tmp_path / name, 1)
         touch(tmp_path / name, "ckpt-1.index")
-        digest = {"digest": checkpoints._digest(state)} if name == "digest" else {}
+        digest = {"digest": saved_state._digest(state)} if name == "digest" else {}
         found.state_path.write_text(json.dumps({**state, **digest}))
         if name != "digest":
-            manifests.write(Path(found.prefix))
+            manifest.write(Path(found.prefix))
         if name == "neither":
             found.state_path.write_text(json.dumps(state, indent=1))
-        assert checkpoints.states(tmp_path / name, found) == [
+        assert saved_state.way_to(tmp_path / name, found) == [
             (1, state | {tables.DOUBTED: True} if name == "neither" else state)
         ]
-        horizon = Horizon.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
+        length = TrainingLength.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
         job = Job(
-            SimpleNamespace(horizon=horizon, step_increment=1), Team(), tmp_path, log.RunLog(tmp_path / name, console=False)
+            SimpleNamespace(length=length, step_increment=1), Team(), tmp_path, log.RunLog(tmp_path / name, console=False)
         )
         steps = start.meter_state(job, found, state)["host_steps"]
         assert steps == (1 if name == "neither" else 700)
@@ -250,8 +251,8 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
     found = {"iterations": 40, "logs_per_epoch": 10, "batches_per_step": 5, "ckpts_per_epoch": 2, "epochs_per_ckpt": 0}
     data = SimpleNamespace(spec=SimpleNamespace(train_images=100, validation_images=10))
     asked = SimpleNamespace(checkpoint=SimpleNamespace(validation=True))
-    now = Horizon.of(images=100, global_batch=2, iterations=60, log_freq=1)
-    call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, horizon=now)
+    now = TrainingLength.of(images=100, global_batch=2, iterations=60, log_freq=1)
+    call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, length=now)
     for validated in (True, False):
         (tmp_path / "arguments.json").write_text(json.dumps({**found, "validation": validated}))
         due = {name: due().points for name, due in start.rows_due(call, tmp_path).items()}
@@ -318,16 +319,16 @@ def test_a_last_row_that_was_cut_short_is_told_of_unless_it_comes_again(ends_aft
 
 
 def test_the_meter_goes_on_from_the_rows_where_the_state_is_lost():
-    whole = Meter(HORIZON, 2, float, {})
+    whole = Meter(LENGTH, 2, float, {})
     rows = []
     for first, end in [(0, 5), (5, 10), (10, 15)]:
         whole.add([1.0 / (i + 1) for i in range(first, end)], [0.1] * 5, seconds=0.5)
         whole.end_host_step()
         rows.append({name: str(value) for name, value in whole.row(end).items()})
-    rebuilt, state = state_of_rows(rows, HORIZON, 2, 15), whole.state()
+    rebuilt, state = state_of_rows(rows, LENGTH, 2, 15), whole.state()
     np.testing.assert_allclose(rebuilt.pop("window"), state.pop("window"), rtol=1e-15)
     assert rebuilt == state
-    assert state_of_rows(rows, HORIZON, 2, 25)["host_steps"] == 5 and state_of_rows([], HORIZON, 2, 25)["host_steps"] == 5
+    assert state_of_rows(rows, LENGTH, 2, 25)["host_steps"] == 5 and state_of_rows([], LENGTH, 2, 25)["host_steps"] == 5
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -339,20 +340,20 @@ def touch(folder: Path, *names: str) -> None:
 def test_checkpoints_of_a_folder(tmp_path):
     touch(tmp_path, "ckpt-5.index", "ckpt-40.index", "ckpt-100.index", "ckpt-100.data-00000-of-00001", "ckpt-x.index",
           "ckpt/weight_avg_exp_0.97.index")  # fmt: skip
-    assert [found.iteration for found in checkpoints.select(tmp_path)] == [5, 40, 100, -1]
-    assert [found.name for found in checkpoints.select(tmp_path)][-1] == "weight_avg_exp_0.97"
-    assert checkpoints.numbered(tmp_path)[-1].iteration == 100
-    assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-40")] == [40]
-    assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-40.index")] == [40]
-    assert [found.iteration for found in checkpoints.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
-    assert checkpoints.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].iteration == -1
-    assert checkpoints.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
-    assert checkpoints.run_folder(tmp_path / "ckpt-40") == tmp_path
+    assert [found.iteration for found in find.select(tmp_path)] == [5, 40, 100, -1]
+    assert [found.name for found in find.select(tmp_path)][-1] == "weight_avg_exp_0.97"
+    assert find.numbered(tmp_path)[-1].iteration == 100
+    assert [found.iteration for found in find.select(tmp_path / "ckpt-40")] == [40]
+    assert [found.iteration for found in find.select(tmp_path / "ckpt-40.index")] == [40]
+    assert [found.iteration for found in find.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
+    assert find.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].iteration == -1
+    assert find.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
+    assert find.run_folder(tmp_path / "ckpt-40") == tmp_path
 
 
 def test_keeping_the_newest(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
-    checkpoints.tidy(tmp_path, checkpoints.at(tmp_path, 30), 2, lambda iteration: True)
+    write.tidy(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
     )
@@ -363,15 +364,15 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
     (tmp_path / "ckpt-17.state.json").write_text("{")
-    checkpoints.tidy(tmp_path, checkpoints.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
-    assert [checkpoint.iteration for checkpoint in checkpoints.numbered(tmp_path)] == [0, 10, 13, 17, 20]
+    write.tidy(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
+    assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 
 @pytest.mark.parametrize("name", ["", "ckpt-7", "nowhere/ckpt"])
 def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
     with pytest.raises(CheckpointError, match="--restore-path .* (no checkpoint|no such folder)"):
-        checkpoints.select(tmp_path / name if name else tmp_path)
+        find.select(tmp_path / name if name else tmp_path)
 
 
 def test_standard_error_stays_empty_while_tensorflow_starts():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import LR_Schedules
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 from LR_Schedules import cosine, exponential, polynomial_decay_lr, stepped
-from LR_Schedules._warmup import RateHorizon, warmup_iterations
+from LR_Schedules._warmup import ScheduledRun, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {
@@ -21,33 +21,31 @@ NEEDED = {
 }
 
 
-def horizon(peak=1.0, iterations=1000, epochs=100.0, iterations_per_epoch=None):
+def scheduled(peak=1.0, iterations=1000, epochs=100.0, iterations_per_epoch=None):
     per_epoch = iterations_per_epoch or max(1, int(iterations / epochs))
     exact = Fraction(str(epochs))
-    return RateHorizon(peak=peak, iterations=iterations, epochs=exact, iterations_per_epoch=per_epoch,
+    return ScheduledRun(peak=peak, iterations=iterations, epochs=exact, iterations_per_epoch=per_epoch,
                        epochs_per_update=exact / iterations)  # fmt: skip
 
 
 def of_data(images, batch, peak=1.0, **length):
-    """The horizon of a run on so many images."""
-    run = Horizon.of(images=images, global_batch=batch, **length)
-    return RateHorizon(peak=peak, iterations=run.iterations, epochs=run.exact_epochs,
-                       iterations_per_epoch=run.iterations_per_epoch, epochs_per_update=run.epochs_per_update)  # fmt: skip
+    """A run on so many images."""
+    return TrainingLength.of(images=images, global_batch=batch, **length).scheduled(peak)
 
 
 def rate(name, where=None, **options):
     plugin = importlib.import_module(f"LR_Schedules.{name}")
-    return plugin.build(plugin.Options(**{**NEEDED.get(name, {}), **options}), where or horizon())
+    return plugin.build(plugin.Options(**{**NEEDED.get(name, {}), **options}), where or scheduled())
 
 
 # ResNet-20 on CIFAR: 32 × 2^-6, 160 epochs of 1562.5 updates
-RESNET20 = horizon(32 * 2**-6, 250_000, 160.0, 1562)
+RESNET20 = scheduled(32 * 2**-6, 250_000, 160.0, 1562)
 # ResNet-50, momentum, batch 1024: 2^-11 × 1024; EfficientNet, RMSprop, batch 768: 2^-14 × 768
-RESNET50 = horizon(1024 * 2**-11, 125_113, 100.0, 1251)
-EFFICIENTNET = horizon(768 * 2**-14, 583_865, 350.0, 1668)
+RESNET50 = scheduled(1024 * 2**-11, 125_113, 100.0, 1251)
+EFFICIENTNET = scheduled(768 * 2**-14, 583_865, 350.0, 1668)
 # Fine-tuning, batch 512, exponent -11, on 10,000 pictures; EfficientNet-B4, LARS: 2^-9.5 × 6144
-FINE_TUNE = horizon(512 * 2**-11, 390, 20.0, 19)
-B4_LARS = horizon(6144 * 2**-9.5, 72_983, 350.0, 208)
+FINE_TUNE = scheduled(512 * 2**-11, 390, 20.0, 19)
+B4_LARS = scheduled(6144 * 2**-9.5, 72_983, 350.0, 208)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +71,21 @@ B4_LARS = horizon(6144 * 2**-9.5, 72_983, 350.0, 208)
         ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 7298, 8.48528137 * 7298 / 14_596),
         ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 14_596, 8.48528137),
         ("polynomial_decay_lr", B4_LARS, {"warmup_epochs": 70}, 72_983, 8.48528137e-5),
-        ("polynomial_decay_lr", horizon(), {"warmup_epochs": 20}, 600, 0.25 * (1 - 1e-5) + 1e-5),
-        ("polynomial_decay_lr", horizon(), {"warmup_epochs": 0, "poly_lr_decay_power": 1.0}, 250, 0.75 + 0.25e-5),
-        ("polynomial_decay_lr", horizon(4.588), {"abs_end_learning_rate": 1e-4}, 1000, 1e-4),
-        ("polynomial_decay_lr", horizon(4.588), {"abs_end_learning_rate": 0.0}, 1000, 0.0),
-        ("polynomial_decay_lr", horizon(), {}, 1500, 1e-5),
-        ("polynomial_decay_lr", horizon(), {"warmup_epochs": 20, "poly_lr_decay_steps": 600}, 400, 0.25 * (1 - 1e-5) + 1e-5),
-        ("polynomial_decay_lr", horizon(), {"poly_lr_decay_steps": 600}, 700, 1e-5),
-        ("stepped", horizon(), {"learning_rate_schedule": "1"}, 999, 1.0),
-        ("stepped", horizon(), {"learning_rate_schedule": "0.5,1"}, 999, 0.1),
+        ("polynomial_decay_lr", scheduled(), {"warmup_epochs": 20}, 600, 0.25 * (1 - 1e-5) + 1e-5),
+        ("polynomial_decay_lr", scheduled(), {"warmup_epochs": 0, "poly_lr_decay_power": 1.0}, 250, 0.75 + 0.25e-5),
+        ("polynomial_decay_lr", scheduled(4.588), {"abs_end_learning_rate": 1e-4}, 1000, 1e-4),
+        ("polynomial_decay_lr", scheduled(4.588), {"abs_end_learning_rate": 0.0}, 1000, 0.0),
+        ("polynomial_decay_lr", scheduled(), {}, 1500, 1e-5),
+        (
+            "polynomial_decay_lr",
+            scheduled(),
+            {"warmup_epochs": 20, "poly_lr_decay_steps": 600},
+            400,
+            0.25 * (1 - 1e-5) + 1e-5,
+        ),
+        ("polynomial_decay_lr", scheduled(), {"poly_lr_decay_steps": 600}, 700, 1e-5),
+        ("stepped", scheduled(), {"learning_rate_schedule": "1"}, 999, 1.0),
+        ("stepped", scheduled(), {"learning_rate_schedule": "0.5,1"}, 999, 0.1),
     ],
 )
 def test_worked_values(name, where, options, i, expected):
@@ -102,7 +106,7 @@ def test_worked_values(name, where, options, i, expected):
     ],
 )
 def test_a_rate_is_the_shortest_decimal_of_the_exact_product(name, options, i, cell):
-    assert str(rate(name, horizon(0.5), **options)(i)) == cell
+    assert str(rate(name, scheduled(0.5), **options)(i)) == cell
 
 
 def test_drops_are_counted_by_exact_epochs():
@@ -124,7 +128,7 @@ def test_drops_are_counted_by_exact_epochs():
     ("exponential", {"lr_drops": 0, "warmup_epochs": 0.29}, 29),
 ])  # fmt: skip
 def test_no_floor_falls_below_a_whole_number(name, options, first):
-    one = rate(name, horizon(iterations=100, epochs=1.0), **options)
+    one = rate(name, scheduled(iterations=100, epochs=1.0), **options)
     expected = (1.0, 0.1) if name == "stepped" else (28 / 29, 1.0)
     assert (one(first - 1), one(first)) == pytest.approx(expected)
 
@@ -132,13 +136,13 @@ def test_no_floor_falls_below_a_whole_number(name, options, first):
 @pytest.mark.parametrize(("iterations", "warmup"), [(10, 0.1), (100, 0.7), (350, 3.5)])
 def test_a_warm_up_as_long_as_the_run_has_its_last_update(iterations, warmup):
     """10 x 0.1 // 0.1 is 9 in floats."""
-    assert warmup_iterations(horizon(iterations=iterations, epochs=warmup), warmup) == iterations
+    assert warmup_iterations(scheduled(iterations=iterations, epochs=warmup), warmup) == iterations
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_value_ignores_earlier_calls(name):
     """A schedule that remembered its drops gave a resumed run another rate than the unbroken one."""
-    where = horizon(iterations=500, epochs=50.0)
+    where = scheduled(iterations=500, epochs=50.0)
     in_order = [rate(name, where)(i) for i in range(500)]
     shuffled, one = random.Random(5).sample(range(500), 500), rate(name, where)
     assert {i: one(i) for i in shuffled} == dict(enumerate(in_order))
@@ -152,7 +156,7 @@ def test_value_ignores_earlier_calls(name):
 )
 def test_length_of_the_warmup(name, warmup):
     """1,000 updates in 64 epochs: 1000 × 5 ÷ 64 = 78; exponential counts whole epochs of 15 updates."""
-    where = horizon(iterations=1000, epochs=64.0)
+    where = scheduled(iterations=1000, epochs=64.0)
     with_ramp, bare = rate(name, where), rate(name, where, warmup_epochs=0)
     shape = (lambda i: 1.0) if name == "polynomial_decay_lr" else bare  # only the polynomial's own curve starts later
     assert [with_ramp(i) for i in range(warmup)] == pytest.approx([i / warmup * shape(i) for i in range(warmup)])
@@ -163,14 +167,14 @@ def test_length_of_the_warmup(name, warmup):
 @pytest.mark.parametrize("iterations, epochs", [(1, 0.01), (10, 0.1), (10, 5.0), (10, 5.1), (3, 100.0)])
 @pytest.mark.parametrize("warmup_epochs", [0, 0.03, 5, 1000.0])
 def test_any_length_of_run_and_warmup(name, iterations, epochs, warmup_epochs):
-    one = rate(name, horizon(1.0, iterations, epochs), warmup_epochs=warmup_epochs)
+    one = rate(name, scheduled(1.0, iterations, epochs), warmup_epochs=warmup_epochs)
     assert all(0 <= one(i) <= 1 for i in range(iterations + 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_peak_is_a_factor(name):
     # The absolute end value of the polynomial is not given, so everything scales.
-    assert rate(name, horizon(8.0))(700) == pytest.approx(8 * rate(name, horizon(1.0))(700))
+    assert rate(name, scheduled(8.0))(700) == pytest.approx(8 * rate(name, scheduled(1.0))(700))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +196,7 @@ def test_fractions_are_checked(text):
 )
 def test_missing_values_are_named(plugin, options, named):
     with pytest.raises(ValueError, match=named):
-        plugin.build(plugin.Options(**options), horizon())
+        plugin.build(plugin.Options(**options), scheduled())
 
 
 @pytest.mark.parametrize(
@@ -214,9 +218,9 @@ def test_values_out_of_range(plugin, options):
 
 
 @pytest.mark.parametrize("name, value", [("peak", 0.0), ("iterations", 0), ("epochs", -1.0), ("peak", math.nan)])
-def test_horizon_is_checked(name, value):
+def test_scheduled_run_is_checked(name, value):
     with pytest.raises(ValueError, match=name):
-        dataclasses.replace(horizon(), **{name: value})
+        dataclasses.replace(scheduled(), **{name: value})
 
 
 @pytest.mark.parametrize("name", NAMES)

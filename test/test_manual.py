@@ -18,7 +18,8 @@ from base.errors import OptionError
 from base.process import command_line
 from harness.commands import cli, gc_profile
 from harness.processes import launch, poprun_options
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")

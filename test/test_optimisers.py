@@ -10,9 +10,9 @@ from runs import run, succeed, variables
 from base.errors import OptionError
 from emulator.program.executor import new_graph, session_config
 from harness.commands import cli
-from harness.options.rules import rmsprop_decay
+from harness.options.update_rules import rmsprop_decay
 from harness.programs import optimisers
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"
 RATES = "--abs-learning-rate 0.02 --warmup-epochs 0 --learning-rate-decay 1 --weight-decay 1e-3"

@@ -23,7 +23,8 @@ from emulator.plan.trace import CountingLayers
 from harness.commands import cli
 from harness.options.catalogue import Option, section_options
 from harness.options.sections import SECTIONS
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 from Models import _segments
 
 HERE = Path(__file__).parent
@@ -202,7 +203,7 @@ IMAGENET = BASE.replace("cifar-10", "imagenet")
 EFFICIENT = BASE + " --model efficientnet"
 GROUPED = BASE + " --group-norm"
 STAGED = BASE + " --shards 2 --pipeline-splits b2/1/relu --gradient-accumulation-count 8 --fold 1"
-LENGTH = {"horizon", "rates"}
+LENGTH = {"length", "rates"}
 NORM = {"layers", "variables"}
 PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "model": (BASE, "--model resnext --micro-batch-size 32", {"layers", "variables", "name"}),
@@ -212,7 +213,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "num_classes": (IMAGENET, "--num-classes 10", {"data", "layers", "variables"}),
     "eight_bit_io": (BASE, "--eight-bit-io", {"request"}),
     "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "variables"}),
-    "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "horizon", "rates"}),
+    "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "length", "rates"}),
     "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request"}),
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
     "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
@@ -228,9 +229,9 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "iterations": (BASE, "--iterations 100", {"plan", *LENGTH}),
     "base_learning_rate_exponent": (BASE, "--base-learning-rate-exponent -11", {"peak", "rates"}),
     "abs_learning_rate": (BASE, "--abs-learning-rate 0.125", {"peak", "rates"}),
-    "ckpts_per_epoch": (BASE, "--ckpts-per-epoch 0", {"horizon"}),
-    "epochs_per_ckpt": (BASE, "--epochs-per-ckpt 3", {"horizon"}),
-    "ckpt_epochs_offset": (BASE, "--ckpt-epochs-offset 9.5", {"horizon"}),
+    "ckpts_per_epoch": (BASE, "--ckpts-per-epoch 0", {"length"}),
+    "epochs_per_ckpt": (BASE, "--epochs-per-ckpt 3", {"length"}),
+    "ckpt_epochs_offset": (BASE, "--ckpt-epochs-offset 9.5", {"length"}),
     "valid_batch_size": (BASE, "--valid-batch-size 5", {"validation batch"}),
     "shards": (BASE, "--shards 2", {"plan", "stages"}),
     "pipeline": (STAGED, "--pipeline", {"plan", "name"}),
@@ -245,14 +246,14 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "fold": (BASE + " --gradient-accumulation-count 4", "--fold 2", {"plan"}),
     "fold_memory": (BASE + " --gradient-accumulation-count 4", "--fold-memory 1", {"plan"}),
     "replicas": (BASE, "--replicas 3", {"plan", "peak", "name", *LENGTH}),
-    "batches_per_step": (BASE, "--batches-per-step 20", {"plan", "horizon"}),
+    "batches_per_step": (BASE, "--batches-per-step 20", {"plan", "length"}),
     "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name", "plan"}),
     "seed": (BASE.replace("--seed 7", ""), "--seed 8", {"seed", "request"}),
     "stable_norm": (GROUPED, "--stable-norm", {"layers"}),
     "force_unstable_norm": (GROUPED + " --stable-norm", "--force-unstable-norm", {"layers"}),
     "name_suffix": (BASE, "--name-suffix second", {"name"}),
-    "logs_per_epoch": (BASE, "--logs-per-epoch 2", {"plan", "horizon"}),
-    "log_freq": (BASE, "--log-freq 7", {"plan", "horizon"}),
+    "logs_per_epoch": (BASE, "--logs-per-epoch 2", {"plan", "length"}),
+    "log_freq": (BASE, "--log-freq 7", {"plan", "length"}),
     **{
         f"{model}/{name}": (f"{BASE} --model {model} {rest}", words, changes)
         for model in ("resnet", "resnext")
@@ -306,7 +307,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
         ]
     },
     **{  # also the rate that the curve begins with, and of which update a log row tells it
-        f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates", "peak", "horizon"})
+        f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates", "peak", "length"})
         for name, words in [
             ("poly_lr_early", "--poly-lr-early"),
             ("poly_lr_decay_steps", "--poly-lr-decay-steps 20000"),
@@ -484,8 +485,8 @@ def fingerprint(words: str) -> dict[str, object]:
     spy = Spy()
     shape = type(run.trace.operations[0].source)(run.image_size, run.image_size, 3)
     _segments.run(run.segments, spy, shape)
-    horizon = run.horizon
-    points = sorted({0, 1, 50, 300, 1500, 3000, 30_000, *(horizon.iterations * k // 20 for k in range(21))})
+    length = run.length
+    points = sorted({0, 1, 50, 300, 1500, 3000, 30_000, *(length.iterations * k // 20 for k in range(21))})
     return {
         "data": (type(run.source), run.source.spec),
         "image size": run.image_size,
@@ -493,7 +494,7 @@ def fingerprint(words: str) -> dict[str, object]:
         "variables": [dataclasses.astuple(variable) for variable in run.trace.variables],
         "plan": dataclasses.replace(run.plan, stages=()),
         "stages": run.plan.stages if "--shards" in words or "--pipeline-splits" in words else None,
-        "horizon": horizon,
+        "length": length,
         "peak": run.peak_rate,
         "rates": [run.rate(i) for i in points],
         "seed": run.seed,

@@ -24,7 +24,7 @@ from emulator.program.cells import Cells, StageOrder
 from emulator.program.executor import new_graph, session_config
 from emulator.program.stages import Network, chunks
 from harness.commands import cli
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 from Models._layers import NormPolicy, ProxyRule
 
 slow = pytest.mark.slow

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from base.process import command_line, quiet
-from harness.checkpoints import averages, checkpoints
+from harness.checkpoints import averages, find, read
+from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import gc_profile
 from harness.reports import mlperf, profile
 from log import LogError, RunLog, new_run_folder
@@ -97,13 +98,13 @@ def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch,
         new_run_folder("name", "logs", None, keep=False)
 
 
-@pytest.mark.parametrize("look", [checkpoints.latest, checkpoints.select, checkpoints.initial, averages.found])
+@pytest.mark.parametrize("look", [read.latest, find.select, read.initial, averages.candidates])
 def test_a_folder_of_another_user_is_not_called_empty(monkeypatch, tmp_path, look):
     def forbidden(path: object = ".") -> list[str]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "listdir", forbidden)  # who is root may look everywhere
-    with pytest.raises(checkpoints.CheckpointError, match="cannot be read: Permission denied"):
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
         look(tmp_path)
 
 
@@ -121,7 +122,6 @@ def test_a_log_on_a_full_disk_is_named(tmp_path):
 OPENING = """
 import os, sys
 from base.process import command_line, quiet
-from harness.checkpoints import averages, checkpoints
 
 def main(words):
     with open(words[0], "wb") as file:

@@ -23,7 +23,7 @@ from emulator.program.executor import Profile
 from harness.commands import cli, gc_profile
 from harness.programs.build import training_program
 from harness.reports import timeline
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"

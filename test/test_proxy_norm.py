@@ -15,7 +15,8 @@ from emulator.layers import proxy_norm
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.program.executor import TrainingProgram, new_graph
 from harness.commands import cli
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 from Models._layers import NormPolicy, ProxyRule
 
 CHANNELS = 6

@@ -22,7 +22,7 @@ from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, idx, tfrecord
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
-from harness.checkpoints import bundles
+from harness.checkpoints import tensor_bundle
 from tools.datasets import listings
 
 SETTINGS = settings(
@@ -154,15 +154,15 @@ def listed(pairs: list[tuple[int, bytes, bytes]]) -> bytes:
         return place
 
     places = block([]) + block([(0, b"z", block([(0, b"", part(1, 1)), *pairs]))])
-    return content + places.ljust(40, b"\0") + bundles._MAGIC
+    return content + places.ljust(40, b"\0") + tensor_bundle._MAGIC
 
 
 def tensors_of(folder: Path, content: bytes) -> dict[str, np.ndarray] | None:
     """What is read where this is the list; nothing but Damaged is raised, and its shapes are those of the tensors."""
     (folder / "x.index").write_bytes(content)
     (folder / "x.data-00000-of-00001").write_bytes(bytes(8))
-    shapes = bundles.shapes(folder / "x.index")
-    found = bundles.tensors(folder / "x.index")
+    shapes = tensor_bundle.shapes(folder / "x.index")
+    found = tensor_bundle.tensors(folder / "x.index")
     assert found is None or shapes == {name: value.shape for name, value in found.items()}
     return found
 
@@ -193,7 +193,7 @@ def test_a_list_of_tensors_that_cannot_be(case, tmp_path):
     pairs, said = NO_LISTS[case]
     tracemalloc.start()
     try:
-        with pytest.raises(bundles.Damaged, match=said):
+        with pytest.raises(tensor_bundle.Damaged, match=said):
             tensors_of(tmp_path, listed(pairs))
         assert tracemalloc.get_traced_memory()[1] < 48 << 20
     finally:
@@ -207,7 +207,10 @@ def test_damaged_messages_of_tensors(tmp_path, pytestconfig):
         return listed([(0, b"w", fuzzing.damaged(rng, entry(1, 2)))])
 
     count = fuzzing.rounds(1500, 20_000, pytestconfig)
-    assert fuzzing.hold("messages of tensors", count, make, lambda given: tensors_of(tmp_path, given), bundles.Damaged) > 0
+    assert (
+        fuzzing.hold("messages of tensors", count, make, lambda given: tensors_of(tmp_path, given), tensor_bundle.Damaged)
+        > 0
+    )
 
 
 # --- the small files beside them ---

@@ -32,7 +32,9 @@ from harness.commands import cli
 from harness.options import configs
 from harness.options.releases import version
 from harness.options.sources import DEFAULT_CONFIG_PATH
-from harness.run.run import Run, arguments, prepare
+from harness.run.arguments import arguments
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 pytestmark = pytest.mark.usefixtures("read_once")
 
@@ -145,7 +147,7 @@ def test_meme(kind, size, micro, shards, replicas, count, splits):
     assert cuts(run) == list(splits) and len(plan.stages) == int(shards)
     assert run.image_size == (HALF_SIDES if kind.endswith("Half") else SIDES)[size]
     assert run.peak_rate == 768 * 2.0**-14 == 0.046875
-    assert run.horizon.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
+    assert run.length.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
     assert plan.precision.name == ("16.16" if (size, kind) == ("B5", "G1-GN-Native") else "16.32")
     assert plan.precision.fp32_copy == ((size, kind) == ("B5", "G1-GN-Native")) and plan.precision.stochastic == "off"
     model = options.model
@@ -176,7 +178,7 @@ def test_application(name):
     assert run.plan.global_batch == batch
     expected = batch * 2.0 ** float(rate[1:]) if rate.startswith("^") else float(rate)
     assert run.peak_rate == pytest.approx(expected, rel=1e-12)
-    assert run.horizon.epochs == epochs and run.horizon.iterations == int(Fraction(IMAGES) * epochs // batch)
+    assert run.length.epochs == epochs and run.length.iterations == int(Fraction(IMAGES) * epochs // batch)
     assert cuts(run) == splits.split() and run.plan.schedule == order
     assert run.plan.precision.name == precision and run.options.training.optimiser == optimiser
     training = run.options.training
@@ -186,7 +188,7 @@ def test_application(name):
     else:
         assert training.weight_decay == (2.5e-5 if "mlperf" in name else 1e-5 if "efficientnet" in name else 1e-4)
     assert run.options.main.lr_schedule == schedule
-    assert max(run.rate(i) for i in range(0, run.horizon.iterations, 97)) <= expected * (1 + 1e-9)
+    assert max(run.rate(i) for i in range(0, run.length.iterations, 97)) <= expected * (1 + 1e-9)
 
 
 # Every option of every block, release by release. What a block does not give has its default.
@@ -287,8 +289,8 @@ def test_the_large_batch_is_the_same_training_on_every_system():
 
 def test_mlperf_ends_its_rates_where_it_should():
     run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data")
-    assert run.rate(run.horizon.iterations) == pytest.approx(1e-4)
-    assert run.rate(run.horizon.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
+    assert run.rate(run.length.iterations) == pytest.approx(1e-4)
+    assert run.rate(run.length.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
     assert run.plan.span == 2 and run.channels == 4 and run.options.logging.mlperf_logging
 
 

@@ -17,7 +17,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness.checkpoints import checkpoints
+from harness.checkpoints import find
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = (
@@ -29,7 +29,7 @@ HOPELESS = ("--abs-learning-rate", 1e25, "--warmup-epochs", 0)
 
 
 def numbers(folder: Path) -> list[int]:
-    return [checkpoint.iteration for checkpoint in checkpoints.numbered(folder)]
+    return [checkpoint.iteration for checkpoint in find.numbered(folder)]
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from runs import assert_same_bits, run, succeed, timeless, variables
 import train
 from base.process.early import BEFORE
 from base.process.signals import Lasting, Signals, StopRequest
-from harness.checkpoints import checkpoints
-from harness.checkpoints.saving import Writer
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.write import Writer
 from harness.processes.team import Team
 from harness.programs import compiling, executables
 from harness.run.cluster import ALONE
@@ -149,7 +149,7 @@ def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypat
 
 def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path, capsys):
     """And not what else lies in the folder, such as a damaged checkpoint that was left out."""
-    Path(checkpoints.at(tmp_path, 6).prefix + ".index").touch()
+    Path(Checkpoint.at(tmp_path, 6).prefix + ".index").touch()
     logging = SimpleNamespace(logs=True, logs_path=None)
     stopped = SimpleNamespace(options=SimpleNamespace(logging=logging), cluster=ALONE)
     none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"

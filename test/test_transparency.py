@@ -24,7 +24,8 @@ from emulator.program.executor import TrainingProgram
 from harness.commands import cli
 from harness.programs import build
 from harness.programs.build import training_program
-from harness.run.run import Run, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 
 UPDATES = 9
 IMAGES = 100  # 9 updates of 48 samples are more than four epochs

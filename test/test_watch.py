@@ -13,7 +13,7 @@ from emulator.layers.watch import GradientWatch
 from emulator.program.executor import new_graph
 from harness.commands import cli
 from harness.programs.build import training_program, validation_program
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 from harness.training import gradients
 
 BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation"

@@ -22,8 +22,8 @@ from base import bounds
 from base.errors import DataError
 from base.process import command_line
 from Datasets.formats import conversion_info
-from harness.checkpoints import archives
-from harness.checkpoints.archives import ArchiveError
+from harness.checkpoints import npz_weights
+from harness.checkpoints.npz_weights import NpzError
 from tools import compare_runs, foreign, import_weights, weight_files
 from tools.datasets import shard_writer
 from tools.foreign import ForeignError
@@ -124,13 +124,13 @@ SETTINGS = {
 @pytest.mark.parametrize("case", NPZ)
 def test_archives_that_lie(tmp_path, case):
     content, said = NPZ[case]
-    assert said in refused(archives.arrays, tmp_path / "a.npz", content)
+    assert said in refused(npz_weights.arrays, tmp_path / "a.npz", content)
 
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_recorded_options_that_are_none(tmp_path, case):
     entry, said = SETTINGS[case]
-    assert said in refused(archives.options, tmp_path / "a.npz", zipped(a=npy(KERNEL), options=entry))
+    assert said in refused(npz_weights.options, tmp_path / "a.npz", zipped(a=npy(KERNEL), options=entry))
 
 
 def refused(read, path: Path, content: bytes) -> str:
@@ -138,7 +138,7 @@ def refused(read, path: Path, content: bytes) -> str:
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        with pytest.raises((ArchiveError, ImportFailure, ForeignError)) as caught:
+        with pytest.raises((NpzError, ImportFailure, ForeignError)) as caught:
             read(path)
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
@@ -154,12 +154,12 @@ def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
     }  # fmt: skip
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", options=OPTIONS, **values)
-        found = archives.arrays(tmp_path / "a.npz")
+        found = npz_weights.arrays(tmp_path / "a.npz")
         assert found.keys() == values.keys()
         for name, value in values.items():
             np.testing.assert_array_equal(found[name], value)
             assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
-        assert archives.options(tmp_path / "a.npz") == {"asked": {"model": "resnet"}}
+        assert npz_weights.options(tmp_path / "a.npz") == {"asked": {"model": "resnet"}}
 
 
 def test_what_unpacks_to_more_than_a_network_can_be(tmp_path):
@@ -168,10 +168,10 @@ def test_what_unpacks_to_more_than_a_network_can_be(tmp_path):
     assert len(bomb) < 1 << 17
     claimed = patched(bomb, SIZE, struct.pack("<I", 2**31 - 1))
     assert "unpacks to 2,147,483,647 bytes, and at most 1,073,741,824" in refused(
-        archives.arrays, tmp_path / "a.npz", claimed
+        npz_weights.arrays, tmp_path / "a.npz", claimed
     )
     hidden = patched(bomb, SIZE, struct.pack("<I", len(npy(KERNEL))))
-    assert "cannot be read" in refused(archives.arrays, tmp_path / "a.npz", hidden)
+    assert "cannot be read" in refused(npz_weights.arrays, tmp_path / "a.npz", hidden)
     several = io.BytesIO()
     with zipfile.ZipFile(several, "w") as archive:
         for k in range(3):
@@ -179,7 +179,7 @@ def test_what_unpacks_to_more_than_a_network_can_be(tmp_path):
     for k in range(3):
         at = [i for i in range(len(several.getvalue())) if several.getvalue().startswith(b"PK\1\2", i)][k] + SIZE + 2
         several.getbuffer()[at : at + 4] = struct.pack("<I", 2**29)
-    assert "unpacks to 1,610,612,736 bytes" in refused(archives.arrays, tmp_path / "a.npz", several.getvalue())
+    assert "unpacks to 1,610,612,736 bytes" in refused(npz_weights.arrays, tmp_path / "a.npz", several.getvalue())
 
 
 def test_tables_of_contents_have_a_bound(tmp_path):
@@ -187,20 +187,20 @@ def test_tables_of_contents_have_a_bound(tmp_path):
     with zipfile.ZipFile(many, "w") as archive:
         for k in range(20_000):
             archive.writestr(f"{k}.npy", b"")
-    assert "table of contents" in refused(archives.arrays, tmp_path / "a.npz", many.getvalue())
+    assert "table of contents" in refused(npz_weights.arrays, tmp_path / "a.npz", many.getvalue())
     twice = zipped(a=npy(KERNEL), b=npy(KERNEL)).replace(b"b.npy", b"a.npy")
-    assert "a.npy twice" in refused(archives.arrays, tmp_path / "a.npz", twice)
+    assert "a.npy twice" in refused(npz_weights.arrays, tmp_path / "a.npz", twice)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.h5", "a.whl", "a.pth"])
 def test_pipes_and_folders_are_not_waited_for(tmp_path, name, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     os.mkfifo(tmp_path / name)
-    with pytest.raises((ImportFailure, ArchiveError), match="Is a pipe, not a file"):
+    with pytest.raises((ImportFailure, NpzError), match="Is a pipe, not a file"):
         weight_files.arrays(tmp_path / name)
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
-    with pytest.raises((ImportFailure, ArchiveError), match="Is a directory"):
+    with pytest.raises((ImportFailure, NpzError), match="Is a directory"):
         weight_files.arrays(tmp_path / name)
 
 
@@ -574,11 +574,11 @@ def test_whatever_bytes_there_are(tmp_path, bases, suffix, pytestconfig, monkeyp
             claim(tmp_path)
             return
         if suffix == ".npz":
-            archives.options(path)
+            npz_weights.options(path)
         foreign.identify(weight_files.arrays(path))
 
     count = fuzzing.rounds(*ROUNDS[suffix], pytestconfig)
-    errors = (ArchiveError, ImportFailure, ForeignError, DataError)
+    errors = (NpzError, ImportFailure, ForeignError, DataError)
     assert fuzzing.hold(suffix, count, make, read, errors, MEMORY) > 0
 
 

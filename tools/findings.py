@@ -41,10 +41,10 @@ from base.errors import OptionError
 from base.plugins import ROOT
 from base.process import command_line
 from base.storage import locks
-from harness.checkpoints import checkpoints
+from harness.checkpoints import find
 from harness.commands import cli
 from harness.reports import plot, svg
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 from log import LogError
 
 ONE_DEVICE = ("--shards", "1", "--no-pipeline-splits", "--no-enable-recomputation")
@@ -107,7 +107,7 @@ class Job:
     def _train(self, core: int, folder: Path, config: str, words: Sequence[str]) -> None:
         if _finished(folder):
             return
-        if checkpoints.numbered(folder):
+        if find.numbered(folder):
             _call(core, "restore.py", "--restore-path", folder)
             return
         _clear(folder)

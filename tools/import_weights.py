@@ -34,20 +34,20 @@ sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
 from base.process import command_line  # noqa: E402
-from harness.checkpoints import archives  # noqa: E402
+from harness.checkpoints import npz_weights  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
 from tools.weight_files import ImportFailure  # noqa: E402
 
-WRONG = (ImportFailure, archives.ArchiveError)
+WRONG = (ImportFailure, npz_weights.NpzError)
 
 
 def main(argv: list[str]) -> int:
     """The command line: 0, or one line for a file that is no such thing."""
     arguments = _parse(argv)
-    suffix = "_imported" if arguments.source.suffix == archives.SUFFIX else ""
-    output = arguments.output or Path(f"{arguments.source.stem}{suffix}{archives.SUFFIX}")
-    if output.suffix != archives.SUFFIX:
-        raise ImportFailure(f"--output {output} must end in {archives.SUFFIX}")
+    suffix = "_imported" if arguments.source.suffix == npz_weights.SUFFIX else ""
+    output = arguments.output or Path(f"{arguments.source.stem}{suffix}{npz_weights.SUFFIX}")
+    if output.suffix != npz_weights.SUFFIX:
+        raise ImportFailure(f"--output {output} must end in {npz_weights.SUFFIX}")
     if output.resolve() == arguments.source.resolve():
         raise ImportFailure(f"{output} would be written over itself; give --output another name")
     try:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         values = cast(match.values, arguments.half)
     except (ImportFailure, foreign.ForeignError) as error:
         raise ImportFailure(f"{arguments.source}: {error}") from None
-    archives.write(output, values, options(match, arguments.symmetric_input))
+    npz_weights.write(output, values, options(match, arguments.symmetric_input))
     report(match, output, values)
     return 0
 

@@ -2,7 +2,7 @@
 wheel that holds one.
 
 No code is run, and no link to another file is followed. A file's claims are compared with its bytes, and with
-archives.MOST_BYTES, before memory is taken.
+npz_weights.MOST_BYTES, before memory is taken.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from base import bounds
 from base.fields import brief
 from base.storage import input_files, zips
-from harness.checkpoints import archives
+from harness.checkpoints import npz_weights
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
-MOST_BYTES = archives.MOST_BYTES
+MOST_BYTES = npz_weights.MOST_BYTES
 _LISTED = 1 << 22  # bytes of a .safetensors file that say what it holds
 _DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
@@ -43,7 +43,7 @@ class ImportFailure(Exception):
 def arrays(source: Path) -> dict[str, np.ndarray]:
     """Every array of a file by its name there; ImportFailure, or ArchiveError of a .npz."""
     readers: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
-        archives.SUFFIX: archives.arrays, ".safetensors": _safetensors, ".whl": _wheel,
+        npz_weights.SUFFIX: npz_weights.arrays, ".safetensors": _safetensors, ".whl": _wheel,
         **dict.fromkeys(HDF5, _hdf5), **dict.fromkeys(TORCH, _torch),
     }  # fmt: skip
     read = readers.get(source.suffix)

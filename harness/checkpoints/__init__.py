@@ -1,1 +1,1 @@
-"""Checkpoints: found, read, compared, written, averaged."""
+"""Checkpoints: finding, reading, writing, comparing and averaging them, and the record of a run beside them."""

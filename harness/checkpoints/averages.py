@@ -1,4 +1,4 @@
-"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to the type that it has."""
+"""Averages of a run's checkpoints: every variable, slots too, in float64, cast back to its own type."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from base.storage import files
-from harness.checkpoints import checkpoints, manifests
-from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
+from harness.checkpoints import find, read, write
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, updates
 from harness.options.sections import TrainingOptions
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,45 +20,41 @@ MEAN, EXPONENTIAL = "mean", "exponential"
 Values = dict[str, "np.ndarray"]
 
 
-def found(folder: Path) -> list[Checkpoint]:
-    """Every *ckpt-<n> that lies directly in a folder, in order of n."""
-    checkpoints.require_folder(folder)
-    prefixes = (str(index).removesuffix(".index") for index in checkpoints.indices(folder))
-    counted = ((prefix, manifests.number(Path(prefix).name)) for prefix in prefixes)
-    numbered = [Checkpoint(prefix, number) for prefix, number in counted if number is not None]
+def candidates(folder: Path) -> list[Checkpoint]:
+    """Every *ckpt-<n> directly in a folder, in order of n."""
+    find.require_folder(folder)
+    numbered = [Checkpoint.of_index(index) for index in find.indices(folder) if updates(index.stem) is not None]
     if not numbered:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
     return sorted(numbered, key=lambda checkpoint: (checkpoint.iteration, checkpoint.prefix))
 
 
-def trained(among: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Without the initial weights, ckpt-0."""
-    return [checkpoint for checkpoint in among if checkpoint.iteration > 0]
+def trained(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """The checkpoints without the initial weights, ckpt-0."""
+    return [checkpoint for checkpoint in checkpoints if checkpoint.iteration > 0]
 
 
-def wanted(options: TrainingOptions) -> list[tuple[str, float]]:
-    """The averages to make after training: (name below ckpt/, N or decay)."""
+def requested(options: TrainingOptions) -> list[tuple[str, float]]:
+    """The averages after a training: (name below ckpt/, N or decay)."""
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
     return of_epochs + [(f"weight_avg_exp_{decay:g}", decay) for decay in options.weight_avg_exp]
 
 
 def of_run(
-    folder: Path, name: str, amount: float, horizon: Horizon, finite: bool = True
+    folder: Path, name: str, amount: float, length: TrainingLength, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
-    """Makes one of the `wanted` averages of a finished run's checkpoints; it, how many went into it, and a line on each
-    that is left out: what is damaged, and, with `finite`, what has values that are not."""
-    # where a run was stopped and went on there is one more, which the same run in one go has not
-    used = [
-        checkpoint for checkpoint in trained(checkpoints.numbered(folder)) if horizon.is_checkpoint(checkpoint.iteration)
-    ]
+    """One of the `requested` averages of a finished run's checkpoints, the number of these, and a line on each that is left
+    out: damaged, or, with `finite`, with values that are not finite."""
+    # a run that was stopped and went on has one more there than the same run in one go
+    used = [checkpoint for checkpoint in trained(find.numbered(folder)) if length.is_checkpoint(checkpoint.iteration)]
     if name.startswith("weight_avg_N"):
-        first = round(round(horizon.epochs, 1) - amount, 1)  # so that the last one always counts
-        used = [checkpoint for checkpoint in used if round(horizon.epoch(checkpoint.iteration), 1) >= first]
-    used, damaged = checkpoints.whole(used, finite=finite)
+        first = round(round(length.epochs, 1) - amount, 1)  # so that the last one always counts
+        used = [checkpoint for checkpoint in used if round(length.epoch(checkpoint.iteration), 1) >= first]
+    used, damaged = read.whole(used, finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    return checkpoints.write(files.own_folder(folder / "ckpt") / name, values), len(used), damaged
+    return write.weights(files.own_folder(folder / "ckpt") / name, values), len(used), damaged
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:
@@ -70,7 +66,7 @@ def mean(used: Sequence[Checkpoint]) -> Values:
 
 
 def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
-    """The first of them, then decay * average + (1 - decay) * next."""
+    """The first one, then decay * average + (1 - decay) * next."""
     average: Values = {}
     for values in _read(used):
         exact = {name: value.astype("float64") for name, value in values.items()}
@@ -79,13 +75,13 @@ def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
 
 
 def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
-    """Each whole checkpoint's tensors, which must be those of the first."""
+    """Each whole checkpoint's tensors, with the first one's names and shapes."""
     shapes: dict[str, tuple[int, ...]] = {}
     for checkpoint in used:
-        values = checkpoints.read(checkpoint, verified=True)
-        those = {name: value.shape for name, value in values.items()}
-        shapes = shapes or those
-        differing = sorted(name for name in shapes.keys() | those.keys() if shapes.get(name) != those.get(name))
+        values = read.tensors(checkpoint, verified=True)
+        own = {name: value.shape for name, value in values.items()}
+        shapes = shapes or own
+        differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         if differing:
             raise CheckpointError(
                 f"checkpoint {checkpoint.prefix} cannot be averaged with {used[0].prefix}: {brief(differing[0])} is not the "

@@ -19,11 +19,9 @@ from base.errors import OptionError
 from base.fields import HINT, brief
 from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.options.configs import Block
-from harness.options.sections import EXCLUSIVE, SECTIONS, MainOptions, RunOptions
+from harness.options.exclusive import EXCLUSIVE, losers, refuse_contradictions
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, MainOptions, RunOptions
 from harness.options.sources import (
-    COMMAND_LINE,
-    CONFIGURATION,
-    RECORDED,
     Given,
     Layer,
     chosen_block,
@@ -247,32 +245,13 @@ def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any],
     for layer in given_layers:
         converted = {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
         if layer.source != RECORDED:
-            _refuse_contradictions(known, layer, converted)
+            refuse_contradictions(known, layer, converted)
         won = [name for name in converted if name not in values and name not in lost]
         for name in won:
             values[name], sources[name] = converted[name], _source(layer, layer.values[name])
             spelled[name] = layer.values[name].spelling
-        for group in EXCLUSIVE:
-            asked = {name for name in group if name in won and _asks(name, converted[name])}
-            lost |= set(group) - asked - set(values) if asked else set()
+        lost |= losers({name: converted[name] for name in won}) - set(values)
     return values, sources, lost, spelled
-
-
-def _refuse_contradictions(known: Catalogue, layer: Layer, converted: Mapping[str, Any]) -> None:
-    for group in EXCLUSIVE:
-        asked = [name for name in group if name in converted and _asks(name, converted[name])]
-        if converted.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
-            asked = [name for name in asked if name != "ckpts_per_epoch"]
-        if len(asked) > 1:
-            place = layer.values[asked[1]].where
-            flags = " and ".join(f"{known.options[name].flag} {brief(shown(converted[name]))}" for name in asked)
-            raise OptionError(f"{place}: {flags} exclude each other; give one of them")
-
-
-def _asks(name: str, value: Any) -> bool:
-    """Whether a value takes part in its exclusive group. A switch that is off does not, and an exponent of 0 does;
-    --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
-    return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)
 
 
 def _source(layer: Layer, given: Given) -> str:

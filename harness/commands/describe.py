@@ -13,20 +13,20 @@ _LISTED = 8  # checkpoints
 
 def run(run: Run, done: int = 0) -> str:
     """The resolved run; `done`: updates that it has."""
-    horizon = run.horizon
-    points = [end for first, end in horizon.steps() if horizon.checkpoints(first, end)] if horizon.iterations < 10**6 else []
+    length = run.length
+    points = [end for first, end in length.steps() if length.checkpoints(first, end)] if length.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:_LISTED])) + (f", ... {points[-1]}" if len(points) > _LISTED else "")
-    every = f"one every {horizon.iterations_per_ckpt} updates" if horizon.iterations_per_ckpt else "none"
+    every = f"one every {length.iterations_per_ckpt} updates" if length.iterations_per_ckpt else "none"
     return "\n".join(
         [
             run.summary(),
-            *[f"Done: {done} of {horizon.iterations} updates, {horizon.iterations - done} are left"] * (done > 0),
-            f"Host steps of {horizon.iterations_per_step} updates; a log line "
-            + (f"every {horizon.log_interval}" if horizon.log_interval else "at the first and the last"),
+            *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
+            f"Host steps of {length.iterations_per_step} updates; a log line "
+            + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),
             "Learning rate:",
-            plot.text_curve(run.rate, horizon.iterations, horizon.epochs),
+            plot.text_curve(run.rate, length.iterations, length.epochs),
         ]
     )
 

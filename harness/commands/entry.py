@@ -15,9 +15,9 @@ from base.errors import DataError, OptionError
 from base.process import command_line
 from base.storage.files import NotRegular
 from emulator.plan.plan import PlanError
-from harness.checkpoints import archives, checkpoints
-from harness.checkpoints.checkpoints import CheckpointError
-from harness.checkpoints.saving import SaveError
+from harness.checkpoints import npz_weights, run_record
+from harness.checkpoints.checkpoint import CheckpointError
+from harness.checkpoints.write import SaveError
 from harness.commands import cli, compile_only, describe
 from harness.commands.cli import Parsed
 from harness.evaluation import input_benchmark
@@ -25,9 +25,10 @@ from harness.options import sources
 from harness.processes.heartbeat import WorkerError
 from harness.reports import profile
 from harness.run import host_memory
+from harness.run.arguments import CLASSES, names_digest
 from harness.run.origin import Origin
-from harness.run.records import CLASSES
-from harness.run.run import Run, names_digest, prepare
+from harness.run.resolve import prepare
+from harness.run.run import Run
 from harness.run.summary import layer_table
 from log import LogError
 
@@ -98,30 +99,30 @@ def parse(
     """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
     run, or the weights, with the `recorded` ones; CheckpointError if a run is to go on with those of an earlier call than
     its last one."""
-    lost = checkpoints.lost_record(folder) if folder else None
+    lost = run_record.lost(folder) if folder else None
     if lost and script in ("train", "restore"):
         file = shlex.quote(str(folder / "arguments"))
         raise CheckpointError(
             f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
             f"beginning are to count, cp {file}.json {file}_restore.json"
         )
-    parsed = cli.parse(argv, script, recorded, record=checkpoints.record(folder) if folder else None)
+    parsed = cli.parse(argv, script, recorded, record=run_record.file(folder) if folder else None)
     if parsed.options.main.help:
         print(cli.help_text(parsed, f"{script}.py", INTRODUCTIONS[script]), end="")
         return None
     if parsed.options.main.explain:
         print(cli.explain(parsed.options))
         return None
-    doubts = checkpoints.doubts_of_record(folder, lost) if folder else []
+    doubts = run_record.warnings(folder, lost) if folder else []
     return replace(parsed, notes=(*parsed.notes, *doubts))
 
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
     call says nothing of the network either, as nobody means all defaults."""
-    recorded = checkpoints.recorded_options(folder)
-    if not recorded and not archives.located(folder):
-        _refuse_lost(checkpoints.record(folder), argv, script)
+    recorded = run_record.options(folder)
+    if not recorded and not npz_weights.located(folder):
+        _refuse_lost(run_record.file(folder), argv, script)
     return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
 
 

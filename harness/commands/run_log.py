@@ -11,7 +11,8 @@ from typing import Any
 
 from harness.commands import cli
 from harness.processes.team import Team, introduction
-from harness.run.run import Run, arguments
+from harness.run.arguments import arguments
+from harness.run.run import Run
 from log import RunLog, new_run_folder
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints import fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import fit
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.processes.team import Team
 from harness.reports import compilation, profile
 from harness.reports.compilation import Compilation
@@ -37,7 +37,7 @@ def validate(
     """The row of a checkpoint with these tensors, or of random weights; the team's instances share the pictures.
     `global_batch`: samples of one update of its training, which date the checkpoint."""
     if values is not None:
-        fitting.fit(fitting.of_values(values), fitting.model(run), checkpoint)
+        fit.require(fit.of_values(values), fit.model(run), checkpoint)
         program.load(values)
     program.rewind()
     micro_batches = own_micro_batches(run)

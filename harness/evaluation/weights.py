@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from Datasets.formats import image_headers
-from harness.checkpoints import fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import fit
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.processes import folders
 from harness.run.origin import Origin
 from harness.run.run import Run
@@ -29,4 +29,4 @@ class Weights(Origin):
                 image_headers.read(path)
         else:
             folders.refuse(run)
-        return fitting.require_model(run, self.checkpoints)
+        return fit.require_model(run, self.checkpoints)

@@ -1,1 +1,1 @@
-"""What can be asked for, and from where: sections, sources, configuration files, rules between options."""
+"""Options and their sources: sections, configuration files, groups that exclude each other, weight update rules."""

@@ -16,7 +16,7 @@ from typing import Any
 from base.errors import OptionError
 from base.fields import brief, decimal_number, whole_number
 from base.plugins import did_you_mean
-from harness.options.sections import SECTIONS
+from harness.options.sections import SECTIONS, flag
 
 LARGEST = 3.4028235e38  # of FP32, in which the device computes
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -36,7 +36,7 @@ class Option:
     @property
     def flag(self) -> str:
         """The spelling on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return flag(self.name)
 
     def convert(self, raw: Any, where: str) -> Any:
         """A flag's text, or a YAML value, as the option's type; `where` names it in errors."""
@@ -101,9 +101,9 @@ class Catalogue:
 
     def flags(self) -> dict[str, Spelling]:
         """Spellings as flags: --micro-batch-size."""
-        found = {"--" + name.replace("_", "-"): spelling for name, spelling in self.spellings.items()}
-        found |= {extra: self.spellings[o.name] for o in self.options.values() for extra in o.meta["flags"]}
-        return found
+        flags = {"--" + name.replace("_", "-"): spelling for name, spelling in self.spellings.items()}
+        flags |= {extra: self.spellings[o.name] for o in self.options.values() for extra in o.meta["flags"]}
+        return flags
 
     def sections(self) -> list[str]:
         """Section names in order of declaration."""
@@ -113,13 +113,13 @@ class Catalogue:
 def section_options(section: str, cls: type, script: str | None = None) -> list[Option]:
     """The options of one dataclass; those of other scripts are left out, unless `script` is None."""
     hints = typing.get_type_hints(cls)
-    found = []
+    options = []
     for field in dataclasses.fields(cls):
         meta = {**DEFAULT_META, **field.metadata}
         if script is None or not meta["scripts"] or script in meta["scripts"]:
             base, several = _type(hints[field.name])
-            found.append(Option(field.name, section, base, several, field.default, meta))
-    return found
+            options.append(Option(field.name, section, base, several, field.default, meta))
+    return options
 
 
 def catalogue(model_options: type, schedule_options: type, script: str) -> Catalogue:
@@ -140,24 +140,24 @@ def _spellings(option: Option) -> list[tuple[str, Spelling]]:
 
     switch = option.base is bool
     takes = "several" if option.several else "optional" if option.meta["bare"] else "nothing" if switch else "one"
-    found = [(option.name, Spelling(option, same, True, takes))]
-    found += [(alias, Spelling(option, same, False, takes)) for alias in option.meta["aliases"]]
+    spellings = [(option.name, Spelling(option, same, True, takes))]
+    spellings += [(alias, Spelling(option, same, False, takes)) for alias in option.meta["aliases"]]
     if switch:
         off = Spelling(option, lambda raw: {option.name: not CONVERSIONS[bool](raw)}, True, "nothing")
-        found += [(f"no_{name}", off) for name, _ in list(found)]
+        spellings += [(f"no_{name}", off) for name, _ in list(spellings)]
     elif option.meta["off"]:
         off = Spelling(
             option, lambda raw: {option.name: option.meta["off" if CONVERSIONS[bool](raw) else "bare"]}, True, "nothing"
         )
-        found.append((f"no_{option.name}", off))
+        spellings.append((f"no_{option.name}", off))
     elif option.meta["bare"]:
-        found.append((f"no_{option.name}", Spelling(option, lambda raw: {option.name: None}, True, "nothing")))
+        spellings.append((f"no_{option.name}", Spelling(option, lambda raw: {option.name: None}, True, "nothing")))
     if option.several:  # a block's list can be emptied
         empty = Spelling(option, lambda raw: {option.name: [] if CONVERSIONS[bool](raw) else None}, True, "nothing")
-        found.append((f"no_{option.name}", empty))
+        spellings.append((f"no_{option.name}", empty))
     for alias, rewrite in option.meta["rewrites"].items():
-        found.append((alias, Spelling(option, lambda raw, f=rewrite: f(str(raw)), False, "one")))
-    return found
+        spellings.append((alias, Spelling(option, lambda raw, f=rewrite: f(str(raw)), False, "one")))
+    return spellings
 
 
 def _type(hint: Any) -> tuple[type, bool]:

@@ -68,9 +68,9 @@ class _Written:
     """A number with its text as it was written: an option that is text takes 007, 1.50 and 1e3."""
 
     def __new__(cls, text: str) -> _Written:
-        found = super().__new__(cls, cls.read(text))
-        found.text = text
-        return found
+        number = super().__new__(cls, cls.read(text))
+        number.text = text
+        return number
 
     def __str__(self) -> str:
         return self.text
@@ -97,9 +97,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Block:
-    """A configuration as it was chosen."""
+    """The chosen configuration."""
 
-    name: str  # NAME, or NAME@RELEASE where a release was asked for
+    name: str  # NAME, or NAME@RELEASE with an explicit release
     release: str | None  # whose values they are, where the file says
     entries: dict[str, Entry]
     notes: tuple[str, ...]  # lines that the user should read
@@ -120,9 +120,9 @@ def choose(path: str, name: str, release: str | None = None) -> Block:
         raise OptionError(f"--config {name} and --release {release} name two releases; give one of them")
     choice = file.choice(plain, release or written)
     entries = file.block(choice.block)
-    asked = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
+    chosen = f"{plain}{releases.SIGN}{choice.release}" if release or written else name
     notes = [note for note in (choice.note, *file.notes) if note]
-    return Block(asked, choice.release, entries, tuple(dict.fromkeys(notes)))
+    return Block(chosen, choice.release, entries, tuple(dict.fromkeys(notes)))
 
 
 class ConfigFile:
@@ -130,7 +130,7 @@ class ConfigFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.notes: list[str] = []  # what was taken though it is given twice, in the blocks read so far
+        self.notes: list[str] = []  # on keys that are given twice, in the blocks read so far
         self._merges = self._merged = 0
         root, self._loader = _compose(path)
         self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
@@ -181,7 +181,7 @@ class ConfigFile:
         """The releases that have each name, as the file's table says."""
         if releases.TABLE not in self._blocks:
             return {}
-        found = {}
+        spans = {}
         table = self._blocks[releases.TABLE][1]
         if not isinstance(table, yaml.MappingNode):
             raise OptionError(f"{self._at(table)}: '{releases.TABLE}' must be a mapping of releases to names")
@@ -189,8 +189,8 @@ class ConfigFile:
             span = Span.read(self._key(key))
             if span is None or not isinstance(names, yaml.SequenceNode):
                 raise OptionError(f"{self._at(key)}: '{releases.TABLE}' has lines like 2.1 to 2.3: [NAME, ...]")
-            found |= {self._key(name): span for name in names.value}
-        return found
+            spans |= {self._key(name): span for name in names.value}
+        return spans
 
     def _refuse_unknown(self, name: str) -> None:
         if name not in self.names:

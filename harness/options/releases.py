@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Choice:
-    """One configuration in one release: the block that holds its values, and what is to be said of it."""
+    """One configuration in one release: the block with its values, and a note on them."""
 
     block: str
     release: str | None  # None where the file says nothing of releases
@@ -53,8 +53,8 @@ class Choice:
 
 def version(text: str) -> Version | None:
     """'2.1', 'v2.1' or '2.1.0' as numbers; None for anything else."""
-    found = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.fullmatch(r"v?([0-9]{1,3})\.([0-9]{1,3})(\.0)?", text.strip().lower())
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def shown(release: Version) -> str:
@@ -68,29 +68,29 @@ def divided(name: str) -> tuple[str, str | None]:
     return (plain, release) if sign and plain and version(release) else (name, None)
 
 
-def choose(name: str, asked: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> Choice:
-    """The block of `name` in the release that is `asked` for, in its last one if None. OptionError for a release that is not
+def choose(name: str, text: str | None, blocks: Iterable[str], spans: Mapping[str, Span]) -> Choice:
+    """The block of `name` in the release that `text` names, in its last one if None. OptionError for a release that is not
     known, or had no such name."""
     older: dict[str, dict[Version, str]] = {}  # name: release: block
     for block in blocks:
-        plain, release = divided(block)
-        if release:
-            older.setdefault(plain, {})[version(release)] = block
+        plain, suffix = divided(block)
+        if suffix:
+            older.setdefault(plain, {})[version(suffix)] = block
     own = dict(sorted(older.get(name, {}).items()))
-    if asked is None:
+    if text is None:
         return _newest(name, own, spans.get(name))
     ends = {end for span in spans.values() for end in (span.first, span.last)}
-    wanted = _known(asked, sorted(ends.union(*older.values())))
+    release = _known(text, sorted(ends.union(*older.values())))
     if name not in spans and not own:
-        raise OptionError(f"configuration '{brief(name)}' has no values by release; leave out --release {brief(asked)}")
-    if name in spans and wanted not in spans[name]:
-        had = [other for other, span in spans.items() if wanted in span]
+        raise OptionError(f"configuration '{brief(name)}' has no values by release; leave out --release {brief(text)}")
+    if name in spans and release not in spans[name]:
+        others = [other for other, span in spans.items() if release in span]
         raise OptionError(
-            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(wanted)}{did_you_mean(name, had)}\n"
-            f"Release {shown(wanted)} has: {', '.join(had)}"
+            f"configuration '{brief(name)}' exists in {spans[name]}, not in {shown(release)}{did_you_mean(name, others)}\n"
+            f"Release {shown(release)} has: {', '.join(others)}"
         )
-    holds = next((block for release, block in own.items() if wanted <= release), name)
-    return Choice(holds, shown(wanted), f"configuration {brief(name)} as release {shown(wanted)} has it")
+    block = next((block for last, block in own.items() if release <= last), name)
+    return Choice(block, shown(release), f"configuration {brief(name)} as release {shown(release)} has it")
 
 
 def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
@@ -98,16 +98,15 @@ def _newest(name: str, own: Mapping[Version, str], span: Span | None) -> Choice:
         return Choice(name, None)
     last = shown(span.last)
     others = " and ".join(f"up to {shown(release)}" for release in own)
-    told = f"configuration {brief(name)} as release {last} has it; {others} it had other values, which --release gives"
-    note = told if own else ""
-    return Choice(name, last, note)
+    note = f"configuration {brief(name)} as release {last} has it; {others} it had other values, which --release gives"
+    return Choice(name, last, note if own else "")
 
 
-def _known(asked: str, known: list[Version]) -> Version:
-    wanted = version(asked)
-    if wanted not in known:
+def _known(text: str, known: list[Version]) -> Version:
+    release = version(text)
+    if release not in known:
         listed = [shown(release) for release in known]
         if not listed:
-            raise OptionError(f"the file says nothing of releases; leave out --release {brief(asked)}")
-        raise OptionError(f"no release '{brief(asked)}'{did_you_mean(asked, listed)}\nThere are: {', '.join(listed)}")
-    return wanted
+            raise OptionError(f"the file says nothing of releases; leave out --release {brief(text)}")
+        raise OptionError(f"no release '{brief(text)}'{did_you_mean(text, listed)}\nThere are: {', '.join(listed)}")
+    return release

@@ -1,8 +1,8 @@
-"""Every option of the scripts, typed: what a person can ask for.
+"""Every option of the scripts, typed.
 
 One frozen section per argument group. A section checks nothing that needs another section; rules between options
-live in `harness/commands/cli.py` and `harness/run/run.py`. The model's and the schedule's own options are the `Options`
-classes of their plug-ins.
+are rows of the tables in `harness/options/exclusive.py` and `harness/run/checks.py`. The model's and the schedule's own
+options are the `Options` classes of their plug-ins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from base.fields import HINT, above, at_least, between, opt
+from harness.options.update_rules import UPDATE_RULES
 
+COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # of values: where from
 ACCUMULATION = "gradient_accumulation_count"
 
 
@@ -94,6 +96,16 @@ class DatasetOptions:
     )
     dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage")
 
+    @property
+    def random_data(self) -> bool:
+        """Whether random pictures stand in for the data set's files."""
+        return self.generated_data or self.synthetic_data
+
+    @property
+    def mixes(self) -> bool:
+        """Whether mixup or cutmix mixes pictures; all random ones are alike."""
+        return (self.mixup_alpha > 0 or self.cutmix_lambda < 1) and not self.random_data
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -116,7 +128,9 @@ class TrainingOptions:
     iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
     keep_going: bool = opt(False, "go on when the loss is not finite, or when a checkpoint cannot be written")
     stop_after: int | None = opt(
-        None, "stop cleanly once this many weight updates are done, leaving the horizon as it is", check=at_least(1)
+        None,
+        "stop cleanly once this many weight updates are done, leaving the run's length as it is",
+        check=at_least(1),
     )
     base_learning_rate_exponent: float | None = opt(
         None,
@@ -128,7 +142,7 @@ class TrainingOptions:
     optimiser: str = opt(
         "SGD",
         "weight update rule",
-        choices=("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
+        choices=tuple(UPDATE_RULES),
     )
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
     weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))
@@ -337,24 +351,11 @@ SECTIONS: dict[str, type] = {
     "device": DeviceOptions,
     "logging": LoggingOptions,
 }
-# at most one of each group may be asked for in one layer; a higher layer's choice drops the others'
-EXCLUSIVE: tuple[tuple[str, ...], ...] = (
-    ("iterations", "epochs"),
-    ("abs_learning_rate", "base_learning_rate_exponent"),
-    ("abs_end_learning_rate", "poly_lr_end_ratio"),
-    ("group_norm", "batch_norm"),
-    ("generated_data", "synthetic_data"),
-    ("normalise_input", "symmetric_input"),
-    ("epochs_per_ckpt", "ckpts_per_epoch"),
-    ("log_freq", "logs_per_epoch"),
-    ("epochs_per_sync", "syncs_per_epoch"),
-    ("global_batch_size", ACCUMULATION),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What was asked, complete but for the values that only the data can give."""
+    """All options of a call, complete but for the values that only the data can give."""
 
     main: MainOptions
     dataset: DatasetOptions
@@ -370,3 +371,17 @@ class RunOptions:
         """Every option by its name."""
         sections = [getattr(self, name) for name in (*SECTIONS, "model", "schedule")]
         return {name: value for section in sections for name, value in vars(section).items()}
+
+    def given(self, name: str) -> bool:
+        """Whether the command line gives an option."""
+        return self.sources.get(name, "").startswith(COMMAND_LINE)
+
+    def words(self, name: str) -> str:
+        """Flag and value of an option, as on the command line."""
+        value = self.values()[name]
+        return f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def flag(name: str) -> str:
+    """The spelling of an option on the command line."""
+    return "--" + name.replace("_", "-")

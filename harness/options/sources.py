@@ -1,4 +1,4 @@
-"""What one call was given, layer by layer: the command line's words and a configuration block's keys as raw
+"""The values given to one call, layer by layer: the command line's words and a configuration block's keys as raw
 values of options. Nothing here knows which layer wins.
 """
 
@@ -15,11 +15,8 @@ from base.fields import brief
 from harness.options import configs
 from harness.options.catalogue import Catalogue, Option, Spelling, section_options, shown
 from harness.options.configs import Block, Entry
-from harness.options.sections import SECTIONS
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS
 
-COMMAND_LINE = "command line"
-CONFIGURATION = "configuration"
-RECORDED = "the recorded run"
 COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
@@ -45,28 +42,28 @@ class Layer:
 def value_of(argv: list[str], name: str, script: str) -> str | None:
     """The last value of one option on the command line, before the others are known."""
     everything = universe(script).flags()
-    found = [
+    values = [
         values[0]
         for flag, values in tokens(argv, everything, lenient=True)
         if values and everything.get(flag) is not None and everything[flag].option.name == name
     ]
-    return found[-1] if found else None
+    return values[-1] if values else None
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
     """argv as (full flag, its values); prefixes are completed, negative numbers are values."""
-    found: list[tuple[str, list[str]]] = []
+    words: list[tuple[str, list[str]]] = []
     for token in argv:
         if not token.startswith("-") or _is_number(token):
-            if not found:
+            if not words:
                 if lenient:
                     continue
                 raise OptionError(f"{COMMAND_LINE}: '{brief(token)}' is not an option; options begin with --")
-            found[-1][1].append(token)
+            words[-1][1].append(token)
             continue
         written, equals, value = token.partition("=")
-        found.append((complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
-    return found
+        words.append((complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
+    return words
 
 
 def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
@@ -178,8 +175,8 @@ def chosen_block(main: Mapping[str, Given]) -> Block | None:
     """The configuration that this call asks for."""
     if "config" not in main:
         if "release" in main:
-            asked = f"{main['release'].where} {main['release'].raw}"
-            raise OptionError(f"{asked}: a release is one of a configuration's; give --config NAME too")
+            words = f"{main['release'].where} {main['release'].raw}"
+            raise OptionError(f"{words}: a release is one of a configuration's; give --config NAME too")
         return None
     release = main["release"].raw if "release" in main else None
     block = configs.choose(config_path(main), main["config"].raw, release)
@@ -219,7 +216,7 @@ def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
 def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
     """Without the keys of old files that changed nothing in their time: those that no release read, and a key with hyphens
     beside the same with underscores."""
-    found = {}
+    remaining = {}
     for key, entry in entries.items():
         named = NEVER_READ.get(key.replace("-", "_"))
         instead = f"no release read it; {named} is what it may mean" if named else ""
@@ -228,8 +225,8 @@ def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Ent
         if instead:
             notes.append(f"{_short(entry.where)}: {key} is left out: {instead}")
         else:
-            found[key] = entry
-    return found
+            remaining[key] = entry
+    return remaining
 
 
 def _short(where: str) -> str:
@@ -249,7 +246,7 @@ def universe(script: str | None) -> Catalogue:
 
 
 def every_option(script: str | None) -> list[Option]:
-    """The same one by one, of which some share a name; those of all scripts, if `script` is None."""
+    """Every option of every model and schedule, of which some share a name; of all scripts, if `script` is None."""
     options = [option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]
     for folder, section in (("Models", "model"), ("LR_Schedules", "schedule")):
         for name in plugins.names(folder):
@@ -259,23 +256,23 @@ def every_option(script: str | None) -> list[Option]:
 
 def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
     """Of every model and kind of data: the names of all options there are, and the values that the model fills in."""
-    found, shared = [], {option.name for option in every_option(None) if option.section != "model"}
+    tables, shared = [], {option.name for option in every_option(None) if option.section != "model"}
     for model in (plugins.load("Models", name) for name in plugins.names("Models")):
         own = {option.name: option.default for option in section_options("model", model.Options)}
         always = {name: value for name, value in own.items() if value is not None}
-        found += [({*shared, *own}, {**always, **defaults}) for defaults in model.DEFAULTS.values()]
-    return found
+        tables += [({*shared, *own}, {**always, **defaults}) for defaults in model.DEFAULTS.values()]
+    return tables
 
 
 def _owners(name: str) -> list[str]:
     """The models and schedules that have an option of this spelling."""
-    found = []
+    owners = []
     for folder, flag in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):
         for plugin in plugins.names(folder):
             options = section_options("", plugins.load(folder, plugin).Options)
             if name in Catalogue(options).spellings:
-                found.append(f"{flag} {plugin}")
-    return found
+                owners.append(f"{flag} {plugin}")
+    return owners
 
 
 def _is_number(token: str) -> bool:

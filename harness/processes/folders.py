@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoints import checkpoints
+from harness.checkpoints import run_record
 from harness.processes.team import Team
 from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
@@ -48,7 +48,7 @@ def refuse(run: Run) -> None:
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     """This instance's folder of a run that goes on; `given`: what it was told, instance 0's folder or its own."""
-    recorded = checkpoints.recorded(given)
+    recorded = run_record.arguments(given)
     listed = recorded.get("instance_folders") or []
     listed = [] if _is_copy(given.absolute(), listed) else listed
     if team.size == 1:
@@ -83,7 +83,7 @@ def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pat
     """An instance's folder: the one that the run has recorded, moved with instance 0's or not; a new one by its name."""
     for name in listed[instance : instance + 1]:
         for path in (top.parent / Path(name).name, *[Path(name)] * os.path.isabs(name)):
-            if path.is_dir() and checkpoints.recorded(path).get("instance") == instance:
+            if path.is_dir() and run_record.arguments(path).get("instance") == instance:
                 return path
     below = top / f"instance-{instance}"  # where earlier versions kept it
     if below.is_dir() and not below.is_symlink():
@@ -97,7 +97,7 @@ def _is_copy(top: Path, listed: Sequence[str]) -> bool:
     """Whether a folder was copied from instance 0's, which is still beside it as the run has recorded it: the others that
     are listed belong to that one."""
     for first in (top.parent / Path(name).name for name in listed[:1]):
-        return first.is_dir() and not first.samefile(top) and checkpoints.recorded(first).get("instance") == 0
+        return first.is_dir() and not first.samefile(top) and run_record.arguments(first).get("instance") == 0
     return False
 
 

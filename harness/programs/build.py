@@ -14,7 +14,7 @@ from Datasets._spec import ReadRequest
 from Datasets.pipeline import batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
-from harness.options import rules
+from harness.options.update_rules import UPDATE_RULES
 from harness.programs import embedded, losses, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
@@ -27,7 +27,6 @@ def training_program(
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
     the instances that train together; `store`: where it is kept."""
     training = run.options.training
-    update = optimisers.make(training, run.plan.global_batch)
     request = run.training_request(start)
     return ipu_utils.compile_training(
         run.segments,
@@ -37,8 +36,8 @@ def training_program(
         stream=_stream(run, request, training=True),
         loss=partial(_loss, training.label_smoothing or 0.0),
         hits=losses.hits,
-        update=update,
-        scale=optimisers.LossScale(training.loss_scaling, update.linear),
+        update=optimisers.make(training, run.plan.global_batch),
+        scale=optimisers.LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
         weight_decay=training.weight_decay,
         decayed=run.decayed,
         trained=run.trained,
@@ -84,13 +83,13 @@ def byte_batches(run: Run, count: int) -> Batches:
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
         session.run(iterator.initializer)
-        following, found = iterator.get_next(), []
+        following, batches = iterator.get_next(), []
         try:
             while True:
-                found.append(session.run([following["image"], following["label"]]))
+                batches.append(session.run([following["image"], following["label"]]))
         except tf.errors.OutOfRangeError:
             pass
-    return Batches(tuple(images for images, _ in found), tuple(labels for _, labels in found))
+    return Batches(tuple(images for images, _ in batches), tuple(labels for _, labels in batches))
 
 
 def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> InferenceProgram:
@@ -105,8 +104,8 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
         kinds = {"image": tf.TensorSpec([1, side, side, 3], tf.float32), "label": tf.TensorSpec([1], tf.int32)}
         return tf.data.Dataset.from_generator(single, output_signature=kinds)
 
-    def prepare(_: Seed, found: Features) -> Features:
-        return {**found, "image": run.source.on_device(found["image"], request)}
+    def prepare(_: Seed, features: Features) -> Features:
+        return {**features, "image": run.source.on_device(features["image"], request)}
 
     return ipu_utils.compile_inference(
         run.segments,
@@ -126,17 +125,17 @@ def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
 
 
 def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
-    mixes = training and rules.mixes(run.options.dataset)
+    mixes = training and run.options.dataset.mixes
     on_host = run.options.dataset.hostside_image_mixing
 
     def prepare(seed: Seed, features: Features) -> Features:
-        """What is left to do on the device."""
-        found = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
-        return _mixing(run, seed)(found) if mixes and not on_host else found
+        """The device's part: normalising, and mixing unless the host mixes."""
+        features = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
+        return _mixing(run, seed)(features) if mixes and not on_host else features
 
     def dataset() -> tf.data.Dataset:
-        found = run.source.train(request) if training else run.source.validation(request)
-        return found.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else found
+        stream = run.source.train(request) if training else run.source.validation(request)
+        return stream.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else stream
 
     if run.options.dataset.synthetic_data:
         return _synthetic_stream(run, request, training, prepare)
@@ -145,11 +144,11 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
 
 def _mixing(run: Run, seed: Seed) -> Mixing:
     """Mixup and cutmix."""
-    asked = run.options.dataset
+    options = run.options.dataset
     return Mixing(
-        mixup_alpha=asked.mixup_alpha,
-        cutmix_lambda=asked.cutmix_lambda,
-        cutmix_version=asked.cutmix_version,
+        mixup_alpha=options.mixup_alpha,
+        cutmix_lambda=options.cutmix_lambda,
+        cutmix_version=options.cutmix_version,
         micro_batch=run.plan.micro_batch,
         seed=seed,
     )

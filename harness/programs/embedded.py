@@ -1,4 +1,4 @@
-"""Inference with a program that is built once and kept in a file: its name, what it was made from, and its latencies."""
+"""Inference with a program that is built once and stored in a file: the file's name, the program's identity, latencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from base import bounds, plugins
 from base.errors import OptionError
 from base.process import versions
 from base.storage import input_files
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SUFFIX = ".frozen.pb"
 MOST_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
 MOST_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
-_TOLD = (("avg", None), ("50th percentile", 50.0), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))
+_SHOWN = (("avg", None), ("50th percentile", 50.0), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))
 
 
 @dataclass(frozen=True)
@@ -61,34 +61,34 @@ class Served:
         """Milliseconds of a call."""
         return 1000 * sum(self.latencies) / len(self.latencies)
 
-    def told(self) -> str:
-        """One line."""
-        values = (self.mean if percentile is None else self.latency(percentile) for _, percentile in _TOLD)
-        return "Latencies - " + ", ".join(f"{name}: {value:.3f} ms" for (name, _), value in zip(_TOLD, values))
+    def line(self) -> str:
+        """The mean and some percentiles, for the log."""
+        values = (self.mean if percentile is None else self.latency(percentile) for _, percentile in _SHOWN)
+        return "Latencies - " + ", ".join(f"{name}: {value:.3f} ms" for (name, _), value in zip(_SHOWN, values))
 
 
 def refuse(run: Run) -> None:
-    """OptionError for what this program cannot do."""
+    """OptionError for options that a frozen program cannot follow."""
     device = run.options.device
-    asked = {
+    refused = {
         "--profile": device.profile, "--gc-profile": device.gc_profile not in (None, "NO_PROFILE"),
         "--profile-compilation": device.profile_compilation,
         "--distributed": run.options.training.distributed,
     }  # fmt: skip
-    for flag in (flag for flag, on in asked.items() if on):
+    for flag in (flag for flag, on in refused.items() if on):
         raise OptionError(f"{flag} is for training and validation; leave it out")
     if run.options.dataset.synthetic_data:
         raise OptionError("--synthetic-data has no pictures on the host to be inferred; give --generated-data")
 
 
 def notes(run: Run) -> list[str]:
-    """What the log says of options that mean something else here."""
-    found = []
+    """Lines of the log on options that mean something else here."""
+    lines = []
     if run.options.dataset.hostside_norm:
-        found.append("--hostside-norm is ignored: the program takes bytes and normalises them itself")
+        lines.append("--hostside-norm is ignored: the program takes bytes and normalises them itself")
     if "batches_per_step" in run.options.sources:
-        found.append("--batches-per-step only names the program's file: a call takes one micro-batch")
-    return found
+        lines.append("--batches-per-step only names the program's file: a call takes one micro-batch")
+    return lines
 
 
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
@@ -102,7 +102,7 @@ def file_name(run: Run, checkpoint: Checkpoint) -> str:
 
 
 def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
-    """What the program is made from: network, pictures, precision, weights and the code that builds it."""
+    """Everything that the program follows from: network, pictures, precision, weights and the code that builds it."""
     digest = hashlib.sha256()
     for name in sorted(values or {}):
         digest.update(name.encode() + values[name].tobytes())
@@ -132,24 +132,24 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
 
 
 def shape(run: Run) -> tuple[int, int, int, int]:
-    """Of one micro-batch of pictures as they are sent."""
+    """The shape of one micro-batch of pictures as they are sent."""
     side = 32 if run.source.spec.standardised else run.image_size
     return (run.validation_batch, side, side, 3)
 
 
-def kept(path: Path, wanted: str) -> tuple[FrozenProgram | None, str]:
-    """The program in a file if it is the wanted one; otherwise why it is not used, or nothing if there is no file."""
+def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
+    """The program in a file if it has this identity; otherwise why it is not used, or nothing if there is no file."""
     from ipu_utils import FrozenProgram
 
     try:
-        found = FrozenProgram(input_files.content(path, MOST_BYTES))
+        program = FrozenProgram(input_files.content(path, MOST_BYTES))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"{path} cannot be used ({bounds.reason(error)}) and is built anew"
-    if found.identity == wanted:
-        return found, ""
-    found.close()
+    if program.identity == identity:
+        return program, ""
+    program.close()
     return None, f"{path} was built from other options, weights or code and is built anew"
 
 
@@ -202,19 +202,19 @@ def serve(program: FrozenProgram, batches: Batches, calls: int, threads: int) ->
 
 def _timed(program: FrozenProgram, batches: Batches, order: Sequence[int]) -> _Thread:
     latencies, hits = [], {}
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for k in order:
         started = time.perf_counter()
         _, classes = program.infer(batches.pictures[k])
         latencies.append(time.perf_counter() - started)
         if k not in hits:
             hits[k] = int(((classes == batches.labels[k]) & (batches.labels[k] >= 0)).sum())
-    return _Thread(begun, time.perf_counter(), tuple(latencies), hits, order)
+    return _Thread(start, time.perf_counter(), tuple(latencies), hits, order)
 
 
 def labelled(run: Run) -> bool:
     """Whether the pictures' labels are true ones."""
-    return not (run.options.dataset.generated_data or run.options.dataset.synthetic_data)
+    return not run.options.dataset.random_data
 
 
 def scores(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int]) -> tuple[float, float]:

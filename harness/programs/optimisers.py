@@ -1,4 +1,4 @@
-"""Weight update rules, in the precision of what they are given, and the loss scale that fits each."""
+"""Weight update rules, in the precision of their arguments, and the loss scale that fits each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
-from harness.options.rules import SLOTS, named_by, rmsprop_decay
 from harness.options.sections import TrainingOptions
+from harness.options.update_rules import UPDATE_RULES, named_by, rmsprop_decay
 
 State = dict[str, tf.Tensor]
 Named = Callable[[str], bool]
@@ -40,10 +40,9 @@ class LossScale:
 
 
 class Optimiser(ABC):
-    """One update rule. `slots` names its state per variable, with its initial value."""
+    """One update rule. `slots`: its state of each variable by name, with its initial value."""
 
     slots: Mapping[str, float] = {}
-    linear = True  # in the gradient: the loss scale may be undone in the rate
 
     @abstractmethod
     def step(
@@ -66,7 +65,7 @@ class Momentum(Optimiser):
     """a = momentum * a + g; w -= rate * a."""
 
     momentum: float
-    slots = SLOTS["momentum"]
+    slots = UPDATE_RULES["momentum"].slots
 
     def step(
         self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
@@ -83,8 +82,7 @@ class RMSprop(Optimiser):
     decay: float
     momentum: float
     epsilon: float
-    slots = SLOTS["RMSprop"]
-    linear = False
+    slots = UPDATE_RULES["RMSprop"].slots
 
     def step(
         self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
@@ -97,15 +95,14 @@ class RMSprop(Optimiser):
 @dataclass(frozen=True)
 class LARS(Optimiser):
     """Layer-wise adaptive rates (You et al., arXiv 1708.03888): rate * trust * (g + decay * w) into the momentum, with
-    trust = eeta * |w| / (|g| + decay * |w| + epsilon), 1 where a norm is nought. Skipped variables: rate * g."""
+    trust = eeta * |w| / (|g| + decay * |w| + epsilon), 1 where a norm is 0. Skipped variables: rate * g."""
 
     momentum: float
     weight_decay: float
     eeta: float
     epsilon: float
     skipped: Named
-    slots = SLOTS["LARS"]
-    linear = False
+    slots = UPDATE_RULES["LARS"].slots
 
     def step(
         self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
@@ -113,7 +110,7 @@ class LARS(Optimiser):
         step = rate * g
         if not self.skipped(name):
             of_w, of_g = tf.norm(w), tf.norm(g)
-            trust = self.eeta * of_w / _above_nought(of_g + self.weight_decay * of_w + self.epsilon)
+            trust = self.eeta * of_w / _or_one(of_g + self.weight_decay * of_w + self.epsilon)
             step = rate * _where_both(of_w, of_g, trust) * (g + self.weight_decay * w)
         a = self.momentum * slots["Momentum"] + step
         return w - a, {"Momentum": a}
@@ -129,8 +126,7 @@ class LAMB(Optimiser):
     epsilon: float
     weight_decay: float
     skipped: Named
-    slots = SLOTS["LAMB"]
-    linear = False
+    slots = UPDATE_RULES["LAMB"].slots
 
     def step(
         self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
@@ -143,17 +139,17 @@ class LAMB(Optimiser):
         if not self.skipped(name):
             u += self.weight_decay * w
             of_w, of_u = tf.norm(w), tf.norm(u)
-            rate *= _where_both(of_w, of_u, of_w / _above_nought(of_u))
+            rate *= _where_both(of_w, of_u, of_w / _or_one(of_u))
         return w - rate * u, {"LAMB_m": m, "LAMB_v": v}
 
 
 def _where_both(one: tf.Tensor, other: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """`value` where both norms are above nought, otherwise 1."""
+    """`value` where both norms are above 0, otherwise 1."""
     return tf.where_v2(tf.logical_and(one > 0, other > 0), value, tf.ones_like(value))
 
 
-def _above_nought(x: tf.Tensor) -> tf.Tensor:
-    """Something to divide by."""
+def _or_one(x: tf.Tensor) -> tf.Tensor:
+    """A divisor: x where x is above 0, otherwise 1."""
     return tf.where_v2(x > 0, x, tf.ones_like(x))
 
 

@@ -59,15 +59,15 @@ class Events:
 
     def block_begins(self, update: int) -> None:
         """Training goes on from a weight update to the next checkpoint."""
-        horizon = self._run.horizon
-        period = horizon.iterations_per_ckpt or horizon.iterations
+        length = self._run.length
+        period = length.iterations_per_ckpt or length.iterations
         self._block = update
-        count = max(1, round(min(period, horizon.iterations - update) * horizon.global_batch / horizon.images))
+        count = max(1, round(min(period, length.iterations - update) * length.global_batch / length.images))
         self._event("block_start", kind=START, first_epoch_num=self._epoch(update) + 1, epoch_count=count)
 
     def _epoch(self, update: int) -> int:
         """Whole epochs done."""
-        return round(self._run.horizon.epoch(update))
+        return round(self._run.length.epoch(update))
 
     def block_over(self) -> None:
         """Its checkpoint is due."""

@@ -1,1 +1,1 @@
-"""A run as a value: what follows from its options, without TensorFlow."""
+"""A run as a value, resolved from its options without TensorFlow."""

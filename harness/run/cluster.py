@@ -1,4 +1,4 @@
-"""Which processes train together, and which of them this one is: from TF_CONFIG, or from what poprun tells.
+"""The processes that train together, and this one's place among them: from TF_CONFIG, or from poprun's variables.
 
 TF_CONFIG: {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; OMPI_COMM_WORLD_RANK goes
 before its index, so that one value serves all processes that mpirun starts.
@@ -16,7 +16,7 @@ from typing import Any
 
 from base.errors import OptionError
 from base.fields import brief
-from harness.options.sections import RunOptions
+from harness.options.sections import CONFIGURATION, RunOptions, flag
 
 TF_CONFIG, RANK, RANKS = "TF_CONFIG", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 TOTAL, LOCAL, OFFSET = "POPDIST_NUM_TOTAL_REPLICAS", "POPDIST_NUM_LOCAL_REPLICAS", "POPDIST_REPLICA_INDEX_OFFSET"
@@ -33,7 +33,7 @@ _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": 
 @dataclass(frozen=True)
 class Cluster:
     """The instances of a run. `addresses`: host:port of each, empty if there is but one. `replicas`, `ipus_per_replica`:
-    those of this instance, where poprun says so."""
+    of this instance, under poprun."""
 
     addresses: tuple[str, ...] = ()
     instance: int = 0
@@ -83,7 +83,7 @@ def follows(environ: Mapping[str, str]) -> bool:
 
 def _other_release(options: RunOptions) -> str:
     """Where else the shards may come from, if a configuration says how many there are."""
-    named = options.main.release and options.sources.get("shards", "").startswith("configuration")
+    named = options.main.release and options.sources.get("shards", "").startswith(CONFIGURATION)
     return ", or the release whose configuration is meant: --release" if named else ""
 
 
@@ -95,13 +95,13 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
             raise OptionError(
                 f"--distributed and poprun ({TOTAL} is set) are two ways to start several processes; leave one out"
             )
-        found = _of_poprun(environ)
-        if training and found.ipus_per_replica != options.device.shards:
+        cluster = _of_poprun(environ)
+        if training and cluster.ipus_per_replica != options.device.shards:
             raise OptionError(
-                f"poprun gives each replica {found.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
+                f"poprun gives each replica {cluster.ipus_per_replica} IPUs, but --shards is {options.device.shards}: they "
                 f"must be equal; give poprun --ipus-per-replica {options.device.shards}{_other_release(options)}"
             )
-        return found
+        return cluster
     _refuse_syncs(options)
     if not options.training.distributed:
         return ALONE
@@ -110,10 +110,9 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
 
 def _refuse_syncs(options: RunOptions) -> None:
     for name in ("syncs_per_epoch", "epochs_per_sync"):
-        if getattr(options.training, name):
-            flag = "--" + name.replace("_", "-")
-            value = getattr(options.training, name)
-            raise OptionError(f"{flag} {value:g} is for several instances under poprun; leave it out")
+        value = getattr(options.training, name)
+        if value:
+            raise OptionError(f"{flag(name)} {value:g} is for several instances under poprun; leave it out")
 
 
 def _of_tf_config(environ: Mapping[str, str]) -> Cluster:

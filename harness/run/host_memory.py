@@ -1,4 +1,4 @@
-"""Whether this machine's memory holds a run: what it needs, what there is, and what to turn where that is too little."""
+"""Whether this machine's memory holds a run: the need, the limits, and the options that lessen the need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
-from Datasets._spec import DataSpec
 from emulator.plan import host_memory
 from emulator.plan.host_memory import HostMemory, gigabytes
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.trace import Trace
-from harness.options.rules import SLOTS, named_by
-from harness.options.sections import RunOptions
+from harness.options.update_rules import UPDATE_RULES
 
 if TYPE_CHECKING:
     from harness.run.run import Run
@@ -23,35 +20,35 @@ if TYPE_CHECKING:
 _KINDS = {ADDRESSES: "address space", DATA: "writable memory"}
 
 
-def of_training(options: RunOptions, spec: DataSpec, trace: Trace, plan: ExecutionPlan, picture: int) -> HostMemory:
-    """What training takes, its validation included; `picture`: numbers in one."""
-    wanted = options.training.variable_filter
+def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
+    """Training with its validation by this plan, which need not be the run's."""
+    options, spec = run.options, run.source.spec
     validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
     return host_memory.training(
-        trace,
+        run.trace,
         plan,
-        slots=len(SLOTS[options.training.optimiser]),
-        picture=picture,
-        records=_records(options, spec, spec.train_images + (spec.validation_images if validated else 0)),
+        slots=len(UPDATE_RULES[options.training.optimiser].slots),
+        picture=run.picture,
+        records=_records(run, spec.train_images + (spec.validation_images if validated else 0)),
         validated=validated,
-        trained=named_by(wanted) if wanted else lambda name: True,
+        trained=run.trained,
     )
 
 
-def of_validation(options: RunOptions, spec: DataSpec, trace: Trace, plan: ExecutionPlan, picture: int) -> HostMemory:
-    """What validating, serving or naming photographs takes."""
-    batch = 1 if options.checkpoint.predict else options.checkpoint.valid_batch_size or plan.micro_batch
-    records = 0 if options.checkpoint.predict else _records(options, spec, spec.validation_images)
-    return host_memory.inference(trace, plan.precision, batch, picture, records)
+def of_validation(run: Run) -> HostMemory:
+    """Validating, serving or naming photographs."""
+    predicting = bool(run.options.checkpoint.predict)
+    records = 0 if predicting else _records(run, run.source.spec.validation_images)
+    return host_memory.inference(
+        run.trace, run.plan.precision, 1 if predicting else run.validation_batch, run.picture, records
+    )
 
 
-def _records(options: RunOptions, spec: DataSpec, images: int) -> int:
-    """Bytes of raw records that are kept at once. Those of photographs are not counted: they come one by one, and take a
-    part of the memory that there is."""
-    made = options.dataset.generated_data or options.dataset.synthetic_data
-    if made or not options.dataset.dataset_cache or spec.image_size is None:
-        return 0
-    return images * 3 * spec.image_size**2
+def _records(run: Run, images: int) -> int:
+    """Bytes of the raw records that are cached. Photographs are not counted: they come one by one, and take a part of the
+    memory that there is."""
+    options, side = run.options.dataset, run.source.spec.image_size
+    return 0 if options.random_data or not options.dataset_cache or side is None else images * 3 * side**2
 
 
 def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
@@ -62,27 +59,27 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
         return []
     neighbours = run.cluster.neighbours
     shared = f" in each of the {neighbours} processes here" if limit.shared and neighbours > 1 else ""
-    said = (
+    message = (
         f"{'training' if training else 'this'} needs about {gigabytes(run.memory.of_kind(limit.kind))} GB of "
         f"{_KINDS.get(limit.kind, 'host memory')}{shared}, and {limit.source} {gigabytes(limit.bytes)} GB: "
         f"{_remedy(run, limit, training)}"
     )
     if hopeless and run.options.device.memory_check:
-        raise OptionError(f"{said}; --no-memory-check tries it all the same")
-    return [f"warning: {said}"]
+        raise OptionError(f"{message}; --no-memory-check tries it all the same")
+    return [f"warning: {message}"]
 
 
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
-    """What to turn so that there is room, what costs least first, with what is predicted then."""
+    """Options with which there is room, the cheapest first, each with its prediction."""
     least = replace(run.memory, activations=0, pictures=0)
     if host_memory.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
-    turned = _smaller_call(run, limit) if training else []
-    turned += _smaller_validation(run, limit, training)
-    if not turned:
+    options = _smaller_call(run, limit) if training else []
+    options += _smaller_validation(run, limit, training)
+    if not options:
         return "no batch is small enough; give more memory, a smaller network, or a smaller --image-size"
-    return "give " + ", or ".join([*turned, "a smaller --image-size"])
+    return "give " + ", or ".join([*options, "a smaller --image-size"])
 
 
 def _smaller_call(run: Run, limit: Limit) -> list[str]:
@@ -90,18 +87,18 @@ def _smaller_call(run: Run, limit: Limit) -> list[str]:
     plan = run.plan
     smaller = [replace(plan, micro_batch=size, accumulation=plan.accumulation * plan.micro_batch // size, fold=1)
                for size in _parts(plan.micro_batch)]  # fmt: skip
-    found = _first_fitting(run, limit, smaller)
+    options = _first_fitting(run, limit, smaller)
     if not plan.recompute:
-        found += _first_fitting(run, limit, [replace(plan, recompute=True)])
+        options += _first_fitting(run, limit, [replace(plan, recompute=True)])
     if plan.fold > 1:
-        found += _first_fitting(run, limit, [replace(plan, fold=1)])
-    return found or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
+        options += _first_fitting(run, limit, [replace(plan, fold=1)])
+    return options or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
 
 
 def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[str]:
     """The options that make the first of other plans for which there is room, and what it takes."""
     for other in others:
-        need = run.memory_of(other)
+        need = of_training(run, other)
         if need.peak < run.memory.peak and _fits(run, need, limit):
             return [f"{_words(run, other)} ({gigabytes(need.of_kind(limit.kind))} GB)"]
     return []

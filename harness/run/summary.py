@@ -1,4 +1,4 @@
-"""The network as a table: its layers by stage, what each puts out and costs."""
+"""The network as a table: its layers by stage, with output and cost of each."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _kind(operation: Operation) -> str:
 
 def _counts(operations: Iterable[Operation]) -> Row:
     """Trained parameters, moving ones, multiply-adds, bytes of activations; nothing where there are none."""
-    found = list(operations)
-    variables = [variable for operation in found for variable in operation.variables]
+    counted = list(operations)
+    variables = [variable for operation in counted for variable in operation.variables]
     trained = sum(variable.elements for variable in variables if variable.trainable)
     moving = sum(variable.elements for variable in variables if not variable.trainable)
-    work = sum(operation.multiply_adds for operation in found)
-    elements = sum(operation.result.elements for operation in found)
+    work = sum(operation.multiply_adds for operation in counted)
+    elements = sum(operation.result.elements for operation in counted)
     return (*(f"{count:,}" if count else "" for count in (trained, moving, work)), f"{4 * elements:,}")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from harness.checkpoints import averages, checkpoints
-from harness.checkpoints.checkpoints import Call, Checkpoint
-from harness.checkpoints.saving import SaveError, Writer
-from harness.run import records
+from harness.checkpoints import averages, find, read, saved_state
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.saved_state import Call
+from harness.checkpoints.write import SaveError, Writer
+from harness.run.arguments import CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.meter import Meter
@@ -42,8 +43,8 @@ class Checkpointer:
                 self._writer.settle()
             return
         self.saved = resumed.iteration
-        initial = checkpoints.at(job.folder, 0)
-        if initial in checkpoints.numbered(job.folder):
+        initial = Checkpoint.at(job.folder, 0)
+        if initial in find.numbered(job.folder):
             job.log.note(f"Saved initial checkpoint to {initial.prefix}\n  when the run began")
         if resumed.iteration:
             job.log.note(f"Saved checkpoint to {resumed.prefix}\n  before this call, which goes on from it")
@@ -59,7 +60,7 @@ class Checkpointer:
     def save(self, iteration: int, kind: str = "") -> tuple[Checkpoint, Values]:
         """Has a checkpoint written; one for safety only until the next one. It, and what is in it."""
         job, started = self._job, time.perf_counter()
-        checkpoint, values = checkpoints.at(job.folder, iteration), self._program.values()
+        checkpoint, values = Checkpoint.at(job.folder, iteration), self._program.values()
         self.saved, self._saved_at = iteration, time.monotonic()
         model = {name: values[name] for name in self._program.weights.model}
         self._divergence.judge_weights(model, iteration)
@@ -67,25 +68,25 @@ class Checkpointer:
             return checkpoint, values
         state = {
             **self._meter.state(),
-            checkpoints.ITERATION: iteration,
-            checkpoints.ROLLING: kind == SAFETY,
-            checkpoints.CALLS: self._calls,
-            checkpoints.RUN_ID: job.run.run_id,
-            records.SEED: job.run.seed,
+            saved_state.ITERATION: iteration,
+            saved_state.ROLLING: kind == SAFETY,
+            CALLS: self._calls,
+            RUN_ID: job.run.run_id,
+            SEED: job.run.seed,
             **job.log.kept(iteration, stays=kind != SAFETY),
         }
 
         def write() -> None:
             self._sync_rows()
-            checkpoints.save(checkpoint, values, state)
+            write.save(checkpoint, values, state)
             self._writer.newest = checkpoint.name
             seconds = "" if kind == INITIAL else f" in {time.perf_counter() - started:.2f}s"
             job.log.note(
                 f"Saved {kind}checkpoint to {checkpoint.prefix}{seconds}\n"
-                f"  fingerprint of the weights: {checkpoints.fingerprint(model)}"
+                f"  fingerprint of the weights: {write.fingerprint(model)}"
             )
             most = job.run.options.checkpoint.max_ckpts_to_keep
-            checkpoints.tidy(job.folder, checkpoint, most, job.run.horizon.is_checkpoint)
+            write.tidy(job.folder, checkpoint, most, job.run.length.is_checkpoint)
 
         self.settle()
         self._writer.begin(write)
@@ -103,22 +104,22 @@ class Checkpointer:
     def save_last(self, done: int) -> None:
         """The checkpoint that a run which stops early goes on from, unless it is there."""
         self.settle()
-        there = [checkpoint.iteration for checkpoint in checkpoints.numbered(self._job.folder)]
+        there = [checkpoint.iteration for checkpoint in find.numbered(self._job.folder)]
         if self._job.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
             self.save(done)
 
     def averages(self) -> list[tuple[Checkpoint, Values]]:
         """The averages of the finished run's checkpoints, saved, with their tensors."""
         job, found = self._job, []
-        for name, amount in averages.wanted(job.run.options.training):
+        for name, amount in averages.requested(job.run.options.training):
             average, values = Checkpoint(str(job.folder / name), -1), None
             if job.team.first:
                 finite = not job.run.options.training.keep_going
-                average, count, damaged = averages.of_run(job.folder, name, amount, job.run.horizon, finite)
+                average, count, damaged = averages.of_run(job.folder, name, amount, job.run.length, finite)
                 for warning in damaged:
                     job.log.note(warning)
                 job.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {average.prefix}")
-                values = checkpoints.read(average)
+                values = read.tensors(average)
             found.append((average, job.team.broadcast(values)))
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.checkpoints.saving import SaveError, Writer
+from harness.checkpoints.write import SaveError, Writer
 from harness.commands import hints
 from harness.reports import plot
 from harness.training.job import Job
@@ -10,7 +10,7 @@ from harness.training.job import Job
 
 def finished(job: Job, done: int, accuracy: float | None) -> None:
     """Of a call that has done what was asked. `accuracy`: of the newest checkpoint, in percent, if it was validated."""
-    note, run, folder, horizon = job.log.note, job.run, job.folder, job.run.horizon
+    note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return
     if accuracy is not None:
@@ -21,14 +21,14 @@ def finished(job: Job, done: int, accuracy: float | None) -> None:
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder)}")
     if not job.team.first:  # instance 0's folder is the one to go on with
         return
-    if done < horizon.iterations:
+    if done < length.iterations:
         note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")
         return
     if not job.saves:
         return
     if run.source.spec.validation_images:
         note(f"Validate again:  {hints.command('validation', *hints.restoring(folder))}")
-    longer = horizon.longer(run.options.training.iterations is not None)
+    longer = length.longer(run.options.training.iterations is not None)
     if longer:
         note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
 

@@ -22,7 +22,7 @@ class Job:
     @property
     def saves(self) -> bool:
         """Whether the run has checkpoints."""
-        return self.run.horizon.iterations_per_ckpt > 0
+        return self.run.length.iterations_per_ckpt > 0
 
     @property
     def writes(self) -> bool:

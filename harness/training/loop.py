@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from base.process.signals import Signals
-from harness.checkpoints import checkpoints
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import write
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.reports import mlperf
 from harness.training.checkpointing import SAFETY, Checkpointer
 from harness.training.divergence import Divergence
@@ -53,15 +53,15 @@ class TrainingLoop:
         self._meter, self._divergence, self._checkpointer = start.meter, divergence, checkpointer
         self._validator, self._profiler, self._mlperf = validator, profiler, mlperf_events
         self._saved: tuple[Checkpoint, Values] | None = None  # what is to be validated
-        horizon = job.run.horizon
+        length = job.run.length
         # in this order; a signal waits for those at once, and leaves before the later ones
         self._at_once = (
-            Event(horizon.logs, self._log_row),
-            Event(horizon.checkpoints, self._save),
+            Event(length.logs, self._log_row),
+            Event(length.checkpoints, self._save),
             Event(self._safety_due, self._save_for_safety),
         )
         self._later = (
-            Event(horizon.checkpoints, self._validate),
+            Event(length.checkpoints, self._validate),
             Event(self._broadcast_due, self._broadcast),
         )
         if job.team.group:
@@ -69,10 +69,10 @@ class TrainingLoop:
 
     def run(self, last: int) -> None:
         """Everything from the initial checkpoint to the end of update `last`, in host steps."""
-        done, horizon = self._start.updates, self._job.run.horizon
+        done, length = self._start.updates, self._job.run.length
         self._begin()
         self._mlperf.built(done)
-        for first, end in _isolate(horizon.steps(done, last), self._profiler.isolated_updates):
+        for first, end in _isolate(length.steps(done, last), self._profiler.isolated_updates):
             while first < end:
                 first = self._advance(first, end)
         self._finish(last)
@@ -84,7 +84,7 @@ class TrainingLoop:
         with self._signals.asking():
             self._checkpointer.begin(resumed)
         self._job.log.open_board(self._start.updates)
-        if resumed and self._job.run.horizon.is_checkpoint(resumed.iteration):
+        if resumed and self._job.run.length.is_checkpoint(resumed.iteration):
             self._validator.validate(resumed, self._start.values)
 
     def _advance(self, first: int, end: int) -> int:
@@ -112,7 +112,7 @@ class TrainingLoop:
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
         self._divergence.judge_updates(first, metrics.loss, metrics.lost)
-        if done == self._job.run.horizon.grid_end(first):
+        if done == self._job.run.length.grid_end(first):
             self._meter.end_host_step()
         return done
 
@@ -121,7 +121,7 @@ class TrainingLoop:
         counter = itertools.count(first + 1)
 
         def report(loss: float, accuracy: float) -> None:
-            self._job.log.progress(next(counter), self._job.run.horizon.iterations, f"loss {loss:.3f}")
+            self._job.log.progress(next(counter), self._job.run.length.iterations, f"loss {loss:.3f}")
             if self._divergence.hopeless(loss) or self._checkpointer.overdue:
                 self._program.stop(drop_update=False)
 
@@ -144,12 +144,12 @@ class TrainingLoop:
     def _validate(self, done: int) -> None:
         saved, self._saved = self._saved, None
         self._validator.validate(*saved)
-        if done < self._job.run.horizon.iterations:
+        if done < self._job.run.length.iterations:
             self._mlperf.block_begins(done)
 
     def _broadcast_due(self, first: int, done: int) -> bool:
         """--syncs-per-epoch, --epochs-per-sync."""
-        training, per_epoch = self._job.run.options.training, self._job.run.horizon.iterations_per_epoch
+        training, per_epoch = self._job.run.options.training, self._job.run.length.iterations_per_epoch
         period = 0
         if training.syncs_per_epoch:
             period = max(1, per_epoch // training.syncs_per_epoch)
@@ -161,14 +161,14 @@ class TrainingLoop:
         """Instance 0's weights for all; they are the same here unless an instance computes wrongly, which is told."""
         own = self._program.values()
         received = self._job.team.broadcast(own)
-        if checkpoints.fingerprint(own) != checkpoints.fingerprint(received):
+        if write.fingerprint(own) != write.fingerprint(received):
             instance = self._job.team.instance
             print(f"warning: instance {instance} had other weights than instance 0", file=sys.stderr, flush=True)
         self._program.load(received)
 
     def _finish(self, done: int) -> None:
         """The last checkpoint, validation and averages, after the last update of this call."""
-        job, total = self._job, self._job.run.horizon.iterations
+        job, total = self._job, self._job.run.length.iterations
         self._profiler.finish()
         if done < total:
             self._mlperf.ended("aborted")

@@ -9,24 +9,24 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 
 
 class Meter:
     """Collects updates; `row` describes the host step that has just ended."""
 
     def __init__(
-        self, horizon: Horizon, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
+        self, length: TrainingLength, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
         """`state`: what `state()` gave at the checkpoint, or nothing."""
-        self._horizon = horizon
+        self._length = length
         self._increment = step_increment
         self._rate = rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
-        same_grid = state.get("updates_per_step") == horizon.iterations_per_step
+        same_grid = state.get("updates_per_step") == length.iterations_per_step
         # host steps of another length do not mix: the averages begin anew
-        self._window = deque(state.get("window", ()) if same_grid else [], maxlen=horizon.window_steps)
+        self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
         self._skip_time = True
@@ -36,7 +36,7 @@ class Meter:
         return {
             "host_steps": self._steps,
             "seconds": self._seconds,
-            "updates_per_step": self._horizon.iterations_per_step,
+            "updates_per_step": self._length.iterations_per_step,
             "window": list(self._window),
             "open": self._open,
         }
@@ -68,24 +68,24 @@ class Meter:
         return {
             "step": self._steps * self._increment,
             "iteration": end,
-            "epoch": self._horizon.epoch(end),
-            "lr": self._rate(self._horizon.told(end)),
+            "epoch": self._length.epoch(end),
+            "lr": self._rate(self._length.logged_update(end)),
             "loss_batch": loss,
             "loss_avg": loss_average,
             "train_acc_batch": 100 * accuracy,
             "train_acc_avg": 100 * accuracy_average,
             "it_time": seconds_per_update,
-            "img_per_sec": self._horizon.global_batch / seconds_per_update,
+            "img_per_sec": self._length.global_batch / seconds_per_update,
             "total_time": self._seconds,
         }
 
 
 def state_of_rows(
-    rows: Sequence[Mapping[str, str]], horizon: Horizon, step_increment: int, iteration: int
+    rows: Sequence[Mapping[str, str]], length: TrainingLength, step_increment: int, iteration: int
 ) -> dict[str, Any]:
     """What `Meter.state` gave after so many updates, as far as the rows of training.csv tell: the host steps of the window
     that have rows. `rows`: up to that update."""
-    per_step = horizon.iterations_per_step
+    per_step = length.iterations_per_step
     steps = -(-iteration // per_step)
     last = rows[-1] if rows else {}
     if last:
@@ -93,10 +93,10 @@ def state_of_rows(
         steps = int(last["step"]) // step_increment + missed
     window, end = [], iteration
     for row in reversed(rows):
-        if int(row["iteration"]) != end or len(window) == horizon.window_steps:
+        if int(row["iteration"]) != end or len(window) == length.window_steps:
             break
         window.insert(0, (float(row["loss_batch"]), float(row["train_acc_batch"]) / 100))
-        end = horizon.grid_start(end - 1)
+        end = length.grid_start(end - 1)
     return {
         "host_steps": steps,
         "seconds": float(last.get("total_time", 0.0)),

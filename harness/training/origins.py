@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
-from harness.checkpoints import checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint, CheckpointError
+from harness.checkpoints import find, fit, read, run_record
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
-from harness.options.sections import RunOptions
-from harness.options.sources import RECORDED
+from harness.options.sections import RECORDED, RunOptions
 from harness.processes import folders
 from harness.programs import executables
 from harness.run import cluster as clusters
+from harness.run.arguments import RUN_ID
 from harness.run.origin import Origin
 from harness.run.run import Run
 
@@ -44,8 +44,8 @@ class NewRun(Origin):
         if run.cluster.instance:
             return []
         if given:
-            fitting.require_beginning(run, Path(given))
-            checkpoints.recorded(checkpoints.run_folder(Path(given)))  # which is asked how they were trained
+            fit.require_beginning(run, Path(given))
+            run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.refuse(run)
         return []
 
@@ -56,7 +56,7 @@ class SavedRun(Origin):
     def __init__(self, folder: Path, argv: list[str], script: str) -> None:
         """CheckpointError if there is no run in the folder."""
         if not clusters.follows(os.environ):
-            checkpoints.of_run(folder)  # without them there is no run, whatever else is there
+            find.of_run(folder)  # without them there is no run, whatever else is there
         self.folder = folder
         self.recorded = entry.recorded_options(folder, argv, script)
         self.total_replicas = self.recorded.get("total_replicas")
@@ -66,7 +66,7 @@ class SavedRun(Origin):
         """The newest whole checkpoint and a line on each newer one; or, where another instance may have them, why there is
         none here."""
         try:
-            return *checkpoints.latest(self.folder), None
+            return *read.latest(self.folder), None
         except CheckpointError as error:
             if not clusters.follows(os.environ):
                 raise
@@ -84,17 +84,16 @@ class SavedRun(Origin):
 
     def notes(self, options: RunOptions) -> list[str]:
         """Lines on damaged checkpoints and lost records; OptionError if nothing tells the seed."""
-        file = checkpoints.record(self.folder)
+        file = run_record.file(self.folder)
         if options.device.seed is None:
             raise OptionError(
                 f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
                 "it, or give --seed"
             )
-        run_id, damaged = checkpoints.run_id(self.folder), self._latest[1]
-        if not run_id or checkpoints.recorded(self.folder).get(checkpoints.RUN_ID):
+        run_id, damaged = run_record.run_id(self.folder), self._latest[1]
+        if not run_id or run_record.arguments(self.folder).get(RUN_ID):
             return damaged
-        name = checkpoints.RUN_ID
-        return [f"warning: {file} does not tell the run's {name}: {run_id}, as in its states", *damaged]
+        return [f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states", *damaged]
 
     def refuse(self, run: Run) -> list[str]:
         """What the run cannot go on with."""
@@ -115,7 +114,7 @@ class SavedRun(Origin):
         newest, _, missing = self._latest
         if newest:
             _refuse_another_seed(run, newest)
-            fitting.require_saved(run, newest)
+            fit.require_saved(run, newest)
         last_update(run, self.updates)
         if missing and run.cluster.instance == 0:
             raise missing
@@ -126,14 +125,14 @@ class SavedRun(Origin):
         if run.cluster.instance:
             return run, None
         executables.import_tensorflow(run)
-        checkpoint, values, damaged = checkpoints.newest(self.folder, verified=self.newest)
+        checkpoint, values, damaged = read.newest(self.folder, verified=self.newest)
         lines = [line for line in damaged if line not in run.notes]
         return replace(run, notes=(*run.notes, *lines)), Saved(checkpoint, values)
 
 
 def last_update(run: Run, done: int) -> int:
     """The update that this call ends after, of a run that has `done`; OptionError if it has done that many already."""
-    total, stop_after = run.horizon.iterations, run.options.training.stop_after
+    total, stop_after = run.length.iterations, run.options.training.stop_after
     if done > total:
         raise OptionError(f"the run has done {done} updates, and the length asked for is only {total}; give a larger one")
     if stop_after is not None and stop_after <= done and done:
@@ -143,7 +142,7 @@ def last_update(run: Run, done: int) -> int:
 
 def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
     """One that the record tells, and the states do not: nobody asked for it."""
-    saved: Sequence[int] = checkpoints.seeds(Path(newest.prefix).parent, newest)
+    saved: Sequence[int] = run_record.seeds(Path(newest.prefix).parent, newest)
     source = run.options.sources.get("seed", "")
     if saved and run.seed not in saved and source.startswith(RECORDED):
         raise OptionError(

@@ -12,13 +12,13 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 from base.storage.tables import Due
-from harness.checkpoints import checkpoints, fitting
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints import find, fit, read, run_record, saved_state
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands.run_log import command_line
 from harness.processes.team import Team
-from harness.run import records
-from harness.run.horizon import OPTIONS, Horizon
-from harness.run.run import Run, arguments
+from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments
+from harness.run.length import LENGTH_OPTIONS, TrainingLength
+from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
 from harness.training.origins import Saved, Values
@@ -33,7 +33,7 @@ class InitialState:
     the rows of validation.csv by name."""
 
     meter: Meter
-    calls: list[checkpoints.Call]
+    calls: list[saved_state.Call]
     checkpoint: Checkpoint | None = None
     values: Values = field(default_factory=dict)
     validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[
         "logs_path": str(folder),
         "restoring": resumed is not None,
         "restored_from": resumed.name if resumed else None,
-        checkpoints.RUN_ID: run.run_id,
+        RUN_ID: run.run_id,
         **known_names(folder, resumed),
     }
     return arguments(run, command_line(), circumstances)
@@ -66,8 +66,8 @@ def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[
 
 def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
     """The digest of the classes' names that the weights of a run which goes on know, if that has been recorded."""
-    digest = checkpoints.recorded(folder).get(records.CLASSES) if resumed else None
-    return {records.CLASSES: digest} if digest else {}
+    digest = run_record.arguments(folder).get(CLASSES) if resumed else None
+    return {CLASSES: digest} if digest else {}
 
 
 def _fresh(job: Job, program: TrainingProgram) -> InitialState:
@@ -78,23 +78,23 @@ def _fresh(job: Job, program: TrainingProgram) -> InitialState:
         _take_over(job, program)
     if team.group:
         program.load(team.broadcast(program.values() if team.first else None))
-    return InitialState(Meter(run.horizon, run.step_increment, run.rate, {}), calls)
+    return InitialState(Meter(run.length, run.step_increment, run.rate, {}), calls)
 
 
 def _take_over(job: Job, program: TrainingProgram) -> None:
     """The weights of --init-path; a classifier of another number of classes begins anew."""
     run, log = job.run, job.log
-    source, values, damaged = checkpoints.initial(Path(run.options.training.init_path))
+    source, values, damaged = read.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    anew = fitting.begin(fitting.of_values(values), run, source)
-    taken = fitting.without(values, anew)
-    fitting.refuse_faulty(run, taken, source)
+    anew = fit.left_out(fit.of_values(values), run, source)
+    taken = fit.without(values, anew)
+    fit.refuse_faulty(run, taken, source)
     program.begin_with(taken)
     log.note(f"Begun with the weights of {source.prefix}")
     if anew:
-        log.note(f"{fitting.classifier(run)} begins anew: it has another number of classes there")
-    for warning in _differences(run, checkpoints.recorded(checkpoints.run_folder(Path(source.prefix)))):
+        log.note(f"{fit.classifier(run)} begins anew: it has another number of classes there")
+    for warning in _differences(run, run_record.arguments(find.run_folder(Path(source.prefix)))):
         log.note(f"warning: {warning}")
 
 
@@ -119,12 +119,12 @@ def _restored(job: Job, program: TrainingProgram, saved: Saved) -> InitialState:
     run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
     _report_overrides(job)
-    if checkpoint.iteration == run.horizon.iterations:
+    if checkpoint.iteration == run.length.iterations:
         log.note(f"All {checkpoint.iteration} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(job, program, saved)
     meter, calls = _meter(job, checkpoint)
     # not before it is known that the run can go on
-    log.arguments({**recorded_values(run, job.folder, checkpoint), checkpoints.CALLS: calls}, restored=True)
+    log.arguments({**recorded_values(run, job.folder, checkpoint), CALLS: calls}, restored=True)
     rows = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
     return InitialState(meter, calls, checkpoint, values, rows)
 
@@ -132,43 +132,43 @@ def _restored(job: Job, program: TrainingProgram, saved: Saved) -> InitialState:
 def _load(job: Job, program: TrainingProgram, saved: Saved) -> Values:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     if job.team.first:
-        fitting.fit(fitting.of_values(saved.values), fitting.saved(job.run), saved.checkpoint)
-        fitting.refuse_faulty(job.run, saved.values, saved.checkpoint, going_on=True)
+        fit.require(fit.of_values(saved.values), fit.saved(job.run), saved.checkpoint)
+        fit.refuse_faulty(job.run, saved.values, saved.checkpoint, going_on=True)
     values = job.team.broadcast(saved.values if job.team.first else None)
     saved.values.clear()
     program.load(values)
     return values
 
 
-def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[checkpoints.Call]]:
+def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Call]]:
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     run, team, log = job.run, job.team, job.log
-    state = json.loads(team.broadcast_text(json.dumps(checkpoints.state(checkpoint)) if team.first else ""))
+    state = json.loads(team.broadcast_text(json.dumps(saved_state.read(checkpoint)) if team.first else ""))
     calls = _calls(team, state, checkpoint.iteration)
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
-    states, stays = checkpoints.states(job.folder, checkpoint), not state.get(checkpoints.ROLLING)
+    states, stays = saved_state.way_to(job.folder, checkpoint), not state.get(saved_state.ROLLING)
     log.go_on_after(checkpoint.iteration, states, stays, rows_due(run, job.folder))
     if team.first:
         state = meter_state(job, checkpoint, state)
-    return Meter(run.horizon, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
+    return Meter(run.length, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
 
 
 def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, or may be anything, what the rows tell of it."""
-    if state and not checkpoints.doubted(checkpoint):
+    if state and not saved_state.unproved(checkpoint):
         return state
     file = checkpoint.state_path.name
     sound = f"anything that vouches for its {file}" if state else f"a sound {file}"
     job.log.note(f"warning: {checkpoint.name} comes without {sound}: steps and averages go on from the rows of training.csv")
-    return state_of_rows(job.log.rows("training.csv"), job.run.horizon, job.run.step_increment, checkpoint.iteration)
+    return state_of_rows(job.log.rows("training.csv"), job.run.length, job.run.step_increment, checkpoint.iteration)
 
 
 def rows_due(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
     """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
-    recorded = checkpoints.recorded(folder)
-    begun = [since for _, since in checkpoints.calls(recorded)] or [0]
-    first = checkpoints.recorded_first(folder) if begun[0] == 0 and len(begun) > 1 else {}
+    recorded = run_record.arguments(folder)
+    begun = [since for _, since in saved_state.calls(recorded)] or [0]
+    first = run_record.first(folder) if begun[0] == 0 and len(begun) > 1 else {}
     unknown = (begun[1] if first else 0, begun[-1])
     earlier, last = _points(run, first), _points(run, recorded)
     return {name: partial(_due, earlier[name], last[name], unknown) for name in last}
@@ -183,19 +183,19 @@ def _due(earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknow
 
 def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
     """The updates after which a call has rows by table, as its options tell."""
-    given = {name: recorded[name] for name in OPTIONS if recorded.get(name) is not None}
+    given = {name: recorded[name] for name in LENGTH_OPTIONS if recorded.get(name) is not None}
     try:
-        horizon = Horizon.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
+        length = TrainingLength.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
     except ValueError:  # an instance that has recorded none
-        horizon = run.horizon
+        length = run.length
     validated = recorded.get("validation", run.options.checkpoint.validation) and run.source.spec.validation_images
-    return {"training.csv": horizon.log_points, "validation.csv": horizon.checkpoint_points if validated else list}
+    return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 
-def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[checkpoints.Call]:
+def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[saved_state.Call]:
     """The calls of the run up to this one, which all instances name alike."""
-    return checkpoints.calls(
-        {checkpoints.CALLS: json.loads(team.broadcast_text(json.dumps(checkpoints.calls(state, begun))))}
+    return saved_state.calls(
+        {CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, begun))))}
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints.checkpoints import Checkpoint
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.reports import mlperf

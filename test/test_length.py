@@ -1,15 +1,15 @@
-"""When is it time: tables of (length, periods) → firing points, and that a resumed run has the unbroken run's."""
+"""Log rows and checkpoints: tables of (length, periods) → firing points, and that a resumed run has the unbroken run's."""
 
 import random
 
 import pytest
 
-from harness.run.horizon import Horizon
+from harness.run.length import TrainingLength
 
 
 def of(iterations=None, *, images=1000, global_batch=10, **rest):
     """100 updates per epoch unless said otherwise."""
-    return Horizon.of(images=images, global_batch=global_batch, iterations=iterations, **rest)
+    return TrainingLength.of(images=images, global_batch=global_batch, iterations=iterations, **rest)
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ def of(iterations=None, *, images=1000, global_batch=10, **rest):
     ],
 )
 def test_length_in_epochs(images, batch, epochs, per_epoch, iterations):
-    horizon = of(images=images, global_batch=batch, epochs=epochs)
-    assert (horizon.iterations_per_epoch, horizon.iterations, horizon.epochs) == (per_epoch, iterations, epochs)
+    length = of(images=images, global_batch=batch, epochs=epochs)
+    assert (length.iterations_per_epoch, length.iterations, length.epochs) == (per_epoch, iterations, epochs)
 
 
 def test_length_in_iterations_goes_before_epochs():
-    horizon = of(250, epochs=90)
-    assert (horizon.iterations, horizon.epochs, horizon.epoch(50)) == (250, 2.5, 0.5)
+    length = of(250, epochs=90)
+    assert (length.iterations, length.epochs, length.epoch(50)) == (250, 2.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_host_steps(iterations, rest, steps):
     ],
 )
 def test_steps_off_the_grid(start, stop, steps):
-    horizon = of(10, log_freq=3)
-    assert list(horizon.steps(start, stop)) == steps
-    assert all(horizon.grid_start(first) == first // 3 * 3 for first, _ in steps)
+    length = of(10, log_freq=3)
+    assert list(length.steps(start, stop)) == steps
+    assert all(length.grid_start(first) == first // 3 * 3 for first, _ in steps)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_averaging_window(rest, steps):
 def test_resumed_equals_unbroken(seed):
     """A stop anywhere, even twice within one host step, moves no boundary, no log row and no checkpoint."""
     draw = random.Random(seed)
-    horizon = of(
+    length = of(
         draw.randint(1, 400),
         global_batch=draw.choice([1, 3, 10, 64, 5000]),
         log_freq=draw.choice([None, draw.randint(1, 90)]),
@@ -129,20 +129,20 @@ def test_resumed_equals_unbroken(seed):
         epochs_per_ckpt=draw.choice([0, 0, 1, 2]),
         ckpt_epochs_offset=draw.choice([0, 0, 1]),
     )
-    whole = list(horizon.steps())
-    assert [0] + [end for _, end in whole] == [first for first, _ in whole] + [horizon.iterations]
-    assert max(end - first for first, end in whole) <= horizon.iterations_per_step
-    assert horizon.log_points()[-1] == horizon.iterations
+    whole = list(length.steps())
+    assert [0] + [end for _, end in whole] == [first for first, _ in whole] + [length.iterations]
+    assert max(end - first for first, end in whole) <= length.iterations_per_step
+    assert length.log_points()[-1] == length.iterations
 
-    stops = sorted(draw.randint(0, horizon.iterations) for _ in range(3)) + [horizon.iterations]
-    pieces = [piece for start, stop in zip([0] + stops, stops) for piece in horizon.steps(start, stop)]
-    assert [0] + [end for _, end in pieces] == [first for first, _ in pieces] + [horizon.iterations]
-    assert [end for first, end in pieces if horizon.logs(first, end)] == horizon.log_points()
-    assert [end for first, end in pieces if horizon.checkpoints(first, end)] == horizon.checkpoint_points()
+    stops = sorted(draw.randint(0, length.iterations) for _ in range(3)) + [length.iterations]
+    pieces = [piece for start, stop in zip([0] + stops, stops) for piece in length.steps(start, stop)]
+    assert [0] + [end for _, end in pieces] == [first for first, _ in pieces] + [length.iterations]
+    assert [end for first, end in pieces if length.logs(first, end)] == length.log_points()
+    assert [end for first, end in pieces if length.checkpoints(first, end)] == length.checkpoint_points()
 
-    resumed = list(horizon.steps(stops[0]))
+    resumed = list(length.steps(stops[0]))
     assert resumed[1:] == whole[len(whole) - len(resumed) + 1 :]
-    assert not resumed or horizon.grid_start(resumed[0][0]) == whole[-len(resumed)][0]
+    assert not resumed or length.grid_start(resumed[0][0]) == whole[-len(resumed)][0]
 
 
 def test_a_longer_run_has_the_same_grid():
@@ -166,13 +166,13 @@ def test_a_longer_run_has_the_same_grid():
     ],
 )
 def test_the_option_that_lengthens_a_run(iterations, rest, words):
-    horizon = of(iterations, **rest)
+    length = of(iterations, **rest)
     asked = iterations is not None
-    assert horizon.longer(asked) == words.split()
+    assert length.longer(asked) == words.split()
     if words:
-        length = int(words.split()[1])
-        there = of(length) if asked else of(**{**rest, "epochs": length})
-        assert there.iterations > horizon.iterations
+        more = int(words.split()[1])
+        there = of(more) if asked else of(**{**rest, "epochs": more})
+        assert there.iterations > length.iterations
 
 
 @pytest.mark.parametrize(

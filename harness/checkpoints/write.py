@@ -5,6 +5,7 @@ checkpoint that is listed is whole. A writer does it in a thread of its own whil
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import re
@@ -18,28 +19,42 @@ from typing import TYPE_CHECKING, Any
 
 from base.process import quiet
 from base.storage import files
-from harness.checkpoints import manifests
+from harness.checkpoints import find, manifest, saved_state
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
 
 _OWN = re.compile(r"\.(index|data-[0-9]+-of-[0-9]+|state\.json|manifest\.json|meta)")
-_BESIDE = ".saving-"  # what is not whole yet lies in folders called so
+_BESIDE = ".saving-"  # begins the name of a folder with unfinished files
 
 
 class SaveError(Exception):
-    """A checkpoint that could not be written; those before it are as they were."""
+    """A checkpoint that could not be written; the earlier ones are as they were."""
+
+
+def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+    """Writes a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
+    prefix = Path(checkpoint.prefix)
+    place(prefix, values, saved_state.signed(state))
+    listed = f'"{prefix.name}"'
+    try:
+        files.write_atomically(
+            prefix.parent / "checkpoint", f"model_checkpoint_path: {listed}\nall_model_checkpoint_paths: {listed}\n"
+        )
+    except OSError as error:
+        raise SaveError(f"{prefix.parent / 'checkpoint'} cannot be written: {error.strerror}") from None
 
 
 def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
-    """Writes a checkpoint of these values, and what is to be kept beside them; another one of that name is replaced."""
+    """Writes a checkpoint of these values, with a state beside them; another one of that name is replaced."""
     beside = None
     try:
         beside = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=prefix.parent))
         _write_tensors(beside / prefix.name, values)
         if state is not None:
             (beside / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
-        manifests.write(beside / prefix.name)
+        manifest.write(beside / prefix.name)
         delete(prefix)
         for file in sorted(beside.iterdir(), key=lambda file: file.suffix == ".index"):
             os.replace(file, prefix.parent / file.name)
@@ -47,15 +62,38 @@ def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, An
     except Exception as error:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("tensorflow"):
             raise
-        raise SaveError(_told(prefix, values, error)) from error
+        raise SaveError(_reason(prefix, values, error)) from error
     finally:
         if beside:
             shutil.rmtree(beside, ignore_errors=True)
 
 
+def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
+    """Writes a checkpoint of these values alone; another one of that name is replaced."""
+    place(prefix, values)
+    return Checkpoint(str(prefix))
+
+
+def tidy(folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool]) -> None:
+    """After `newest` is written: deletes the safety checkpoints before it, and all but the `count` newest others."""
+    earlier = [checkpoint for checkpoint in find.numbered(folder) if checkpoint.iteration < newest.iteration]
+    rolling = [old for old in earlier if old.iteration and not on_grid(old.iteration) and _rolls(old)]
+    others = [old for old in earlier if old not in rolling]
+    surplus = max(0, len(others) + 1 - count) if count else 0
+    for old in rolling + others[:surplus]:
+        delete(Path(old.prefix))
+
+
+def _rolls(checkpoint: Checkpoint) -> bool:
+    try:
+        return bool(saved_state.read(checkpoint).get(saved_state.ROLLING))
+    except CheckpointError:  # damaged: readers pass over it, and it stays
+        return False
+
+
 def delete(prefix: Path) -> None:
-    """Removes a checkpoint's files, the index first: without it the others are none. Whatever else somebody has called like
-    them stays, a backup for instance."""
+    """Removes a checkpoint's files, the index first: the others are no checkpoint without it. Other files with a name like
+    theirs stay, a backup for instance."""
     beside = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
     own = [
         file for file in beside if _OWN.fullmatch(file.name[len(prefix.name) :]) and (file.is_symlink() or not file.is_dir())
@@ -65,7 +103,7 @@ def delete(prefix: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a process that was killed has left unfinished. Nothing else may be writing in the folder."""
+    """Removes the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
     averages = folder / "ckpt"
     for place in (folder, *[averages] * (not averages.is_symlink())):
         for left in place.glob(f"{_BESIDE}*"):
@@ -75,8 +113,8 @@ def sweep(folder: Path) -> None:
 
 
 class Writer:
-    """Carries out one task at a time in a thread of its own; what goes wrong is raised where the next one begins. `newest`:
-    the name of the checkpoint that the run can go on from, which the tasks keep."""
+    """Carries out one task at a time in a thread of its own; its error is raised where the next one begins. `newest`: the
+    name of the checkpoint that the run can go on from, which the tasks set."""
 
     def __init__(self, newest: str | None = None) -> None:
         self.newest = newest
@@ -109,6 +147,14 @@ class Writer:
             task.result()
 
 
+def fingerprint(values: Mapping[str, np.ndarray]) -> str:
+    """16 hexadecimal digits that two sets of tensors share if names, types, shapes and all bits are the same."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(values):
+        digest.update(f"{name} {values[name].dtype} {values[name].shape}".encode() + values[name].tobytes())
+    return digest.hexdigest()
+
+
 def _write_tensors(prefix: Path, values: Mapping[str, np.ndarray]) -> None:
     import tensorflow.compat.v1 as tf
 
@@ -131,7 +177,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _told(prefix: Path, values: Mapping[str, np.ndarray], error: Exception) -> str:
+def _reason(prefix: Path, values: Mapping[str, np.ndarray], error: Exception) -> str:
     reason = error.strerror if isinstance(error, OSError) else quiet.device_error(error).rsplit("; ", 1)[-1]
     megabytes = sum(value.nbytes for value in values.values()) / 1e6
     return f"checkpoint {prefix} cannot be written: {reason} (it takes {megabytes:,.1f} MB)"

@@ -25,10 +25,10 @@ from base.storage import checksums, input_files
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME = 4096  # bytes
 _MOST_TENSORS = 100_000
-_MOST_NAMES = 16 << 20  # bytes of all names, which share what they begin with: a short file may hold very many
-_MOST_ELEMENTS = 1 << 48  # what a tensor without any may claim besides
+_MOST_NAMES = 16 << 20  # bytes of all names, which share their beginnings: a short file may hold very many
+_MOST_ELEMENTS = 1 << 48  # the most that an empty tensor's other dimensions may claim
 _FOOTER, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
-_TRAILER = 5  # bytes after a block: how it is packed, and its checksum
+_TRAILER = 5  # bytes after a block: its compression and its checksum
 _TYPE, _SHAPE, _DIMENSION, _SIZE = 1, 2, 2, 1  # fields of the messages
 _FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
 _CHECKSUM, _SLICES = 6, 7  # of those bytes; of a tensor that lies in pieces
@@ -59,20 +59,20 @@ class _Entry:
 
 
 def shapes(index: Path) -> dict[str, tuple[int, ...]] | None:
-    """The shape of every tensor; None if that cannot be told, as of a packed file. Damaged if the index, or what lies
-    beside it, cannot be read."""
+    """The shape of every tensor; None for an unknown form, as of a packed file. Damaged if the index, or a file beside it,
+    cannot be read."""
     with suppress(_Unknown), _damaged(index):
         return {name: entry.shape for name, entry in _entries(index).items()}
     return None
 
 
 def tensors(index: Path, checked: bool = True) -> dict[str, np.ndarray] | None:
-    """Every tensor; None if they cannot be told, as of one in pieces. Damaged as for `shapes`, and if one is not what
+    """Every tensor; None for an unknown form, as of a tensor in pieces. Damaged as for `shapes`, and if one is not what
     its checksum says, unless they need not be `checked`."""
     with suppress(_Unknown), _damaged(index):
-        found = _entries(index)
-        _refuse_overlaps(found.values())
-        return {name: _tensor(name, entry, checked) for name, entry in found.items()}
+        entries = _entries(index)
+        _refuse_overlaps(entries.values())
+        return {name: _tensor(name, entry, checked) for name, entry in entries.items()}
     return None
 
 
@@ -117,19 +117,19 @@ def _tensor(name: str, entry: _Entry, checked: bool) -> np.ndarray:
 
 
 def _entries(index: Path) -> dict[str, _Entry]:
-    """What the index says of every tensor. Damaged as for `shapes`; _Unknown if it cannot be told."""
+    """The index's entry of every tensor. Damaged as for `shapes`; _Unknown for another form."""
     try:
-        found = _messages(input_files.content(index, _MOST_BYTES))
+        messages = _messages(input_files.content(index, _MOST_BYTES))
     except UnicodeDecodeError:  # as of a tensor in pieces
         raise _Unknown from None
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise _Unknown from None
         raise
-    head = found.pop("", b"")
+    head = messages.pop("", b"")
     if _number(head, _BIG_ENDIAN):
         raise _Unknown
-    described = {name: _entry(index, name, _number(head, _FILES), message) for name, message in found.items()}
+    described = {name: _entry(index, name, _number(head, _FILES), message) for name, message in messages.items()}
     ends: dict[Path, int] = {}
     for entry in described.values():
         ends[entry.file] = max(entry.end, ends.get(entry.file, 0))
@@ -164,7 +164,7 @@ def _messages(content: bytes) -> dict[str, bytes]:
         raise ValueError("no such table")
     _, at = _handle(content, len(content) - _FOOTER)  # of a block that says nothing here
     listed, _ = _handle(content, at)
-    found, end, named = {}, 0, 0
+    messages, end, named = {}, 0, 0
     for _, place in _pairs(_block(content, *listed)):
         (start, size), _ = _handle(place, 0)
         if start < end:  # blocks that overlap would be read many times
@@ -174,10 +174,10 @@ def _messages(content: bytes) -> dict[str, bytes]:
             named += len(name)
             if named > _MOST_NAMES:
                 raise Damaged(f"the names in its index are more than the {_MOST_NAMES:,} bytes that are read")
-            found[name.decode()] = message
-            if len(found) > _MOST_TENSORS:
+            messages[name.decode()] = message
+            if len(messages) > _MOST_TENSORS:
                 raise Damaged(f"its index names more than the {_MOST_TENSORS:,} tensors that are read")
-    return found
+    return messages
 
 
 def _block(content: bytes, start: int, size: int) -> bytes:

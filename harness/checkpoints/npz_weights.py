@@ -1,7 +1,7 @@
 """Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
 
-The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. What a file
-claims of itself is compared with the bytes that are there, and with MOST_BYTES, before memory is taken for it.
+The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. The sizes
+that a file claims are compared with its length, and with MOST_BYTES, before memory is taken for them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,33 @@ from typing import TYPE_CHECKING, Any
 from base import bounds, plugins
 from base.fields import brief
 from base.storage import npz
+from harness.checkpoints.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
 
 SUFFIX = ".npz"
-FOREIGN = (".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".whl")  # what tools/import_weights.py reads besides
+FOREIGN = (
+    ".safetensors",
+    ".h5",
+    ".hdf5",
+    ".pth",
+    ".pt",
+    ".bin",
+    ".whl",
+)  # for tools/import_weights.py
 OPTIONS = "options"  # the entry with the JSON text
 MOST_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
 
 
-class ArchiveError(Exception):
+class NpzError(CheckpointError):
     """A file of weights that cannot be read. One line, the file named."""
 
 
 def located(path: Path) -> Path | None:
-    """The file of weights that a path speaks of: a .npz, or the short name of one that comes with the project."""
+    """The file of weights at a path: a .npz, or one of the project's own by its short name."""
     if path.suffix == SUFFIX:
         return path
     bundled = BUNDLED.get(str(path))
@@ -45,38 +54,38 @@ def options(path: Path) -> dict[str, Any]:
         return {}
     try:
         text = entries[OPTIONS]
-        found = bounds.json_value(str(text) if text.dtype.kind == "U" and not text.ndim else "")
-        if not isinstance(found, dict) or not isinstance(found.get("asked", {}), dict):
+        recorded = bounds.json_value(str(text) if text.dtype.kind == "U" and not text.ndim else "")
+        if not isinstance(recorded, dict) or not isinstance(recorded.get("asked", {}), dict):
             raise ValueError("it holds something else")
     except ValueError as error:
-        raise ArchiveError(
+        raise NpzError(
             f"weights {path} are damaged: the entry '{OPTIONS}' must hold one JSON object of options; {bounds.reason(error)}"
         ) from None
-    return found
+    return recorded
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every array by the name of its variable, in the precision it is kept in."""
-    found = _read(path, lambda name: name != OPTIONS)
-    odd = [name for name, value in found.items() if value.dtype.kind not in "fiu"]
+    """Every array by the name of its variable, in the precision of the file."""
+    values = _read(path, lambda name: name != OPTIONS)
+    odd = [name for name, value in values.items() if value.dtype.kind not in "fiu"]
     if odd:
-        raise ArchiveError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
-    return found
+        raise NpzError(f"weights {path} are damaged: {brief(odd[0])} holds no numbers")
+    return values
 
 
 def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
-    """The same values give the same bytes."""
+    """Writes a file of weights; the same values give the same bytes."""
     import numpy as np
 
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
 
 
-def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:
     try:
-        return npz.read(path, MOST_BYTES, wanted)
+        return npz.read(path, MOST_BYTES, wants)
     except FileNotFoundError:
         remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
-        raise ArchiveError(f"weights {path}: no such file{remedy}") from None
+        raise NpzError(f"weights {path}: no such file{remedy}") from None
     except (OSError, ValueError) as error:
-        raise ArchiveError(f"weights {path} cannot be read: {bounds.reason(error)}") from None
+        raise NpzError(f"weights {path} cannot be read: {bounds.reason(error)}") from None

@@ -1,7 +1,6 @@
-"""When is it time: host steps, log rows, checkpoints. Whole numbers only; nothing here keeps a place in the run.
-
-So a resumed run gets the answers of the unbroken one. `first`: updates done before a piece of it; `end`: after it.
-"""
+"""The length of a training, and the updates after which host steps end and log rows and checkpoints come. Whole numbers
+only, and no place in the run is remembered, so a resumed run gets the unbroken one's. `first`, `end`: updates done before
+a piece of the run, and after it."""
 
 from __future__ import annotations
 
@@ -11,18 +10,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from base.fields import exact
+from LR_Schedules._warmup import ScheduledRun
 
 MOST_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
-OPTIONS = (
+LENGTH_OPTIONS = (
     "epochs", "iterations", "logs_per_epoch", "log_freq", "batches_per_step", "ckpts_per_epoch", "epochs_per_ckpt",
     "ckpt_epochs_offset",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Horizon:
-    """The length of a run and its periods, in weight updates unless the name says otherwise."""
+class TrainingLength:
+    """A run's length and periods, in weight updates unless the name says otherwise."""
 
     images: int
     global_batch: int
@@ -32,15 +32,15 @@ class Horizon:
     iterations_per_step: int
     iterations_per_ckpt: int  # 0: never
     ckpt_epochs_offset: float = 0
-    tells_first: bool = False  # of a host step: the learning rate of its log row
+    logs_first_rate: bool = False  # a log row has the learning rate of its host step's first update, not of its last
 
     @classmethod
     def of(
         cls, *, images: int, global_batch: int, epochs: float | None = None, iterations: int | None = None,
         logs_per_epoch: int | None = None, log_freq: int | None = None, batches_per_step: int = 1000,
-        ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, tells_first: bool = False,
-    ) -> Horizon:  # fmt: skip
-        """`iterations`, `log_freq`, `epochs_per_ckpt` go before `epochs`, `logs_per_epoch`, `ckpts_per_epoch`."""
+        ckpts_per_epoch: int = 1, epochs_per_ckpt: int = 0, ckpt_epochs_offset: float = 0, logs_first_rate: bool = False,
+    ) -> TrainingLength:  # fmt: skip
+        """`iterations`, `log_freq` and `epochs_per_ckpt` win over `epochs`, `logs_per_epoch` and `ckpts_per_epoch`."""
         _check(images=images, global_batch=global_batch, batches_per_step=batches_per_step, epochs=epochs,
                iterations=iterations, log_freq=log_freq)  # fmt: skip
         if epochs is None and iterations is None:
@@ -54,7 +54,7 @@ class Horizon:
         ckpt = per_epoch * epochs_per_ckpt or (max(1, per_epoch // ckpts_per_epoch) if ckpts_per_epoch else 0)
         return cls(
             images=images, global_batch=global_batch, iterations_per_ckpt=ckpt, ckpt_epochs_offset=ckpt_epochs_offset,
-            tells_first=tells_first,
+            logs_first_rate=logs_first_rate,
             iterations=iterations or max(1, int(images * exact(epochs) // global_batch)),
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
@@ -84,8 +84,18 @@ class Horizon:
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
 
+    def scheduled(self, peak: float) -> ScheduledRun:
+        """The run as a learning-rate schedule sees it."""
+        return ScheduledRun(
+            peak=peak,
+            iterations=self.iterations,
+            epochs=self.exact_epochs,
+            iterations_per_epoch=self.iterations_per_epoch,
+            epochs_per_update=self.epochs_per_update,
+        )
+
     def longer(self, in_iterations: bool) -> list[str]:
-        """The option that makes the run half as long again, or by one epoch or update; nothing if none can."""
+        """The option for a run half as long again, or longer by one epoch or update; none beyond the largest number."""
         if in_iterations:
             more = min(self.iterations + (self.iterations + 1) // 2, MOST_ITERATIONS)
             return ["--iterations", str(more)] if more > self.iterations else []
@@ -93,12 +103,12 @@ class Horizon:
         epochs = max(math.ceil(1.5 * self.epochs), least)
         return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MOST_ITERATIONS else []
 
-    def told(self, end: int) -> int:
-        """The update whose learning rate stands in the log row after `end` updates."""
-        return self.grid_start(end - 1) if self.tells_first else end - 1
+    def logged_update(self, end: int) -> int:
+        """The update with the learning rate of the log row after `end` updates."""
+        return self.grid_start(end - 1) if self.logs_first_rate else end - 1
 
     def grid_start(self, first: int) -> int:
-        """Start of the host step that contains update `first`."""
+        """The start of the host step that contains update `first`."""
         return first - first % self.iterations_per_step
 
     def grid_end(self, first: int) -> int:
@@ -113,10 +123,8 @@ class Horizon:
             start = end
 
     def logs(self, first: int, end: int) -> bool:
-        """Whether the piece completes a host step that has a log row.
-
-        The row is the whole step's: a piece that a stop cut short has none, the piece that completes the step has it.
-        """
+        """Whether the piece completes a host step that has a log row. The row is the whole step's: the piece before a stop
+        has none, and the piece that completes the step has it."""
         whole = self.grid_start(first)
         if end != self.grid_end(first) or not self.log_interval:
             return end == self.grid_end(first) and (whole == 0 or end == self.iterations)
@@ -124,10 +132,8 @@ class Horizon:
         return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
 
     def checkpoints(self, first: int, end: int) -> bool:
-        """Whether the piece completes a host step after which the weights are kept and validated; as for `logs`.
-
-        Those are the host steps in which an epoch, or the period asked for, ends, and the run's last one, however near.
-        """
+        """Whether the piece completes a host step after which the weights are saved and validated, as for `logs`: one in
+        which an epoch, or the period of the options, ends, or the run's last one, however near."""
         period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):
             return False
@@ -156,7 +162,7 @@ def _crosses(period: int, first: int, end: int) -> bool:
     return end // period > first // period
 
 
-def _check(**given: float | None) -> None:
-    for name, value in given.items():
+def _check(**numbers: float | None) -> None:
+    for name, value in numbers.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {value}: it must be greater than 0")

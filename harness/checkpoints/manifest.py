@@ -6,13 +6,13 @@ import glob
 import hashlib
 import json
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from base import bounds
 from base.storage import files, input_files
+from harness.checkpoints.checkpoint import updates
 
 _SUFFIX = ".manifest.json"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -30,63 +30,57 @@ def there(prefix: Path) -> bool:
 
 
 def vouches(file: Path, prefix: Path) -> bool:
-    """Whether the manifest of a checkpoint says of one of its files what it is."""
+    """Whether the manifest of a checkpoint lists one of its files as it is."""
     with suppress(*_UNREADABLE):
-        return _renamed(_wanted(prefix), prefix).get(file.name) == _described(file)
+        return _renamed(_listed(prefix), prefix).get(file.name) == _described(file)
     return False
 
 
 def damage(prefix: Path) -> str | None:
-    """What is wrong with the files of a checkpoint by its manifest; None if all is well. Without a manifest, as with
-    checkpoints that other programs wrote, they must be regular files at least."""
+    """The first file of a checkpoint that differs from its manifest, as a message; None if all is well. Without a manifest,
+    as of other programs, the files must be regular ones at least."""
     try:
-        wanted = _wanted(prefix)
+        listed = _listed(prefix)
     except FileNotFoundError:
         return next(filter(None, map(_irregular, _files(prefix))), None)
     except _UNREADABLE:
         return f"{_path(prefix).name} cannot be read"
-    wanted = _renamed(wanted, prefix)
+    listed = _renamed(listed, prefix)
     for file in _files(prefix):
-        if file.name not in wanted:
-            return f"{file.name} is not in its manifest, which is of {', '.join(sorted(wanted)[:3]) or 'nothing'}"
-    for name, described in wanted.items():
+        if file.name not in listed:
+            return f"{file.name} is not in its manifest, which is of {', '.join(sorted(listed)[:3]) or 'nothing'}"
+    for name, described in listed.items():
         wrong = _differs(prefix, name, described)
         if wrong:
             return wrong
     return None
 
 
-def _wanted(prefix: Path) -> dict[str, Any]:
-    """What the manifest says of each file."""
+def _listed(prefix: Path) -> dict[str, Any]:
+    """Length and digest of each file by the manifest."""
     return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
 
 
-def _renamed(wanted: dict[str, Any], prefix: Path) -> dict[str, Any]:
-    """Under the present name of a checkpoint that somebody has given another one, which promises no other update."""
-    written = next((name.removesuffix(".index") for name in wanted if name.endswith(".index")), prefix.name)
-    promised = number(prefix.name)
-    if promised not in (None, number(written)) or not all(name.startswith(f"{written}.") for name in wanted):
-        return wanted
-    return {prefix.name + name[len(written) :]: described for name, described in wanted.items()}
-
-
-def number(name: str) -> int | None:
-    """The updates that a checkpoint's name promises; None for a name of another kind."""
-    match = re.search(r"ckpt-(0|[1-9][0-9]{0,17})$", name)
-    return int(match[1]) if match else None
+def _renamed(listed: dict[str, Any], prefix: Path) -> dict[str, Any]:
+    """The listed files under the present name of a checkpoint, if it was renamed and the name promises no other update."""
+    earlier = next((name.removesuffix(".index") for name in listed if name.endswith(".index")), prefix.name)
+    promised = updates(prefix.name)
+    if promised not in (None, updates(earlier)) or not all(name.startswith(f"{earlier}.") for name in listed):
+        return listed
+    return {prefix.name + name[len(earlier) :]: described for name, described in listed.items()}
 
 
 def _differs(prefix: Path, name: str, described: Any) -> str | None:
     file = prefix.with_name(Path(name).name)
     try:
-        found = _described(file)
+        actual = _described(file)
     except FileNotFoundError:
         return f"{file.name} is missing"
     except OSError as error:
         return f"{file.name}: {error.strerror}"
-    if found == described:
+    if actual == described:
         return None
-    same = isinstance(described, dict) and found["bytes"] == described.get("bytes")
+    same = isinstance(described, dict) and actual["bytes"] == described.get("bytes")
     return f"{file.name} has other bytes than were written" if same else f"{file.name} is cut short or overwritten"
 
 
@@ -103,7 +97,7 @@ def _path(prefix: Path) -> Path:
 
 
 def _files(prefix: Path) -> list[Path]:
-    """Of the checkpoint: its index, its tensors and its state."""
+    """The files of a checkpoint: index, tensors and state."""
     beside = [*prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"), *map(prefix.with_name, _named(prefix))]
     return sorted(file for file in beside if os.path.lexists(file))
 

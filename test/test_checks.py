@@ -11,7 +11,7 @@ from runs import run
 
 from base.errors import OptionError
 from harness.commands import cli
-from harness.run.run import prepare
+from harness.run.resolve import prepare
 
 TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
 BASE = "--dataset cifar-10 --generated-data --model-size 8"
@@ -99,7 +99,7 @@ def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins)
               "POPDIST_REPLICA_INDEX_OFFSET": "0"}),
     ],
 )  # fmt: skip
-def test_what_may_well_be_meant_is_not_doubted(words, environ):
+def test_what_may_well_be_meant_is_not_warned_of(words, environ):
     assert not [note for note in notes(words, environ) if "warning" in note or "changes nothing" in note]
 
 

@@ -1,0 +1,128 @@
+"""Finds checkpoints: in a run folder, and by the paths that --restore-path and --init-path name. No content but that of .npz
+files is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.checkpoints import npz_weights
+from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
+
+
+def numbered(folder: Path) -> list[Checkpoint]:
+    """The ckpt-<n> of a folder in order of n."""
+    names = [index for index in indices(folder) if NUMBERED.fullmatch(index.stem)]
+    return sorted(map(Checkpoint.of_index, names), key=lambda checkpoint: checkpoint.iteration)
+
+
+def indices(folder: Path) -> list[Path]:
+    """The *.index directly in a folder; none if there is no folder, CheckpointError if it may not be looked into."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
+    return [folder / name for name in names if name.endswith(".index")]
+
+
+def of_run(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
+    """The ckpt-<n> that a run can go on from; CheckpointError if there are none."""
+    if option == "--restore-path":
+        require_folder(folder)
+    checkpoints = numbered(folder)
+    if not checkpoints:
+        raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+    return checkpoints
+
+
+def require_folder(folder: Path) -> None:
+    """CheckpointError for anything else that --restore-path names where a run folder is needed."""
+    _refuse_address("--restore-path", folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
+
+
+def select(path: Path) -> list[Checkpoint]:
+    """`--restore-path` of a validation: all checkpoints of a folder (numbered first, then averages in its ckpt/ folder), the
+    checkpoints with a common prefix, or weights in a .npz file."""
+    _refuse_address("--restore-path", path)
+    file = npz_weights.located(path)
+    if file:
+        return [Checkpoint(str(file))]
+    if path.is_dir():
+        averages = [Checkpoint(str(index).removesuffix(".index")) for index in sorted(indices(path / "ckpt"))]
+        checkpoints = [*numbered(path), *averages]
+        if not checkpoints:
+            raise CheckpointError(
+                f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)"
+            )
+        return checkpoints
+    index = _index(path)
+    if index.exists():
+        return [Checkpoint.of_index(index)]
+    checkpoints = [Checkpoint.of_index(index) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
+    if not checkpoints:
+        _refuse_foreign("--restore-path", path)
+        raise CheckpointError(
+            f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
+            f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
+        )
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration)
+
+
+def initial(path: Path) -> Checkpoint | Path:
+    """`--init-path`: a checkpoint, or a folder that has some. CheckpointError for neither; weights in a .npz file are read,
+    so that damaged ones are refused before anything is written."""
+    _refuse_address("--init-path", path)
+    file = npz_weights.located(path)
+    if file:
+        npz_weights.options(file)
+        npz_weights.arrays(file)
+        return Checkpoint(str(file))
+    if path.is_dir() and numbered(path):
+        return path
+    if not path.is_dir() and _index(path).exists():
+        return Checkpoint.of_index(_index(path))
+    _refuse_foreign("--init-path", path)
+    raise CheckpointError(
+        f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
+        f"or {' or '.join(npz_weights.BUNDLED)}"
+    )
+
+
+def prefix(path: Path) -> Path:
+    """The prefix of a checkpoint's files; the path may be that of its index."""
+    name = path.name.removesuffix(".index").removesuffix(".meta")
+    return path.with_name(name) if name else path
+
+
+def _index(path: Path) -> Path:
+    """The .index of a checkpoint's prefix."""
+    return prefix(path).with_name(prefix(path).name + ".index")
+
+
+def run_folder(path: Path) -> Path:
+    """The place of a restore path's options: the run folder, or the .npz file itself."""
+    file = npz_weights.located(path)
+    if file:
+        return file
+    if path.is_dir():
+        return path
+    return path.parent.parent if path.parent.name == "ckpt" else path.parent
+
+
+def _refuse_address(option: str, path: Path) -> None:
+    """Nothing is fetched. A path has one slash where an address has two."""
+    scheme, _, rest = str(path).partition(":/")
+    if rest and scheme.isalnum() and not path.exists():
+        raise CheckpointError(f"{option} {scheme}://{rest}: only files here are read; download it first, and give its path")
+
+
+def _refuse_foreign(option: str, path: Path) -> None:
+    """Other projects' files are named as such."""
+    if path.suffix in npz_weights.FOREIGN:
+        raise CheckpointError(
+            f"{option} {path}: weights of another project have to be imported first: python tools/import_weights.py {path}"
+        )

@@ -1,0 +1,175 @@
+"""Whether the tensors of a checkpoint fit a run: by names and shapes, before any graph, and by their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulator.plan import kept
+from emulator.plan.kept import Kept
+from harness.checkpoints import find, read
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
+from harness.options.catalogue import LARGEST
+from harness.options.update_rules import UPDATE_RULES
+
+if TYPE_CHECKING:
+    from harness.run.run import Run
+
+_FP16 = 65504.0
+_BEYOND_FP16 = 65520.0  # rounds to infinity
+
+
+def model(run: Run) -> dict[str, Kept]:
+    """The tensors of a checkpoint that validation needs."""
+    return kept.model(run.trace.variables, run.plan.precision)
+
+
+def saved(run: Run) -> dict[str, Kept]:
+    """The tensors that a training saves, and needs to go on."""
+    names = UPDATE_RULES[run.options.training.optimiser].slots
+    slots = kept.slots(run.trace.variables, run.plan.precision, names, run.trained)
+    return {**model(run), **slots, kept.STEP: Kept((), half=False)}
+
+
+def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
+    """Shapes of tensors that have been read."""
+    return {name: value.shape for name, value in values.items()}
+
+
+def require_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Refuses checkpoints of another network for validation, as far as TensorFlow is not needed for it; a line on each that
+    is damaged and left out. A dry run warns of values, too, as the validation itself does."""
+    main = run.options.main
+    readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", thorough=main.dry_run)
+    for checkpoint, shapes in readable:
+        if shapes is not None:
+            require(shapes, model(run), checkpoint)
+            if main.dry_run:
+                damaged += warnings(run, read.plain_tensors(checkpoint, verified=True) or {}, checkpoint)
+    return damaged
+
+
+def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
+    """At most one line, on values that are validated all the same."""
+    return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
+
+
+def require_saved(run: Run, newest: Checkpoint) -> None:
+    """Refuses a whole checkpoint that a run cannot go on from, as far as TensorFlow is not needed for it."""
+    shapes = read.shapes(newest, verified=True)
+    if shapes is not None:
+        require(shapes, saved(run), newest)
+        refuse_faulty(run, _values(run, newest), newest, going_on=True)
+
+
+def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
+    """The tensors of a whole checkpoint; none where TensorFlow alone can read them, or where they are taken as they are."""
+    return {} if run.options.training.keep_going else read.plain_tensors(checkpoint, verified=True) or {}
+
+
+def require_beginning(run: Run, path: Path) -> None:
+    """Refuses weights of --init-path that a run cannot begin with, as far as TensorFlow is not needed for it."""
+    place = find.initial(path)
+    in_folder = isinstance(place, Path)
+    chosen = read.latest(place, "--init-path")[0] if in_folder else place
+    shapes = read.shapes(chosen, verified=in_folder)
+    if shapes is not None:
+        left = left_out(shapes, run, chosen)
+        refuse_faulty(run, without(_values(run, chosen), left), chosen)
+
+
+def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
+    """The classifier's variables where a new run has another number of classes than the checkpoint. Every other difference
+    is refused."""
+    slots = {name: each for name, each in saved(run).items() if name in shapes and name != kept.STEP}
+    expected = {**model(run), **slots}
+    left = _of_other_classes(shapes, expected, classifier(run))
+    require(shapes, {name: each for name, each in expected.items() if not name.startswith(tuple(left or "?"))}, checkpoint)
+    return left
+
+
+def without(values: Mapping[str, np.ndarray], left: list[str]) -> dict[str, np.ndarray]:
+    """The tensors for a new run: without the variables that are left out, and their slots."""
+    return {name: value for name, value in values.items() if not name.startswith(tuple(left or "?"))}
+
+
+def classifier(run: Run) -> str:
+    """The name of the last layer with a kernel."""
+    return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
+
+
+def _of_other_classes(shapes: Shapes, expected: Mapping[str, Kept], layer: str) -> list[str]:
+    """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`."""
+    names = [name for name in expected if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
+    pairs = [(shapes[name], expected[name].shape) for name in names if name in shapes]
+    last = {(there[-1:], here[-1:]) for there, here in pairs}
+    alike = all(len(there) == len(here) and there[:-1] == here[:-1] for there, here in pairs)
+    return names if alike and len(last) == 1 and all(there != here for there, here in last) else []
+
+
+def require(shapes: Shapes, expected: Mapping[str, Kept], checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint of another network or optimiser, naming the first difference."""
+    problems = [f"{name} is missing" for name in expected if name not in shapes]
+    problems += [
+        f"{name} has shape {list(shapes[name])} instead of {list(each.shape)}"
+        for name, each in expected.items()
+        if name in shapes and shapes[name] != each.shape
+    ]
+    if problems:
+        # a slot is named below its variable
+        slots_only = all(problem.endswith("is missing") and problem.rsplit("/", 1)[0] in expected for problem in problems)
+        options = "--optimiser and --variable-filter" if slots_only else "model options"
+        raise CheckpointError(
+            f"checkpoint {checkpoint.prefix} does not fit {'the optimiser' if slots_only else 'the network'} asked for: "
+            f"{problems[0]}"
+            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+            + f"; give the {options} that it was trained with"
+        )
+
+
+def refuse_faulty(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, going_on: bool = False) -> None:
+    """Refuses to train with values of no use, unless --keep-going is given. `going_on`: the values are the run's own."""
+    faulty = faults(values, saved(run), checkpoint)
+    if faulty and not run.options.training.keep_going:
+        remedy = _to_go_back(run, checkpoint) if going_on else "give other weights"
+        raise CheckpointError(f"{faulty[0]}; {remedy}, or --keep-going to go on with these all the same")
+
+
+def _to_go_back(run: Run, newest: Checkpoint) -> str:
+    """How a run goes on from weights that are sound."""
+    for older in reversed(find.numbered(Path(newest.prefix).parent)):
+        if older.iteration < newest.iteration and _is_sound(run, older):
+            return f"move the checkpoints after {older.name} elsewhere to go back to that one"
+    return "begin a new run, as no older checkpoint is sound"
+
+
+def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
+    """Whether a run can go on from a checkpoint, which is known without TensorFlow."""
+    with suppress(CheckpointError):
+        values = read.plain_tensors(checkpoint)
+        return values is not None and not faults(values, saved(run), checkpoint)
+    return False
+
+
+def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, Kept], checkpoint: Checkpoint) -> list[str]:
+    """At most one line: the first tensor with values that cannot be computed with, and the number of others."""
+    faulty = {
+        name: fault for name, each in expected.items() if name in values and (fault := _fault(name, values[name], each.half))
+    }
+    more = f" (and {len(faulty) - 1} more)" if len(faulty) > 1 else ""
+    return [f"weights {checkpoint.prefix}: {name} holds {fault}{more}" for name, fault in list(faulty.items())[:1]]
+
+
+def _fault(name: str, value: np.ndarray, half: bool) -> str:
+    if not np.isfinite(value).all():
+        return "values that are not finite"
+    largest = np.abs(value.astype(np.float64)).max(initial=0)
+    if half and largest >= _BEYOND_FP16:
+        return f"values beyond FP16's {_FP16:g} (see --precision)"
+    if largest > LARGEST:
+        return f"values beyond FP32's {LARGEST:.4g}"
+    return "negative values" if name.endswith("moving_variance") and (value < 0).any() else ""

@@ -1,0 +1,255 @@
+"""Reads checkpoints: their tensors, or the names and shapes of these, by their files alone or with TensorFlow. The manifest,
+the update of the name, the state and the tensors, and the run of the state must agree; weights in one .npz file have none of
+these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from base import bounds
+from base.fields import brief
+from base.process import quiet
+from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state, tensor_bundle
+from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
+from harness.checkpoints.saved_state import ITERATION
+from harness.run.arguments import RUN_ID
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_STEP = "global_step"  # the variable that counts updates
+Tensors = dict[str, "np.ndarray"]
+_Result = TypeVar("_Result")
+
+
+def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is damaged. TensorFlow is not
+    needed where manifest and state prove it whole, which is nearly always; otherwise the tensors have to be read."""
+    return _newest(find.of_run(folder, option), f"{option} {folder}", _whole)
+
+
+def newest(
+    folder: Path, option: str = "--restore-path", verified: Checkpoint | None = None
+) -> tuple[Checkpoint, Tensors, list[str]]:
+    """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
+    on each newer one that is damaged. `verified`: the result of `latest`, whose files are not compared with their manifest
+    again."""
+    return newest_of(find.of_run(folder, option), f"{option} {folder}", verified)
+
+
+def newest_of(
+    checkpoints: Iterable[Checkpoint], option: str, verified: Checkpoint | None = None
+) -> tuple[Checkpoint, Tensors, list[str]]:
+    """The newest of some checkpoints, as `newest`. `option` names them in errors; the error of a single one is its own."""
+    ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration)
+    if len(ordered) == 1:
+        return ordered[0], tensors(ordered[0], ordered[0] == verified), []
+    (checkpoint, values), warnings = _newest(ordered, option, lambda each: (each, _tensors(each, each == verified)))
+    return checkpoint, values, warnings
+
+
+def _newest(
+    checkpoints: Sequence[Checkpoint], option: str, look: Callable[[Checkpoint], _Result]
+) -> tuple[_Result, list[str]]:
+    """The result of `look` for the last checkpoint for which it raises no CheckpointError."""
+    damaged: list[tuple[str, CheckpointError]] = []
+    for checkpoint in reversed(checkpoints):
+        try:
+            return look(checkpoint), [_left_out(name, why) for name, why in damaged]
+        except CheckpointError as error:
+            damaged.append((checkpoint.name, error))
+    raise _all_damaged(option, damaged)
+
+
+def whole(
+    checkpoints: Sequence[Checkpoint], most: int | None = None, finite: bool = True
+) -> tuple[list[Checkpoint], list[str]]:
+    """The checkpoints that can be read and hold the weights of their numbers, or the last `most` of them, and a line on each
+    other one on the way. `finite`: with finite values alone."""
+    good, damaged = [], []
+    for checkpoint in reversed(checkpoints):
+        if len(good) == most:
+            break
+        try:
+            good.append(_finite(_whole(checkpoint)) if finite else _whole(checkpoint))
+        except CheckpointError as error:
+            damaged.append(_left_out(checkpoint.name, error))
+    return good[::-1], damaged[::-1]
+
+
+def initial(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
+    """The checkpoint of `--init-path`, its tensors, and a line on each newer one in its folder that is damaged."""
+    place = find.initial(path)
+    if isinstance(place, Path):
+        return newest(place, "--init-path")
+    return place, tensors(place), []
+
+
+def tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors:
+    """Every tensor of a checkpoint by name; CheckpointError for one that is damaged, or holds another update's weights
+    than its name says. `verified`: the files have been compared with their manifest."""
+    file = npz_weights.located(Path(checkpoint.prefix))
+    if file:
+        return npz_weights.arrays(file)
+    with _named(checkpoint):
+        return _tensors(checkpoint, verified)
+
+
+def plain_tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors | None:
+    """The result of `tensors`, or its error, without TensorFlow; None if TensorFlow alone can read the files. `verified`:
+    the files are known to be whole."""
+    if npz_weights.located(Path(checkpoint.prefix)):
+        return tensors(checkpoint)
+    with _named(checkpoint):
+        if verified:
+            return _plain_tensors(checkpoint, checked=False)
+        _verify(checkpoint)
+        return _proved_tensors(checkpoint)
+
+
+def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes | None:
+    """The shapes of the tensors by name, or the error of `tensors`, without TensorFlow; None if TensorFlow alone can read
+    the index."""
+    if npz_weights.located(Path(checkpoint.prefix)):
+        return {name: value.shape for name, value in tensors(checkpoint).items()}
+    with _named(checkpoint):
+        return _shapes(checkpoint, verified)
+
+
+def shapes_of(
+    checkpoints: Sequence[Checkpoint], option: str, thorough: bool = False
+) -> tuple[list[tuple[Checkpoint, Shapes | None]], list[str]]:
+    """The shapes of each checkpoint that is not damaged, and a line on each other one; `option` names all in errors. Several
+    are compared with their manifests only if `thorough`: that takes as long as reading them, which follows anyway."""
+    if len(checkpoints) == 1:
+        return [(checkpoints[0], shapes(checkpoints[0]))], []
+    good: list[tuple[Checkpoint, Shapes | None]] = []
+    damaged: list[tuple[str, CheckpointError]] = []
+    for checkpoint in checkpoints:
+        try:
+            good.append((checkpoint, _shapes(checkpoint, verified=not thorough)))
+        except CheckpointError as error:
+            damaged.append((checkpoint.name, error))
+    if damaged and not good:
+        raise _all_damaged(option, damaged)
+    return good, [_left_out(name, why) for name, why in damaged]
+
+
+def _all_damaged(option: str, damaged: Sequence[tuple[str, CheckpointError]]) -> CheckpointError:
+    return CheckpointError(f"{option}: all {len(damaged)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
+
+
+def _left_out(name: str, why: CheckpointError) -> str:
+    return f"warning: checkpoint {name} is damaged and left out: {why}"
+
+
+@contextmanager
+def _named(checkpoint: Checkpoint) -> Iterator[None]:
+    """Errors of the functions below do not name the checkpoint."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
+
+
+def _whole(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint; CheckpointError if it cannot be read or holds other weights than those of its number. Where a manifest
+    and a state prove the number, no more than the tensors' list is read, and TensorFlow reads only what nothing else can."""
+    if ITERATION in _verify(checkpoint) and manifest.there(Path(checkpoint.prefix)):
+        _shapes(checkpoint, verified=True)
+    elif _proved_tensors(checkpoint) is None:
+        quiet.import_tensorflow()
+        _tensors(checkpoint, verified=True)
+    return checkpoint
+
+
+def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state; CheckpointError if the files are not those of the manifest, or the state is another checkpoint's."""
+    wrong = manifest.damage(Path(checkpoint.prefix))
+    if wrong:
+        raise CheckpointError(wrong)
+    state = saved_state.read(checkpoint)
+    done, number = state.get(ITERATION), updates(checkpoint.name)
+    if number is not None and done is not None and done != number:
+        raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
+    if _belongs_elsewhere(checkpoint, state):
+        raise CheckpointError(
+            "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
+        )
+    return state
+
+
+def _belongs_elsewhere(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool:
+    """Whether a state names another run than the options beside it. A checkpoint with a name of its own may be anybody's."""
+    if not NUMBERED.fullmatch(checkpoint.name):
+        return False
+    with suppress(CheckpointError):  # unreadable options name no run
+        folder = Path(checkpoint.prefix).parent
+        return bool(state.get(RUN_ID)) and run_record.run_id(folder) not in (None, state[RUN_ID])
+    return False
+
+
+def _finite(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, which is whole; CheckpointError if a value is not finite."""
+    import numpy as np
+
+    values = _plain_tensors(checkpoint, checked=False)
+    for name, value in (_tensorflow_tensors(checkpoint) if values is None else values).items():
+        if not np.isfinite(value).all():
+            raise CheckpointError(f"{brief(name)} holds values that are not finite")
+    return checkpoint
+
+
+def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes | None:
+    if not verified:
+        _verify(checkpoint)
+        if not manifest.there(Path(checkpoint.prefix)):
+            _proved_tensors(checkpoint)
+    try:
+        return tensor_bundle.shapes(Path(f"{checkpoint.prefix}.index"))
+    except tensor_bundle.Damaged as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors:
+    if not verified:
+        _verify(checkpoint)
+    return _of_its_number(checkpoint, _tensorflow_tensors(checkpoint))
+
+
+def _proved_tensors(checkpoint: Checkpoint) -> Tensors | None:
+    """The tensors without TensorFlow, compared with the checksums in the index; None if TensorFlow alone can read them."""
+    values = _plain_tensors(checkpoint, checked=True)
+    return None if values is None else _of_its_number(checkpoint, values)
+
+
+def _of_its_number(checkpoint: Checkpoint, values: Tensors) -> Tensors:
+    """The tensors; CheckpointError if they are of another update than the checkpoint's name says."""
+    done, number = values.get(_STEP), updates(checkpoint.name)
+    if number is not None and done is not None and done.tolist() != number:
+        raise CheckpointError(f"it holds the weights of update {brief(done.tolist())}: it was copied or renamed")
+    return values
+
+
+def _plain_tensors(checkpoint: Checkpoint, checked: bool) -> Tensors | None:
+    try:
+        return tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), checked)
+    except tensor_bundle.Damaged as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _tensorflow_tensors(checkpoint: Checkpoint) -> Tensors:
+    import tensorflow.compat.v1 as tf
+
+    try:
+        reader = tf.train.NewCheckpointReader(checkpoint.prefix)
+        values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
+        raise CheckpointError(f"it cannot be read: {bounds.reason(error)}") from None
+    text = next((name for name, value in values.items() if not hasattr(value, "dtype") or value.dtype.hasobject), None)
+    if text is not None:
+        raise CheckpointError(f"{brief(text)} holds no numbers")
+    return values

@@ -1,0 +1,128 @@
+"""The record of a run in its folder: the options in arguments.json and arguments_restore.json, or in a .npz file, and the
+run's id, seed and calls in the states of its checkpoints. Either may be lost, damaged, or another run's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from base.storage import input_files
+from harness.checkpoints import find, npz_weights, saved_state
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.saved_state import Call, calls
+from harness.run.arguments import ASKED, RUN_ID, SEED, wrong_option
+
+_FIRST, _LATER = "arguments.json", "arguments_restore.json"
+State = dict[str, Any]
+
+
+def options(folder: Path) -> dict[str, Any]:
+    """The options of the run in a folder (or of the weights in a file), as they were requested."""
+    recorded = arguments(folder)
+    return {**recorded, **(recorded.get(ASKED) or {})}
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    """The content of a run's last arguments file, or of a .npz file's entry; empty without one."""
+    path = file(folder)
+    if npz_weights.located(folder):
+        return _sound(path, npz_weights.options(path))
+    return _sound(path, saved_state.json_object(path)) if _has_content(path) else {}
+
+
+def first(folder: Path) -> dict[str, Any]:
+    """The arguments of the call that began a run; empty if they are lost."""
+    path = folder / _FIRST
+    with suppress(CheckpointError):
+        return _sound(path, saved_state.json_object(path))
+    return {}
+
+
+def file(folder: Path) -> Path:
+    """The file with the options of the run in a folder: that of its last restore, or of its beginning. An emptied one counts
+    as missing. A .npz file has its own."""
+    last = folder / _LATER
+    return npz_weights.located(folder) or (last if _has_content(last) else folder / _FIRST)
+
+
+def _sound(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The arguments in a file; CheckpointError for values that no run records."""
+    wrong = wrong_option(recorded)
+    if wrong:
+        raise CheckpointError(f"{path} is damaged: {wrong}; put it back as the run wrote it")
+    return recorded
+
+
+def _has_content(path: Path) -> bool:
+    """Whether a file is there and not empty; one that cannot be read counts, as a link that leads nowhere."""
+    with suppress(OSError):
+        return b"".join(input_files.content(path, saved_state.MOST_JSON).split()) not in (b"", b"{}")
+    return os.path.lexists(path)
+
+
+def run_id(folder: Path) -> str | None:
+    """The id of the run in a folder: of its arguments, or, where an older version or somebody else wrote them, of the first
+    state that has one. None without arguments: the checkpoints may be anybody's then."""
+    recorded = arguments(folder)
+    if not recorded or recorded.get(RUN_ID):
+        return recorded.get(RUN_ID)
+    return next((state[RUN_ID] for _, state in _readable(folder) if state.get(RUN_ID)), None)
+
+
+def seeds(folder: Path, newest: Checkpoint) -> list[int]:
+    """The seed in the state of a run's newest checkpoint; without one, every other state's."""
+    known = {checkpoint: state[SEED] for checkpoint, state in _own(folder) if SEED in state}
+    return [known[newest]] if newest in known else sorted(set(known.values()))
+
+
+def _readable(folder: Path) -> Iterator[tuple[Checkpoint, State]]:
+    """The checkpoints of a folder whose states can be read, with their states."""
+    for checkpoint in find.numbered(folder):
+        with suppress(CheckpointError):
+            yield checkpoint, saved_state.read(checkpoint)
+
+
+def _own(folder: Path) -> list[tuple[Checkpoint, State]]:
+    """The readable checkpoints, less copies of another run's."""
+    own = (None, run_id(folder))
+    return [(checkpoint, state) for checkpoint, state in _readable(folder) if state.get(RUN_ID) in own]
+
+
+def lost(folder: Path) -> str | None:
+    """Why the recorded options are not those of the run's last call, by the calls in its states. A later instance may have
+    saved without recording any."""
+    recorded, path = arguments(folder), file(folder)
+    if path.name not in (_FIRST, _LATER) or recorded.get("instance"):
+        return None
+    known = None if path.name == _FIRST else calls(recorded)
+    name = next((checkpoint.name for checkpoint, state in _own(folder) if _is_later(calls(state), known)), None)
+    return f"{name} is of a later call of the run than {path}" if name else None
+
+
+def _is_later(way: Sequence[Call], known: Sequence[Call] | None) -> bool:
+    """Whether the calls of a state go on after the known ones; None: after the call that began the run, which an older
+    version may have left out."""
+    if known is None:
+        return len(way) > 1 or any(since for _, since in way)
+    return bool(known) and len(way) > len(known) and way[: len(known)] == known
+
+
+def warnings(folder: Path, lost: str | None) -> list[str]:
+    """A line where the options of a run's last restore are `lost`, or where those of its beginning are, and the last
+    restore's stand for them. A later instance has none."""
+    if lost:
+        return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing or empty"]
+    beginning, last = folder / _FIRST, file(folder)
+    if last.name != _LATER or arguments(folder).get("instance"):
+        return []
+    why = f"{beginning} is missing or empty"
+    try:
+        if _has_content(beginning):
+            _sound(beginning, saved_state.json_object(beginning))
+            return []
+    except CheckpointError as error:
+        why = str(error)
+    return [f"warning: {why}; {last.name} tells the options"]

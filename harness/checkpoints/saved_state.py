@@ -1,0 +1,123 @@
+"""The state in a checkpoint that is no variable: a JSON object of the update, the run, its calls, its averages and rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from base import bounds
+from base.storage import input_files
+from base.storage.tables import DOUBTED
+from harness.checkpoints import find, manifest
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.run.arguments import CALLS, COUNT, PAIRS, RUN_ID, SEED, SWITCH, TEXT, WHOLE, Rule, broken, is_number
+
+ITERATION = "iteration"  # the updates that the run had done
+ROLLING = "rolling"  # true in a checkpoint that the next one replaces
+MOST_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
+_DIGEST = "digest"
+_ABOVE_ONE = 1e-3  # of a rounded mean of fractions
+Call = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
+
+
+def _are_means(value: Any) -> bool:
+    """(loss, accuracy) each; a loss need not be finite, as --keep-going goes on after one."""
+    pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
+    return pairs and all(is_number(loss) and is_number(share) and 0 <= share <= 1 + _ABOVE_ONE for loss, share in value)
+
+
+_MEANS: Rule = (_are_means, "pairs of a loss and a fraction")
+_RULES: Mapping[str, Rule] = {
+    ITERATION: WHOLE,
+    ROLLING: SWITCH,
+    RUN_ID: TEXT,
+    SEED: WHOLE,
+    CALLS: PAIRS,
+    "host_steps": WHOLE,
+    "updates_per_step": COUNT,
+    "seconds": (lambda value: is_number(value) and 0 <= value < math.inf, "a number from 0 on"),
+    "window": _MEANS,
+    "open": _MEANS,
+}
+
+
+def signed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as its file holds it, with a digest that is checked where there is no manifest, too."""
+    state = json.loads(json.dumps(state))
+    return {**state, _DIGEST: _digest(state)}
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def read(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state; empty if its file is missing, or holds impossible values. CheckpointError for other content than was
+    written."""
+    return _read(checkpoint)[0]
+
+
+def unproved(checkpoint: Checkpoint) -> bool:
+    """Whether neither a digest nor a manifest proves a state to be as it was written."""
+    return _read(checkpoint)[1]
+
+
+def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
+    """The state, and whether it is `unproved`."""
+    if not os.path.lexists(checkpoint.state_path):
+        return {}, True
+    state = json_object(checkpoint.state_path)
+    digest = state.pop(_DIGEST, None)
+    if digest not in (None, _digest(state)):
+        raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
+    proved = digest is not None or manifest.vouches(checkpoint.state_path, Path(checkpoint.prefix))
+    return {} if broken(state, _RULES) else state, not proved
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A file with one JSON object."""
+    try:
+        value = bounds.json_value(input_files.content(path, MOST_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
+    return value
+
+
+def way_to(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
+    """(updates, state) of every checkpoint on the way to `newest` with a sound state; DOUBTED is true in an `unproved` one.
+
+    States beside that way are of updates that were done again: a checkpoint was damaged and left out, and the run went on
+    from an earlier one.
+    """
+    states = []
+    for checkpoint in find.numbered(folder):
+        if checkpoint.iteration <= newest.iteration:
+            with suppress(CheckpointError):
+                state, unproved = _read(checkpoint)
+                if state.get(ITERATION) == checkpoint.iteration:
+                    states.append((checkpoint.iteration, {**state, DOUBTED: True} if unproved else state))
+    way = next((calls(state) for done, state in states if done == newest.iteration), [])
+    return [(done, state) for done, state in states if _on_the_way(done, calls(state), way)]
+
+
+def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
+    """The calls in a state, in order; with `begun` a new one besides, which goes on after that many updates."""
+    earlier = [(name, since) for name, since in state.get(CALLS, ())]
+    return earlier if begun is None else [*earlier, (secrets.token_hex(4), begun)]
+
+
+def _on_the_way(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
+    """Whether the run passed a checkpoint after `done` updates; a state without calls is believed."""
+    if not earlier or not way:
+        return True
+    ends = {name: following for (name, _), (_, following) in zip(way, [*way[1:], ("", done)])}
+    return done <= ends.get(earlier[-1][0], -1)

@@ -1,0 +1,52 @@
+"""Options of which a layer may ask for one: a higher layer's choice drops the others of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from base.errors import OptionError
+from base.fields import brief
+from harness.options.catalogue import Catalogue, shown
+from harness.options.sections import ACCUMULATION
+from harness.options.sources import Layer
+
+EXCLUSIVE: tuple[tuple[str, ...], ...] = (
+    ("iterations", "epochs"),
+    ("abs_learning_rate", "base_learning_rate_exponent"),
+    ("abs_end_learning_rate", "poly_lr_end_ratio"),
+    ("group_norm", "batch_norm"),
+    ("generated_data", "synthetic_data"),
+    ("normalise_input", "symmetric_input"),
+    ("epochs_per_ckpt", "ckpts_per_epoch"),
+    ("log_freq", "logs_per_epoch"),
+    ("epochs_per_sync", "syncs_per_epoch"),
+    ("global_batch_size", ACCUMULATION),
+)
+
+
+def losers(values: Mapping[str, Any]) -> set[str]:
+    """The options that the values of one layer drop."""
+    lost: set[str] = set()
+    for group in EXCLUSIVE:
+        chosen = {name for name in group if name in values and _takes_part(name, values[name])}
+        lost |= set(group) - chosen if chosen else set()
+    return lost
+
+
+def refuse_contradictions(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
+    """OptionError for two options of one group in one layer."""
+    for group in EXCLUSIVE:
+        chosen = [name for name in group if name in values and _takes_part(name, values[name])]
+        if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
+            chosen = [name for name in chosen if name != "ckpts_per_epoch"]
+        if len(chosen) > 1:
+            place = layer.values[chosen[1]].where
+            flags = " and ".join(f"{known.options[name].flag} {brief(shown(values[name]))}" for name in chosen)
+            raise OptionError(f"{place}: {flags} exclude each other; give one of them")
+
+
+def _takes_part(name: str, value: Any) -> bool:
+    """Whether a value asks for its option. A switch that is off does not, and an exponent of 0 does; --epochs-per-ckpt 0
+    says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
+    return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)

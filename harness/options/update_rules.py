@@ -1,0 +1,69 @@
+"""The weight update rules as a table without TensorFlow: state, linearity, rates and options of each. The arithmetic is in
+`harness/programs/optimisers.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from base.errors import OptionError
+
+if TYPE_CHECKING:
+    from harness.options.sections import TrainingOptions
+
+RMSPROP_DECAY = 0.9  # of the mean square, unless options give another
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """One row. `highest_rate`: published trainings with batches up to 65,536 stay at or below it; momentum 0.9 does the work
+    of a rate ten times as large, and LARS scales by layer."""
+
+    slots: Mapping[str, float] = field(default_factory=dict)  # state of each weight by name, with its initial value
+    linear: bool = False  # in the gradient: the loss scale may be undone in the learning rate
+    highest_rate: float
+    options: tuple[str, ...] = ()  # that not every rule reads
+
+
+UPDATE_RULES: Mapping[str, UpdateRule] = {
+    "SGD": UpdateRule(linear=True, highest_rate=100.0),
+    "momentum": UpdateRule(slots={"Momentum": 0.0}, linear=True, highest_rate=20.0, options=("momentum",)),
+    "RMSprop": UpdateRule(
+        slots={"RMSProp": 1.0, "RMSProp_1": 0.0},
+        highest_rate=2.0,
+        options=("momentum", "rmsprop_decay", "rmsprop_base_decay_exp", "rmsprop_epsilon"),
+    ),
+    "LARS": UpdateRule(
+        slots={"Momentum": 0.0},
+        highest_rate=100.0,
+        options=("momentum", "lars_epsilon", "lars_eeta", "lars_skip_list", "lars_weight_decay"),
+    ),
+    "LAMB": UpdateRule(
+        slots={"LAMB_m": 0.0, "LAMB_v": 0.0},
+        highest_rate=1.0,
+        options=("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"),
+    ),
+}
+
+
+def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:
+    """--rmsprop-decay, or 1 - global batch x 2^--rmsprop-base-decay-exp, or 0.9; OptionError for a product above 1, or lost
+    beside 1."""
+    exponent = options.rmsprop_base_decay_exp
+    if options.rmsprop_decay is not None:
+        return options.rmsprop_decay
+    if exponent is None:
+        return RMSPROP_DECAY
+    share = global_batch * 2.0**exponent
+    if not 0 < share <= 1 or 1 - share == 1:
+        raise OptionError(
+            f"--rmsprop-base-decay-exp {exponent:g}: 1 - global batch x 2^exp = 1 - {global_batch} x {2.0**exponent:.4g} = "
+            f"{1 - share:.4g} must lie between 0 and 1; give a {'smaller' if share > 1 else 'larger'} exponent"
+        )
+    return 1 - share
+
+
+def named_by(words: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a variable's name contains one of the words."""
+    return lambda name: any(word in name for word in words)

@@ -1,0 +1,184 @@
+"""arguments.json, in which a run records its options and what followed from them: its content, and the rules for values
+that are read again. Anybody may have changed the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from base.fields import LARGEST_COUNT, brief
+from Datasets._spec import DataSpec
+from harness.options import sources
+from harness.options.catalogue import KINDS, Option
+from harness.options.exclusive import EXCLUSIVE
+from harness.options.update_rules import UPDATE_RULES
+from harness.run.run import Run
+
+CALLS = "calls"  # the calls of the run that led here; in the state of every checkpoint, too
+RUN_ID = "run_id"  # random, one for a run; in every state, too
+SEED = "seed"  # of everything random; in every state, too
+CLASSES = "class_names"  # a digest of the class names in their order
+ASKED = "asked"  # the requested values of options that something else followed from
+_NULLABLE = (CLASSES, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
+_LARGEST = 2**63 - 1
+Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
+
+
+def _is_whole(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number, which need not be finite."""
+    return type(value) is float or _is_whole(value, -_LARGEST)
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def _are_pairs(value: Any) -> bool:
+    pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
+    return pairs and all(isinstance(name, str) and _is_whole(since) for name, since in value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+COUNT: Rule = (lambda value: _is_whole(value, 1, LARGEST_COUNT), f"a whole number from 1 to {LARGEST_COUNT}")
+WHOLE: Rule = (_is_whole, "a whole number from 0 on")
+SWITCH: Rule = (lambda value: isinstance(value, bool), "true or false")
+TEXT: Rule = (lambda value: isinstance(value, str), "text")
+_TEXTS: Rule = (_are_texts, "a list of names")
+PAIRS: Rule = (_are_pairs, "pairs of a name and a whole number")
+_OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
+_NUMBER: Rule = (_is_finite, KINDS[float])
+_DERIVED: Mapping[str, Rule] = {
+    **dict.fromkeys((ASKED, "sources"), _OBJECT),
+    **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances", "num_classes"), COUNT),
+    **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
+    **dict.fromkeys(("grad_scale", "lr_scale"), _NUMBER),
+    **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
+    **dict.fromkeys((RUN_ID, CLASSES, "name", "command", "summary_str", "checkpoint_path"), TEXT),
+    **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
+    CALLS: PAIRS,
+    **dict.fromkeys(("instance_folders", "wd_exclude"), _TEXTS),
+}  # fmt: skip
+
+
+def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of arguments.json: every option's value and source, and the values that follow from them."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
+    linear, scale = UPDATE_RULES[run.options.training.optimiser].linear, run.options.training.loss_scaling
+    derived = {
+        "batch_size": run.plan.micro_batch,
+        "command": command,
+        "data_dir": run.data_dir,
+        "fold_used": run.plan.fold,
+        "global_batch_size": run.plan.global_batch,
+        "grad_scale": 1.0 if linear else scale,
+        "iterations_per_epoch": run.length.iterations_per_epoch,
+        "lr_scale": scale if linear else 1.0,
+        "name": run.name,
+        CLASSES: names_digest(run.source.spec),
+        "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
+        "parameters": run.trace.parameters,
+        "precision": run.plan.precision.name,
+        SEED: run.seed,
+        "seed_specified": run.options.device.seed is not None,
+        "summary_str": run.summary(),
+        "total_batch_size": run.plan.global_batch,
+        "total_iterations": run.length.iterations,
+        "total_replicas": run.plan.total_replicas,
+        "instances": run.plan.instances,
+        "instance": run.cluster.instance,
+        "instance_folders": list(run.folders),
+        "image_size": run.image_size,
+        "wd_exclude": list(run.not_decayed),
+    }
+    requested = {name: values[name] for name in ("global_batch_size", "image_size")}
+    return {**values, **derived, **extra, ASKED: requested, "sources": dict(run.options.sources)}
+
+
+def names_digest(spec: DataSpec) -> str | None:
+    """Of a data set's class names in their order; None if they are not known."""
+    names = json.dumps(spec.class_names).encode()
+    return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
+
+
+def wrong_option(recorded: Mapping[str, Any]) -> str | None:
+    """The first value that breaks its rule, or has not its option's type, as a message; null stands for none where a run may
+    write it."""
+    values = {name: value for name, value in recorded.items() if value is not None or name not in _nullable()}
+    wrong = broken(values, _DERIVED) or broken(values, _options()) or _wrong_instance(values) or _neither(recorded)
+    return wrong or (wrong_option(values[ASKED]) if values.get(ASKED) else None)
+
+
+def _neither(recorded: Mapping[str, Any]) -> str | None:
+    """Every run has a length and a learning rate, given in one of two ways."""
+    for one, other in (("iterations", "epochs"), ("abs_learning_rate", "base_learning_rate_exponent")):
+        if all(name in recorded and recorded[name] is None for name in (one, other)):
+            return f"{one} is null but must be a number where {other} is null"
+    return None
+
+
+def _wrong_instance(values: Mapping[str, Any]) -> str | None:
+    count = values.get("instances", math.inf)
+    instance = values.get("instance", 0)
+    return f"instance is {instance} but must be below instances, which is {count}" if instance >= count else None
+
+
+@functools.cache
+def _nullable() -> frozenset[str]:
+    """Names that may be null: options without a default, unless the data or every model that has them fills them in, and
+    some others."""
+    tables = sources.model_defaults()
+    empty = {option.name for option in sources.every_option(None) if option.default is None}
+    groups = {name for group in EXCLUSIVE for name in group} - {"batch_norm", "group_norm"}  # of which one stays null
+    filled = {name for name in empty - groups if all(name in table for own, table in tables if name in own)}
+    return frozenset({*empty - filled - {"dataset"}, *_NULLABLE})
+
+
+@functools.cache
+def _options() -> dict[str, Rule]:
+    """The rule of every option of any script, model and schedule, of which two may share a name."""
+    options: dict[str, list[Option]] = {}
+    for option in sources.every_option(None):
+        options.setdefault(option.name, []).append(option)
+    return {name: _typed(namesakes) for name, namesakes in options.items()}
+
+
+def _typed(options: list[Option]) -> Rule:
+    def keeps(value: Any) -> bool:
+        return any(_fits(option, value) for option in options)
+
+    several = "a list, each " if any(option.several for option in options) else ""
+    return keeps, several + " or ".join(dict.fromkeys(KINDS[option.base] for option in options))
+
+
+def _fits(option: Option, value: Any) -> bool:
+    """Whether a value of JSON is of the option's type; text that a flag alone stands for was a switch in older versions."""
+    if option.several and isinstance(value, list):
+        return all(_FITTING[option.base](each) for each in value)
+    return _FITTING[option.base](value) or (isinstance(value, bool) and bool(option.meta["bare"]))
+
+
+_FITTING: Mapping[type, Callable[[Any], bool]] = {
+    bool: SWITCH[0], int: lambda value: _is_whole(value, -_LARGEST), float: _is_finite, str: TEXT[0],
+}  # fmt: skip
+
+
+def broken(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> str | None:
+    """The first value that breaks its rule, as a message."""
+    names = (name for name, (keeps, _) in rules.items() if name in values and not keeps(values[name]))
+    return next((f"{name} is {_shown(values[name])} but must be {rules[name][1]}" for name in names), None)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else brief(repr(value))

@@ -1,0 +1,182 @@
+"""Rules on devices, stages, precision, norms and processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from base.errors import OptionError
+from harness.options.sections import flag
+from harness.run.cluster import RANKS, TF_CONFIG
+from harness.run.update_checks import only_moving, refuse_unmatched, trained_names
+
+if TYPE_CHECKING:
+    from harness.run.checks import Network, Resolved
+
+
+def forced_precision(network: Network) -> None:
+    """Each word of --force-weight-to-... names a trained variable, and no variable is forced both ways."""
+    device, trace = network.options.device, network.trace
+    half, single = device.force_weight_to_fp16, device.force_weight_to_fp32
+    for word in only_moving(half, trace):
+        raise OptionError(
+            f"--force-weight-to-fp16 {word} names moving statistics only, and they are kept in FP32; leave it out"
+        )
+    moving = only_moving(single, trace)
+    refuse_unmatched("--force-weight-to-fp16", half, trace)
+    refuse_unmatched("--force-weight-to-fp32", [word for word in single if word not in moving], trace)
+    for name in trained_names(trace):
+        words = [next((word for word in forced if word in name), "") for forced in (half, single)]
+        if all(words):
+            raise OptionError(
+                f"--force-weight-to-fp16 {words[0]} and --force-weight-to-fp32 {words[1]} both name {name}; leave it in one "
+                "of them"
+            )
+
+
+def forced_statistics(resolved: Resolved) -> Iterator[str]:
+    """Moving statistics need no force."""
+    words = only_moving(resolved.run.options.device.force_weight_to_fp32, resolved.run.trace)
+    if words:
+        yield f"--force-weight-to-fp32 {' '.join(words)} changes nothing: moving statistics are FP32 already"
+
+
+def name_suffix(resolved: Resolved) -> None:
+    """A run's name is one printable part of a path."""
+    suffix = resolved.run.options.logging.name_suffix
+    if suffix and (any(part in suffix for part in ("/", "\\", "..")) or not suffix.isprintable()):
+        raise OptionError(f"--name-suffix '{suffix}' must not contain / \\ .. or unprintable characters")
+
+
+def replaced_replicas(resolved: Resolved) -> Iterator[str]:
+    """The number of poprun's replicas goes before --replicas, which may be that of all instances."""
+    before, cluster = resolved.requested.device.replicas, resolved.run.cluster
+    if cluster.replicas is not None and before not in (1, cluster.replicas, cluster.replicas * cluster.size):
+        yield (f"--replicas {before} is replaced by poprun's {cluster.replicas} of {cluster.replicas * cluster.size}")
+
+
+def rounding_everywhere(resolved: Resolved) -> Iterator[str]:
+    """With FP32 weights no update rounds."""
+    before = resolved.requested.device.stochastic_rounding
+    if before != resolved.run.options.device.stochastic_rounding:
+        yield (
+            f"--stochastic-rounding {before}: with 16.32's FP32 weights, results and gradients are rounded at random (all)"
+        )
+
+
+def fp32_copy(resolved: Resolved) -> Iterator[str]:
+    """FP32 weights need no copy."""
+    precision = resolved.run.plan.precision
+    if not precision.half_master and precision.fp32_copy:
+        yield f"--offload-fp32-weight-copy changes nothing: with {precision.name} the weights are FP32"
+
+
+def saturation(resolved: Resolved) -> Iterator[str]:
+    """Only FP16 saturates."""
+    precision = resolved.run.plan.precision
+    if not precision.half and precision.saturate:
+        yield f"--saturate-on-overflow changes nothing: with {precision.name} nothing is half"
+
+
+def pipeline_on_one_device(resolved: Resolved) -> Iterator[str]:
+    """The stages of one device take turns."""
+    run = resolved.run
+    if run.trains and run.options.device.pipeline and run.options.device.shards == 1:
+        stages = f"{len(run.plan.stages)} stages" if len(run.plan.stages) > 1 else "one stage"
+        yield f"--pipeline with --shards 1: {stages} on one device, run as Sequential"
+
+
+def memory_proportions(resolved: Resolved) -> Iterator[str]:
+    """One value, or two a shard. A configuration's list may be for other shards than the command line's."""
+    run, options = resolved.run, resolved.run.options
+    values, shards = options.device.available_memory_proportion, options.device.shards
+    if len(values) in (0, 1, 2 * shards):
+        return
+    rule = f"--available-memory-proportion has {len(values)} values but needs 1, or 2 for each of the {shards} shards"
+    if options.given("available_memory_proportion") or (run.trains and not options.given("shards")):
+        raise OptionError(rule)
+    yield f"{rule}: the configuration's list, which changes nothing here, was for other shards"
+
+
+def batch_statistics(resolved: Resolved) -> Iterator[str]:
+    """Batch norm averages over several pictures, and its moving statistics move."""
+    run = resolved.run
+    if not run.batch_norm:
+        return
+    if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
+        yield (
+            "warning: --BN-decay 1 leaves the moving statistics as they begin, and validation takes them for those of the "
+            "pictures; give less than 1"
+        )
+    elif run.plan.micro_batch * run.plan.span == 1:
+        yield (
+            "warning: batch norm takes the statistics of one picture at a time, which are not those of validation; give "
+            "--micro-batch-size 2 or more, a --BN-span over replicas, or --group-norm"
+        )
+
+
+def neighbours(resolved: Resolved) -> Iterator[str]:
+    """A process that trains alone where the environment names others."""
+    if resolved.run.cluster.source:  # one of several, or started by poprun
+        return
+    workers, ranks = _workers(resolved.environ.get(TF_CONFIG, "")), resolved.environ.get(RANKS, "")
+    if workers > 1:
+        yield (
+            f"warning: {TF_CONFIG} names {workers} workers, and this process trains alone; give --distributed if they are "
+            "to train together"
+        )
+    elif ranks.isascii() and ranks.isdecimal() and len(ranks) < 10 and int(ranks) > 1:
+        yield (
+            f"warning: mpirun started {ranks} processes, and each of them trains alone; start them with poprun, or give "
+            f"--distributed and {TF_CONFIG}, if they are to train together"
+        )
+
+
+def _workers(text: str) -> int:
+    """Processes of TF_CONFIG that train: leaders and workers."""
+    try:
+        jobs = json.loads(text or "{}").get("cluster", {})
+        addresses = [jobs.get(job) for job in ("chief", "master", "worker")]
+        return sum(len(each) for each in addresses if isinstance(each, list))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return 0
+
+
+def options_of_stages(resolved: Resolved) -> Iterator[str]:
+    """Options of cuts and schedules beside an uncut network."""
+    options = resolved.run.options
+    for name in ("pipeline_schedule", "sharding_include_filter", "sharding_exclude_filter"):
+        if options.given(name) and len(resolved.run.plan.stages) == 1:
+            yield f"{options.words(name)} changes nothing: there is one stage"
+
+
+def options_of_other_norms(resolved: Resolved) -> Iterator[str]:
+    """Options of batch norm beside another norm, and of group norm beside batch norm."""
+    run, options = resolved.run, resolved.run.options
+    if options.given("BN_span") and run.plan.span > 1 and not run.batch_norm:
+        yield f"--BN-span {run.plan.span} changes nothing: the network has no batch norm"
+    if options.given("BN_decay") and not run.batch_norm:
+        yield f"{options.words('BN_decay')} changes nothing: the network has no batch norm"
+    if options.given("groups") and run.batch_norm:
+        yield f"{options.words('groups')} changes nothing: the network has batch norm; --group-norm has groups"
+
+
+def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
+    """Options of FP16 where nothing is half, and of forced weights that are so already."""
+    options, precision = resolved.run.options, resolved.run.plan.precision
+    device, half, single = options.device, options.device.force_weight_to_fp16, options.device.force_weight_to_fp32
+    rounds = options.given("stochastic_rounding") and device.stochastic_rounding != "OFF" and not half
+    without_effect = {
+        "fp32_accumulators": device.fp32_accumulators,
+        "enable_half_partials": device.enable_half_partials,
+        "stochastic_rounding": rounds,
+    }
+    for name, on in without_effect.items():
+        if on and not precision.half:
+            words = options.words(name) if name == "stochastic_rounding" else flag(name)
+            yield f"{words} changes nothing: with {precision.name} nothing is half"
+    if half and precision.half_master:
+        yield f"--force-weight-to-fp16 changes nothing: with {precision.name} weights are half already"
+    if single and not precision.half_master and not half:
+        yield f"--force-weight-to-fp32 changes nothing: with {precision.name} weights are FP32 already"

@@ -1,0 +1,218 @@
+"""From options to a run that is ready to build: data found and counted, model traced, batches and updates
+worked out, learning rates known. No TensorFlow, no files written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import ModuleType
+
+from base import plugins
+from base.errors import OptionError
+from emulator.plan import plan as plans
+from emulator.plan import precision
+from emulator.plan.devices import DeviceError
+from emulator.plan.machine import this_machine
+from emulator.plan.partition import PartitionError
+from emulator.plan.plan import ExecutionPlan, PlanError, PlanRequest
+from emulator.plan.precision import Precision
+from emulator.plan.schedules import ScheduleError
+from emulator.plan.trace import Trace, TraceError, trace
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, DeviceOptions, RunOptions
+from harness.run import checks, data
+from harness.run import cluster as clusters
+from harness.run.cluster import Cluster
+from harness.run.length import LENGTH_OPTIONS, TrainingLength
+from harness.run.run import Run
+from Models._segments import Segment
+
+EMBEDDED = "fashion-mnist"
+ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding without its place
+
+
+def prepare(
+    requested: RunOptions, environ: Mapping[str, str], notes: tuple[str, ...] = (), *, training: bool = True,
+    total_replicas: int | None = None,
+) -> Run:  # fmt: skip
+    """The run that the options lead to; OptionError or DataError for what does not fit. `total_replicas`: of all instances,
+    in an earlier part of the run, unless this call decides anew. `notes` come first in the log's head.
+
+    Not `training`: no learning rate is needed, and the global batch only dates the checkpoints.
+    """
+    cluster = clusters.find(requested, environ, training)
+    options = replace(requested, device=_device_options(requested, cluster, total_replicas))
+    model = plugins.load("Models", options.main.model)
+    checks.check(checks.BEFORE_DATA, options)
+    source = (data.for_predictions if options.checkpoint.predict else data.open_source)(options.dataset, environ)
+    family = data.family(options.dataset.dataset)
+    image_size = options.dataset.image_size or model.image_size(options.model, family)
+    two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
+    segments = model.build(options.model, family, source.spec.num_classes, two_pass)
+    traced = _trace(segments, image_size, data.channels(options.dataset))
+    checks.check(checks.BEFORE_PLAN, checks.Network(options=options, trace=traced))
+    plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
+    peak = _peak_rate(options, plan.global_batch) if training else None
+    run = Run(
+        options=options,
+        source=source,
+        data_dir=_data_dir(options.dataset, environ),
+        image_size=image_size,
+        segments=segments,
+        trace=traced,
+        plan=plan,
+        length=length,
+        peak_rate=peak,
+        rate=(lambda i: 0.0) if peak is None else _rate(options, length, peak),
+        seed=secrets.randbelow(2**31) if options.device.seed is None else options.device.seed,
+        name=_name(options, model, plan),
+        not_decayed=model.NOT_DECAYED[family],
+        cluster=cluster,
+    )
+    checked = checks.check_run(checks.Resolved(run=run, requested=requested, environ=environ))
+    return replace(run, notes=(*notes, *source.spec.notes, *checked))
+
+
+def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:
+    """With poprun's number of replicas, or, unless the command line gives one, this instance's part of `total_replicas`.
+
+    With FP32 weights no update rounds, so stochastic rounding that somebody gives is that of results and gradients. Recorded
+    as `all`, it is not taken for the default where the run goes on.
+    """
+    device, source = options.device, options.sources.get("stochastic_rounding", "")
+    if cluster.replicas is not None:
+        device = replace(device, replicas=cluster.replicas)
+    elif total_replicas and not options.given("replicas") and total_replicas % cluster.size == 0:
+        device = replace(device, replicas=total_replicas // cluster.size)
+    explicit = device.stochastic_rounding in ON and source.startswith((COMMAND_LINE, CONFIGURATION))
+    return replace(device, stochastic_rounding="all") if explicit and device.precision == "16.32" else device
+
+
+def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
+    try:
+        return trace(segments, image_size, channels)
+    except TraceError as error:
+        raise OptionError(f"the model cannot be built: {error}; change --groups, --group-dim or the size") from None
+
+
+def _plan_and_length(
+    options: RunOptions, traced: Trace, images: int, training: bool, cluster: Cluster
+) -> tuple[ExecutionPlan, TrainingLength]:
+    # validation runs the whole network at once: stages, spans and folds are the training's affair
+    request = _plan_request(options, cluster) if training else _validation_plan_request(options)
+    try:
+        plan = plans.resolve(request, traced, this_machine())
+        length = TrainingLength.of(
+            images=images,
+            global_batch=plan.global_batch,
+            logs_first_rate=getattr(options.schedule, "logs_first_rate", False),
+            **{name: value for name, value in options.values().items() if name in LENGTH_OPTIONS},
+        )
+    except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
+        raise OptionError(str(error)) from None
+    return replace(plan, updates_per_step=length.iterations_per_step if training else 0), length
+
+
+def _precision(options: RunOptions) -> Precision:
+    device = options.device
+    places = {"OFF": precision.OFF, "all": precision.ALL}
+    checks = precision.EXCEPTIONS if device.fp_exceptions else precision.NANS if device.analyse_nans else ""
+    return precision.named(
+        device.precision,
+        stochastic=places.get(device.stochastic_rounding, precision.UPDATE),
+        saturate=device.saturate_on_overflow,
+        fp32_copy=options.training.offload_fp32_weight_copy,
+        checks=checks,
+        to_half=device.force_weight_to_fp16,
+        to_single=device.force_weight_to_fp32,
+        half_accumulators=not device.fp32_accumulators,
+    )
+
+
+def _validation_plan_request(options: RunOptions) -> PlanRequest:
+    device = options.device
+    asked = options.given("select_ipu")  # a recorded one may be for training
+    chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
+    return PlanRequest(
+        micro_batch=options.training.micro_batch_size,
+        precision=_precision(options),
+        device=device.device,
+        select=("AUTO", chosen),
+    )
+
+
+def _plan_request(options: RunOptions, cluster: Cluster) -> PlanRequest:
+    training, device = options.training, options.device
+    return PlanRequest(
+        micro_batch=training.micro_batch_size,
+        accumulation=training.gradient_accumulation_count,
+        replicas=device.replicas,
+        global_batch=training.global_batch_size,
+        precision=_precision(options),
+        shards=device.shards,
+        pipeline=device.pipeline,
+        splits=device.pipeline_splits,
+        schedule=device.pipeline_schedule,
+        include=device.sharding_include_filter,
+        exclude=device.sharding_exclude_filter,
+        recompute=device.enable_recomputation,
+        span=device.BN_span,
+        fold=device.fold,
+        fold_bytes=device.fold_memory * 10**6,
+        identical_replica_seeding=device.identical_replica_seeding,
+        offload_state=not device.disable_variable_offloading,
+        divide_state=device.rts,
+        device=device.device,
+        select=device.select_ipu,
+        instances=cluster.size,
+        instance=cluster.instance,
+        all_reduce_bucket_bytes=device.max_cross_replica_buffer_size,
+    )
+
+
+def _peak_rate(options: RunOptions, global_batch: int) -> float:
+    training = options.training
+    if training.abs_learning_rate is not None:
+        return training.abs_learning_rate
+    if training.base_learning_rate_exponent is None:
+        raise OptionError(
+            f"model {options.main.model} has no default learning rate for --optimiser {training.optimiser}: give "
+            "--base-learning-rate-exponent or --abs-learning-rate"
+        )
+    return 2.0**training.base_learning_rate_exponent * global_batch
+
+
+def _rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[[int], float]:
+    schedule = plugins.load("LR_Schedules", options.main.lr_schedule)
+    try:
+        return schedule.build(options.schedule, length.scheduled(peak))
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
+    """The run's name without its random end, and its suffix."""
+    name = model.run_name(
+        options.model,
+        micro=str(plan.micro_batch),
+        replicas=f"x{plan.total_replicas}r" if plan.total_replicas > 1 else "",
+        accumulation=_accumulation_label(plan),
+        precision=plan.precision.label,
+    )
+    suffix = options.logging.name_suffix
+    return f"{name}_{suffix}" if suffix else name
+
+
+def _accumulation_label(plan: ExecutionPlan) -> str:
+    """x<count>p in a pipeline, x<count>a outside of one."""
+    if plan.pipelined:
+        return f"x{plan.accumulation}p"
+    return f"x{plan.accumulation}a" if plan.accumulation > 1 else ""
+
+
+def _data_dir(options: DatasetOptions, environ: Mapping[str, str]) -> str | None:
+    """The data's folder in full, so that the run can be resumed from anywhere; None if no files are read."""
+    reads = not options.random_data and options.dataset != EMBEDDED
+    folder = options.data_dir or (environ.get("DATA_DIR") if reads else None)
+    return os.path.abspath(folder) if folder else None

@@ -1,0 +1,220 @@
+"""Rules on weight updates: learning rates, optimisers, loss scale, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from base import plugins
+from base.errors import OptionError
+from emulator.plan.trace import Trace
+from harness.options.catalogue import LARGEST
+from harness.options.sections import RECORDED, RunOptions, flag
+from harness.options.update_rules import UPDATE_RULES, rmsprop_decay
+
+if TYPE_CHECKING:
+    from harness.run.checks import Network, Resolved
+
+LOWEST_RATE = 1e-9  # moves no weight of size 0.01 by the last bit of FP32
+EXPONENTS = "from -14 to -5"  # of the published recipes
+ROUNDING = 1.001  # times a peak: more is a rise
+BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or takes none in
+    **dict.fromkeys(("momentum", "lamb_beta1", "lamb_beta2"), "forgets no gradient ever"),
+    "rmsprop_decay": "takes no gradient into the mean square ever",
+}
+LOSS_SCALES = 2.0**-10, 2.0**20  # beyond which most gradients in FP16 are 0, or too large
+
+
+def trained_variables(network: Network) -> None:
+    """Each word of --variable-filter names a trained variable."""
+    refuse_unmatched("--variable-filter", network.options.training.variable_filter, network.trace)
+
+
+def refuse_unmatched(option: str, words: Sequence[str], trace: Trace) -> None:
+    """OptionError for a word that no trained variable's name contains."""
+    names = trained_names(trace)
+    for word in words:
+        if not any(word in name for name in names):
+            parts = sorted({name.split("/")[1] for name in names} | {name.rsplit("/", 1)[-1] for name in names})
+            raise OptionError(
+                f"{option} {word}: no trained variable's name contains it{plugins.did_you_mean(word, parts)}; names are "
+                f"like {names[0]} and {names[-1]}"
+            )
+
+
+def trained_names(trace: Trace) -> list[str]:
+    """Names of the variables that gradients move."""
+    return [variable.name for variable in trace.variables if variable.trainable]
+
+
+def only_moving(words: Sequence[str], trace: Trace) -> list[str]:
+    """The words that some name of a moving statistic contains, and no name of a trained variable."""
+    trained, moving = trained_names(trace), [variable.name for variable in trace.variables if not variable.trainable]
+    return [word for word in words if any(word in name for name in moving) and not any(word in name for name in trained)]
+
+
+def rmsprop_decays(resolved: Resolved) -> Iterator[str]:
+    """The decay lies between 0 and 1, however it is given."""
+    options = resolved.run.options.training
+    if options.optimiser == "RMSprop":
+        rmsprop_decay(options, resolved.run.plan.global_batch)
+        if options.rmsprop_decay is not None and options.rmsprop_base_decay_exp is not None:
+            yield "--rmsprop-decay and --rmsprop-base-decay-exp are both given: the decay is used"
+
+
+def skip_lists(resolved: Resolved) -> Iterator[str]:
+    """Each word of a skip list names a trained variable. A recorded list was checked when it was given, and the default need
+    not match."""
+    options, trace = resolved.run.options, resolved.run.trace
+    name = f"{options.training.optimiser.lower()}_skip_list"
+    words = getattr(options.training, name, ())
+    if options.sources.get(name, RECORDED).startswith(RECORDED):
+        return
+    moving = only_moving(words, trace)
+    if moving:
+        yield f"{flag(name)} {' '.join(moving)} changes nothing: moving statistics are not trained"
+    names = trained_names(trace)
+    for word in words:
+        if word not in moving and not any(word in name for name in names):
+            raise OptionError(
+                f"{flag(name)} {word} matches no trained variable; their names are like {', '.join(names[:3])}"
+            )
+
+
+def more_than_an_epoch(resolved: Resolved) -> Iterator[str]:
+    """An update that takes pictures twice."""
+    batch, images = resolved.run.plan.global_batch, resolved.run.source.spec.train_images
+    if batch > images:
+        yield f"one update takes {batch} samples: more than the {images} images of an epoch"
+
+
+def averages(resolved: Resolved) -> Iterator[str]:
+    """Averages of weights need checkpoints."""
+    training, checkpoint = resolved.run.options.training, resolved.run.options.checkpoint
+    words = [f"--weight-avg-N {n}" for n in training.weight_avg_N]
+    words += [f"--weight-avg-exp {decay:g}" for decay in training.weight_avg_exp]
+    if words and not (checkpoint.ckpts_per_epoch or checkpoint.epochs_per_ckpt):
+        raise OptionError(f"{words[0]} averages the run's checkpoints, and --ckpts-per-epoch 0 writes none; give 1 or more")
+    if words and checkpoint.max_ckpts_to_keep:
+        yield (
+            f"--max-ckpts-to-keep {checkpoint.max_ckpts_to_keep}: {' and '.join(words)} can only take the checkpoints that "
+            "are left at the end"
+        )
+
+
+def decays_of_one(resolved: Resolved) -> None:
+    """A decay below 1 lets old gradients go."""
+    training = resolved.run.options.training
+    for name, effect in BELOW_ONE.items():
+        value = getattr(training, name)
+        if name in UPDATE_RULES[training.optimiser].options and value is not None and value >= 1:
+            raise OptionError(f"{flag(name)} {value:g} {effect}; give less than 1")
+
+
+def label_smoothing(resolved: Resolved) -> None:
+    """The true class stays the most probable one."""
+    classes = resolved.run.source.spec.num_classes
+    smoothing, most = resolved.run.options.training.label_smoothing or 0.0, (classes - 1) / classes
+    if smoothing >= most:
+        raise OptionError(
+            f"--label-smoothing {smoothing:g} leaves the true class of {classes} no more than each other one; give less "
+            f"than {most:.4g}"
+        )
+
+
+def peak_rate(resolved: Resolved) -> Iterator[str]:
+    """The highest learning rate lies where published ones do."""
+    run, training = resolved.run, resolved.run.options.training
+    exponent, published = training.base_learning_rate_exponent, UPDATE_RULES[training.optimiser].highest_rate
+    if not run.highest_rate:
+        yield (
+            f"warning: the learning rate is 0 in all of the run's {run.length.iterations} updates: the warm-up begins "
+            "there, and nothing is learnt; give more --iterations or --epochs, or --warmup-epochs 0"
+        )
+    elif training.abs_learning_rate is None and exponent is not None and exponent > 0:
+        yield (
+            f"warning: --base-learning-rate-exponent {exponent:g} makes the learning rate 2^{exponent:g} x "
+            f"{run.plan.global_batch} = {run.peak_rate:.4g}; published exponents are {EXPONENTS}, and --abs-learning-rate "
+            "takes a rate as it is"
+        )
+    elif run.highest_rate > published:
+        yield (
+            f"warning: the learning rate goes up to {run.highest_rate:.4g}, and published ones for --optimiser "
+            f"{training.optimiser} not beyond {published:g}; see --abs-learning-rate and --base-learning-rate-exponent"
+        )
+    elif run.highest_rate < LOWEST_RATE:
+        yield (
+            f"warning: the learning rate is {run.highest_rate:.4g} at most, and below {LOWEST_RATE:g} hardly a weight moves"
+        )
+
+
+def final_rate(resolved: Resolved) -> Iterator[str]:
+    """A schedule's rate falls."""
+    run = resolved.run
+    last = run.rate(run.length.iterations - 1)
+    rise = f"the {run.options.main.lr_schedule} schedule lets the learning rate rise from {run.peak_rate:.4g}"
+    if not last <= LARGEST:
+        raise OptionError(f"{rise} beyond FP32's largest number, {LARGEST:.4g}; {_falling(run.options)} if it is to fall")
+    if last > ROUNDING * run.peak_rate:
+        yield f"warning: {rise} to {last:.4g} at the end; {_falling(run.options)} if it is to fall"
+
+
+def _falling(options: RunOptions) -> str:
+    """The remedy for a rate that rises."""
+    if not hasattr(options.schedule, "poly_lr_end_ratio"):
+        return "its decay must be below 1"
+    if options.schedule.abs_end_learning_rate is not None:
+        return f"--abs-end-learning-rate {options.schedule.abs_end_learning_rate:g} must be below the first"
+    return f"--poly-lr-end-ratio {options.schedule.poly_lr_end_ratio:g} must be below 1"
+
+
+def weight_decay(resolved: Resolved) -> Iterator[str]:
+    """An update leaves some of each weight. LARS and LAMB decay by shares of a norm."""
+    training, highest = resolved.run.options.training, resolved.run.highest_rate
+    shrunk = highest * (training.weight_decay or 0)
+    if UPDATE_RULES[training.optimiser].linear and shrunk >= 1:
+        yield (
+            f"warning: --weight-decay {training.weight_decay:g} x learning rate {highest:.4g} = {shrunk:.4g}: an update "
+            "takes away as much as the weights are, or more; give less of either"
+        )
+
+
+def average_of_the_first(resolved: Resolved) -> Iterator[str]:
+    """A decay of 1 takes no later checkpoint in."""
+    if 1.0 in resolved.run.options.training.weight_avg_exp:
+        yield "warning: --weight-avg-exp 1 is the first checkpoint, and takes nothing of the others; give less than 1"
+
+
+def endless_warmup(resolved: Resolved) -> Iterator[str]:
+    """A warm-up, given explicitly, ends before the run does."""
+    run = resolved.run
+    warmup = getattr(run.options.schedule, "warmup_epochs", 0)
+    if run.highest_rate and run.options.given("warmup_epochs") and warmup >= run.length.epochs:
+        yield (
+            f"warning: --warmup-epochs {warmup:g} is the whole run of {run.length.epochs:.4g} epochs: the learning rate "
+            f"never gets to its {run.peak_rate:.4g}"
+        )
+
+
+def loss_scale(resolved: Resolved) -> Iterator[str]:
+    """Scaled gradients are numbers of FP16."""
+    scale, (least, most) = resolved.run.options.training.loss_scaling, LOSS_SCALES
+    if resolved.run.plan.precision.half and not least <= scale <= most:
+        effect = "overflow" if scale > most else "become 0"
+        yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in FP16; give from {least:.2g} to {most:.2g}"
+
+
+def options_of_other_rules(resolved: Resolved) -> Iterator[str]:
+    """Options of another optimiser than the run's."""
+    options = resolved.run.options
+    read = UPDATE_RULES[options.training.optimiser].options
+    for name in dict.fromkeys(name for rule in UPDATE_RULES.values() for name in rule.options):
+        if options.given(name) and name not in read:
+            yield f"{flag(name)} changes nothing: --optimiser is {options.training.optimiser}"
+
+
+def stop_after_the_end(resolved: Resolved) -> Iterator[str]:
+    """A stop lies within the run."""
+    stop, updates = resolved.run.options.training.stop_after, resolved.run.length.iterations
+    if stop is not None and stop >= updates:
+        yield f"--stop-after {stop} changes nothing: the run has {updates} updates"
