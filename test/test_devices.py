@@ -10,7 +10,7 @@ from runs import run, succeed
 from base.errors import OptionError
 from emulator.plan import devices, machine, plan
 from emulator.plan.machine import Machine
-from emulator.plan.plan import PlanError, PlanRequest
+from emulator.plan.plan import PlanError
 from harness.commands import cli, gc_info
 from harness.run.run import Run, prepare
 
@@ -24,9 +24,8 @@ def prepared(words: str) -> Run:
 
 def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPlan:
     run = prepared(words)
-    asked = PlanRequest(micro_batch=4, shards=run.options.device.shards, pipeline=run.options.device.pipeline,
-                   splits=run.options.device.pipeline_splits, accumulation=8)  # fmt: skip
-    return plan.resolve(dataclasses.replace(asked, **request), run.trace, there)
+    asked = dataclasses.replace(run.options.device, **request)
+    return plan.resolve(asked, run.trace, there, micro_batch=4, accumulation=8)
 
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
@@ -116,7 +115,7 @@ def test_stages_go_to_the_graphics_cards_there_are():
     assert names(Machine(2, 2)) == ("/gpu:0", "/gpu:0", "/gpu:1", "/gpu:1")
     assert names(Machine(2, 8)) == ("/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3")
     assert names(Machine(2, 2), device="cpu") == names(Machine(2, 0))
-    assert names(Machine(2, 2), shards=1, pipeline=False, splits=()) == ("/gpu:0",)
+    assert names(Machine(2, 2), shards=1, pipeline=False, pipeline_splits=()) == ("/gpu:0",)
     with pytest.raises(PlanError, match="there is no GPU"):
         names(Machine(2, 0), device="gpu")
 

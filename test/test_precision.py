@@ -16,7 +16,8 @@ from emulator.layers.half import Rounding
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.layers.watch import GradientWatch
 from emulator.plan.machine import Machine
-from emulator.plan.plan import PlanRequest, resolve
+from emulator.plan.options import DeviceOptions
+from emulator.plan.plan import resolve
 from emulator.plan.precision import ALL, OFF, named
 from emulator.plan.trace import trace
 from emulator.program import stages
@@ -250,7 +251,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
     counted = trace(segments, side)
-    plan = resolve(PlanRequest(micro_batch=4, precision=precision, recompute=recompute), counted, Machine(2, 0))
+    plan = resolve(DeviceOptions(enable_recomputation=recompute), counted, Machine(2, 0), micro_batch=4, precision=precision)
     trained = {}
     for o in counted.operations:
         trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)

@@ -136,7 +136,7 @@ def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
         taken_in.setdefault(operation.segment, FP32 * operation.source.elements)
     total = 0
     for stage, window in zip(plan.stages, plan.windows):
-        if plan.recompute:
+        if plan.options.enable_recomputation:
             total += window * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
         else:
             total += window * sum(kept[name] for name in stage)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from emulator.plan.options import DeviceOptions
+
 OFF, UPDATE, ALL = "off", "update", "all"  # where rounding is stochastic
 NANS, EXCEPTIONS = "nans", "exceptions"  # what ends a run at the first result that is not finite
 
@@ -23,6 +25,20 @@ class Precision:
     half_accumulators: bool = True
     to_half: tuple[str, ...] = ()  # weights whose name contains one of these are kept in half whatever `half_master` says
     to_single: tuple[str, ...] = ()  # or in FP32
+
+    @classmethod
+    def of(cls, options: DeviceOptions, fp32_copy: bool = False) -> Precision:
+        """As the device's options ask for it."""
+        return named(
+            options.precision,
+            stochastic={"OFF": OFF, "all": ALL}.get(options.stochastic_rounding, UPDATE),
+            saturate=options.saturate_on_overflow,
+            fp32_copy=fp32_copy,
+            checks=EXCEPTIONS if options.fp_exceptions else NANS if options.analyse_nans else "",
+            to_half=options.force_weight_to_fp16,
+            to_single=options.force_weight_to_fp32,
+            half_accumulators=not options.fp32_accumulators,
+        )
 
     def keeps_half(self, name: str) -> bool:
         """Whether the weights of that name, and their slots, are kept in half."""

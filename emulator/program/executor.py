@@ -575,7 +575,7 @@ class _HostStep:
         found: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
             for names in _buckets(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
-                                  training.plan.all_reduce_bucket_bytes):  # fmt: skip
+                                  training.plan.options.max_cross_replica_buffer_size):  # fmt: skip
                 found |= _summed(group, {name: means[name] for name in names})
             found |= _summed(group, {**{name: means[name] for name in small}, "": stop_requests})
         agreed = tf.cast(tf.round(found.pop("")), tf.int32)

@@ -66,7 +66,9 @@ def chunks(
     def chunk(names: tuple[str, ...]) -> Chunk:
         return Chunk([named[name] for name in names], tuple(v for name in names for v in variables.get(name, ())))
 
-    return tuple(tuple(chunk((name,)) for name in names) if plan.recompute else (chunk(names),) for names in plan.stages)
+    if plan.options.enable_recomputation:
+        return tuple(tuple(chunk((name,)) for name in names) for names in plan.stages)
+    return tuple((chunk(names),) for names in plan.stages)
 
 
 def rounding_of(precision: Precision) -> Rounding | None:
@@ -136,7 +138,7 @@ class _Pass:
             if not chunk.variables and not further:
                 break
             x, y = self.inputs[stage, c], self.outputs[stage, c]
-            if network.plan.recompute and (stage, c) != last:
+            if network.plan.options.enable_recomputation and (stage, c) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(chunk, x)  # its statistics have been counted
             found = gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)

@@ -147,7 +147,7 @@ def statistics(options: RunOptions, plan: ExecutionPlan, batch_norm: bool) -> li
             "warning: --BN-decay 1 leaves the moving statistics as they begin, and validation takes them for those of the "
             "pictures; give less than 1"
         ]
-    if plan.micro_batch * plan.span > 1:
+    if plan.micro_batch * plan.options.BN_span > 1:
         return []
     return [
         "warning: batch norm takes the statistics of one picture at a time, which are not those of validation; give "
@@ -227,8 +227,8 @@ def without_effect(options: RunOptions, plan: ExecutionPlan, horizon: Horizon, b
     if len(plan.stages) == 1:
         cutting = ("pipeline_schedule", "sharding_include_filter", "sharding_exclude_filter")
         found += [f"{_asked(options, name)} changes nothing: there is one stage" for name in cutting if given(options, name)]
-    if given(options, "BN_span") and plan.span > 1 and not batch_norm:
-        found.append(f"--BN-span {plan.span} changes nothing: the network has no batch norm")
+    if given(options, "BN_span") and plan.options.BN_span > 1 and not batch_norm:
+        found.append(f"--BN-span {plan.options.BN_span} changes nothing: the network has no batch norm")
     if given(options, "BN_decay") and not batch_norm:
         found.append(f"{_asked(options, 'BN_decay')} changes nothing: the network has no batch norm")
     if given(options, "groups") and batch_norm:

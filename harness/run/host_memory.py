@@ -91,11 +91,15 @@ def _smaller_call(run: Run, limit: Limit) -> list[str]:
     smaller = [replace(plan, micro_batch=size, accumulation=plan.accumulation * plan.micro_batch // size, fold=1)
                for size in _parts(plan.micro_batch)]  # fmt: skip
     found = _first_fitting(run, limit, smaller)
-    if not plan.recompute:
-        found += _first_fitting(run, limit, [replace(plan, recompute=True)])
+    if not plan.options.enable_recomputation:
+        found += _first_fitting(run, limit, [_recomputing(plan)])
     if plan.fold > 1:
         found += _first_fitting(run, limit, [replace(plan, fold=1)])
-    return found or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
+    return found or _first_fitting(run, limit, [_recomputing(other) for other in smaller])
+
+
+def _recomputing(plan: ExecutionPlan) -> ExecutionPlan:
+    return replace(plan, options=replace(plan.options, enable_recomputation=True))
 
 
 def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[str]:
@@ -115,7 +119,8 @@ def _words(run: Run, other: ExecutionPlan) -> str:
         if run.options.training.global_batch_size is None:
             words.append(f"--gradient-accumulation-count {other.accumulation}")
     words += ["--fold 1"] * (other.fold != run.plan.fold or bool(words))
-    return " ".join(words + ["--enable-recomputation"] * (other.recompute and not run.plan.recompute))
+    words += ["--enable-recomputation"] * (other.options != run.plan.options)
+    return " ".join(words)
 
 
 def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:

@@ -17,17 +17,17 @@ from base import plugins
 from base.errors import OptionError
 from Datasets._spec import DataSource, DataSpec, ReadRequest
 from emulator.plan import plan as plans
-from emulator.plan import precision
 from emulator.plan.devices import DeviceError
 from emulator.plan.host_memory import HostMemory
 from emulator.plan.machine import this_machine
+from emulator.plan.options import DeviceOptions
 from emulator.plan.partition import PartitionError
-from emulator.plan.plan import ExecutionPlan, PlanError, PlanRequest
+from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
 from harness.options import rules
-from harness.options.sections import DatasetOptions, DeviceOptions, RunOptions
+from harness.options.sections import DatasetOptions, RunOptions
 from harness.options.sources import COMMAND_LINE, CONFIGURATION
 from harness.run import cluster as clusters
 from harness.run import data, doubts, host_memory, records
@@ -104,7 +104,7 @@ class Run:
     @property
     def step_increment(self) -> int:
         """What a host step adds to a row's step: its micro-batches, or 1 in a pipeline."""
-        return 1 if self.plan.pipelined else self.plan.accumulation
+        return 1 if self.plan.options.pipeline else self.plan.accumulation
 
     @property
     def validation_batch(self) -> int:
@@ -298,10 +298,19 @@ def _refuse_filters_that_match_nothing(option: str, filters: Sequence[str], trac
 def _plan_and_horizon(
     options: RunOptions, traced: Trace, images: int, for_training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, Horizon]:
-    # validation runs the whole network at once: stages, spans and folds are the training's affair
-    request = _plan_request(options, cluster) if for_training else _validation_plan_request(options)
+    device, batches = _for_validation(options), {}
+    if for_training:
+        device, batches = options.device, {
+            "accumulation": options.training.gradient_accumulation_count,
+            "global_batch": options.training.global_batch_size,
+            "instances": cluster.size,
+            "instance": cluster.instance,
+        }  # fmt: skip
+    precision = Precision.of(options.device, options.training.offload_fp32_weight_copy)
     try:
-        plan = plans.resolve(request, traced, this_machine())
+        plan = plans.resolve(
+            device, traced, this_machine(), micro_batch=options.training.micro_batch_size, precision=precision, **batches
+        )
         horizon = Horizon.of(
             images=images,
             global_batch=plan.global_batch,
@@ -313,61 +322,12 @@ def _plan_and_horizon(
     return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step if for_training else 0), horizon
 
 
-def _precision(options: RunOptions) -> Precision:
+def _for_validation(options: RunOptions) -> DeviceOptions:
+    """The whole network at once on one IPU: stages, spans and folds are the training's affair."""
     device = options.device
-    places = {"OFF": precision.OFF, "all": precision.ALL}
-    checks = precision.EXCEPTIONS if device.fp_exceptions else precision.NANS if device.analyse_nans else ""
-    return precision.named(
-        device.precision,
-        stochastic=places.get(device.stochastic_rounding, precision.UPDATE),
-        saturate=device.saturate_on_overflow,
-        fp32_copy=options.training.offload_fp32_weight_copy,
-        checks=checks,
-        to_half=device.force_weight_to_fp16,
-        to_single=device.force_weight_to_fp32,
-        half_accumulators=not device.fp32_accumulators,
-    )
-
-
-def _validation_plan_request(options: RunOptions) -> PlanRequest:
-    device = options.device
-    asked = _on_command_line(options, "select_ipu")  # a recorded one may be for training
-    chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
-    return PlanRequest(
-        micro_batch=options.training.micro_batch_size,
-        precision=_precision(options),
-        device=device.device,
-        select=("AUTO", chosen),
-    )
-
-
-def _plan_request(options: RunOptions, cluster: Cluster) -> PlanRequest:
-    training, device = options.training, options.device
-    return PlanRequest(
-        micro_batch=training.micro_batch_size,
-        accumulation=training.gradient_accumulation_count,
-        replicas=device.replicas,
-        global_batch=training.global_batch_size,
-        precision=_precision(options),
-        shards=device.shards,
-        pipeline=device.pipeline,
-        splits=device.pipeline_splits,
-        schedule=device.pipeline_schedule,
-        include=device.sharding_include_filter,
-        exclude=device.sharding_exclude_filter,
-        recompute=device.enable_recomputation,
-        span=device.BN_span,
-        fold=device.fold,
-        fold_bytes=device.fold_memory * 10**6,
-        identical_replica_seeding=device.identical_replica_seeding,
-        offload_state=not device.disable_variable_offloading,
-        divide_state=device.rts,
-        device=device.device,
-        select=device.select_ipu,
-        instances=cluster.size,
-        instance=cluster.instance,
-        all_reduce_bucket_bytes=device.max_cross_replica_buffer_size,
-    )
+    chosen = _on_command_line(options, "select_ipu")  # a recorded one may be for training
+    validation_ipu = device.select_ipu[-1] if chosen or len(device.select_ipu) == 2 else "AUTO"
+    return DeviceOptions(device=device.device, select_ipu=("AUTO", validation_ipu))
 
 
 def _peak_rate(options: RunOptions, global_batch: int) -> float:
@@ -416,7 +376,7 @@ def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
 
 def _accumulation_label(plan: ExecutionPlan) -> str:
     """x<count>p in a pipeline, x<count>a outside of one."""
-    if plan.pipelined:
+    if plan.options.pipeline:
         return f"x{plan.accumulation}p"
     return f"x{plan.accumulation}a" if plan.accumulation > 1 else ""
 
