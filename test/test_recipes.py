@@ -147,7 +147,10 @@ def test_meme(kind, size, micro, shards, replicas, count, splits):
     assert run.peak_rate == 768 * 2.0**-14 == 0.046875
     assert run.horizon.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
     assert plan.precision.name == ("16.16" if (size, kind) == ("B5", "G1-GN-Native") else "16.32")
-    assert plan.precision.fp32_copy == ((size, kind) == ("B5", "G1-GN-Native")) and plan.precision.stochastic == "off"
+    assert (
+        plan.precision.offload_fp32_weight_copy == ((size, kind) == ("B5", "G1-GN-Native"))
+        and plan.precision.stochastic == "off"
+    )
     model = options.model
     assert (model.model_size, model.group_dim, model.expand_ratio) == (size, *((1, 6) if "G1-" in kind else (16, 4)))
     assert (model.groups, model.proxy_norm) == ((1, True) if "LN_PN" in kind else (4, False))

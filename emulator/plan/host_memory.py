@@ -19,6 +19,7 @@ from base.host_limits import Limit
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
+from Models._layers import Variable
 
 TENSORFLOW = 750_000_000  # its libraries, Python's, and a graph of a few layers
 OPERATION = 500_000  # the graph of one layer, its kernels and its part in the executors, forward, backward and update
@@ -83,7 +84,7 @@ def training(
     data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0 without it; `trained`: the names
     that updates move."""
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
-    saved = sum(_kept(plan, v.name, v.elements, slots) for v in moved)
+    saved = sum(_stored(plan.precision, v, slots) for v in moved)
     saved += sum(FP32 * v.elements for v in trace.variables) - sum(FP32 * v.elements for v in moved)
     copies = GRADIENTS + SLOWED * max(0, slots - 1)
     weights = copies * FP32 * sum(v.elements for v in moved) + SAVED * saved
@@ -108,7 +109,7 @@ def inference(trace: Trace, precision: Precision, batch: int, picture: int, reco
 
 def _compiler(trace: Trace, precision: Precision) -> int:
     """What XLA takes where it is needed."""
-    if precision.half:
+    if precision.rounds_results:
         return COMPILER + COMPILED_HALF * len(trace.operations)
     needed = any(o.kind == "swish" or _is_group_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
     return COMPILER + COMPILED * len(trace.operations) if needed else 0
@@ -118,13 +119,10 @@ def _is_group_norm(operation: Operation) -> bool:
     return operation.kind == "norm" and any("GroupNorm" in variable.name for variable in operation.variables)
 
 
-def _kept(plan: ExecutionPlan, name: str, elements: int, slots: int) -> int:
+def _stored(precision: Precision, variable: Variable, slots: int) -> int:
     """Bytes of a weight and its slots in a checkpoint."""
-    precision = plan.precision
-    half = precision.keeps_half(name)
-    if half and precision.fp32_copy:
-        return (2 + FP32 * (slots + 1)) * elements
-    return (2 if half else FP32) * (slots + 1) * elements
+    slots_bytes = (slots + precision.has_fp32_copy(variable)) * precision.slot_format(variable).bytes
+    return (precision.stored_format(variable).bytes + slots_bytes) * variable.elements
 
 
 def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:

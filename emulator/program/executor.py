@@ -25,23 +25,21 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.client.timeline import Timeline
 
-from base import draws
 from base.draws import Keys, Seed
 from base.tracing import compiling_ahead
-from emulator.layers import half, proxy_norm
-from emulator.layers.checks import MARK, checked
-from emulator.layers.half import Rounding
+from emulator.layers import proxy_norm
+from emulator.layers.checks import MARK
+from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.plan import record
 from emulator.plan.plan import ExecutionPlan, PlanError
-from emulator.plan.precision import ALL
 from emulator.plan.record import CellTiming, PhaseEnd
 from emulator.plan.schedules import Action
 from emulator.plan.trace import Operation, Trace
 from emulator.program.cells import KINDS, Cells, StageOrder, Tokens
 from emulator.program.executable import Executable, Store, load, optimised
 from emulator.program.group import WorkerGroup
-from emulator.program.stages import ACCURACY, LOSS, LOST, Features, Network, chunks, rounding, run_pass
+from emulator.program.stages import ACCURACY, LOSS, LOST, Features, Network, chunks, run_pass
 from emulator.program.weights import STEP, State, Weights
 from Models._layers import Variable
 from Models._segments import Segment
@@ -153,7 +151,7 @@ class Training:
     def watched(self) -> tuple[tuple[str, ...], frozenset[str]]:
         """The layers whose arriving gradients are counted in half precision, and those of them where a gradient of exactly 0
         can come of underflow only: behind a norm, and at the end."""
-        if not self.plan.precision.half:
+        if not self.plan.precision.rounds_results:
             return (), frozenset()
         following = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
         kinds = {_layer_name(o): after for o, after in zip(self.trace.operations, following) if o.kind in ("conv", "dense")}
@@ -579,13 +577,9 @@ class _HostStep:
                 found |= _summed(group, {name: means[name] for name in names})
             found |= _summed(group, {**{name: means[name] for name in small}, "": stop_requests})
         agreed = tf.cast(tf.round(found.pop("")), tf.int32)
-        return agreed, {name: self._on_grid(name, total / group.size, step) for name, total in found.items()}
-
-    def _on_grid(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """A mean over the instances, rounded where accumulators are halves."""
-        if not self._accumulates_halves(name):
-            return mean
-        return half.on_grid(mean, *self._rounding(f"{name}/instances", (step,)))
+        means = {name: total / group.size for name, total in found.items()}
+        cast = self.policy.cast_instances_mean
+        return agreed, {name: cast(name, x, step) if name in self._trainable else x for name, x in means.items()}
 
     def _moves(
         self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor
@@ -607,7 +601,7 @@ class _HostStep:
             elif decay and training.decayed(name):
                 mean += master * decay
             value, slots = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
-            moves += weights.put(name, self._checked(value, f"the update of {name}"), slots, step)
+            moves += weights.put(name, self.policy.checked(value, f"the update of {name}"), slots, step)
         return moves
 
     def _means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -617,7 +611,7 @@ class _HostStep:
         network = Network(
             stages=chunks(plan, training.segments, training.trained_by_segment()),
             plan=plan,
-            seed=training.seed,
+            policy=self.policy,
             loss=training.loss,
             hits=training.hits,
             scaled=training.scale.scaled,
@@ -627,13 +621,13 @@ class _HostStep:
         def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
             with tf.control_dependencies([m]):
                 features = dict(training.features(step, m))
-                features["image"] = self._image(features["image"])
+                features["image"] = self.policy.cast_input(features["image"])
             # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
             with tf.control_dependencies([features["label"]]):
                 following = m + 1
             cells = Cells(self.order, m, tokens)
             found = run_pass(network, values, features, cells, GradientWatch(*training.watched))
-            return following, {n: self._checked(x, self._what(n)) for n, x in found.items()}, cells.tokens
+            return following, {n: self.policy.checked(x, self._what(n)) for n, x in found.items()}, cells.tokens
 
         if plan.passes_per_update == 1:
             found = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
@@ -653,7 +647,7 @@ class _HostStep:
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
         calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
-        return calls, {n: t if self._accumulates_halves(n) else t / plan.passes_per_update for n, t in zip(shapes, totals)}
+        return calls, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
 
     @property
     def _across(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -662,15 +656,6 @@ class _HostStep:
         if training.group is None or len(training.plan.sharing) == 1:
             return None
         return lambda x: training.group.mean(x, training.plan.sharing)
-
-    def _image(self, image: tf.Tensor) -> tf.Tensor:
-        """Pictures in the precision that the layers compute in."""
-        image, precision = tf.cast(image, self.training.dtype), self.training.plan.precision
-        return half.on_grid(image, rounding(precision)) if precision.half else image
-
-    def _checked(self, x: tf.Tensor, where: str) -> tf.Tensor:
-        """x; the first that is not finite ends the run, if that was asked for."""
-        return checked(x, where) if self.training.plan.precision.checks else x
 
     def _what(self, name: str) -> str:
         """What a call finds under a name, in words."""
@@ -682,31 +667,22 @@ class _HostStep:
     def _trainable(self) -> frozenset[str]:
         return frozenset(variable.name for variable in self.training.moved if variable.trainable)
 
-    def _accumulates_halves(self, name: str) -> bool:
-        return self.training.plan.precision.half_accumulators and name in self._halved
-
     @cached_property
-    def _halved(self) -> frozenset[str]:
-        """The variables whose gradients are halves."""
-        return self._trainable if self.training.plan.precision.half else frozenset()
+    def policy(self) -> PrecisionPolicy:
+        """How each kind of value comes into its format."""
+        return PrecisionPolicy(self.training.plan.precision, self.training.seed, self.training.dtype)
 
-    def _gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """A call's gradient as its operation hands it on; loss, accuracy and statistics are FP32."""
-        if name not in self._halved:
-            return gradient
-        return self._checked(half.on_grid(gradient, *self._rounding(name, counters)), f"the gradient of {name}")
+    def _gradient(self, name: str, found: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """What one pass gives under a name; loss, accuracy and statistics stay as they are."""
+        return self.policy.cast_gradient(name, found, *counters) if name in self._trainable else found
 
     def _added(self, name: str, total: tf.Tensor, found: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """A call's gradient added up: halves are divided by the number of calls first, so that their sum does not
-        overflow, and rounded each time."""
-        if self._accumulates_halves(name):
-            total = half.added(total, found, self.training.plan.passes_per_update, *self._rounding(name, counters))
-            return self._checked(total, f"the accumulated gradient of {name}")
-        return total + tf.cast(self._gradient(name, found, *counters), total.dtype)
+        """The sum over the passes so far."""
+        if name not in self._trainable:
+            return total + tf.cast(found, total.dtype)
+        return self.policy.add_gradient(name, total, found, self.training.plan.passes_per_update, *counters)
 
-    def _rounding(self, name: str, counters: tuple[tf.Tensor, ...]) -> tuple[Rounding, tuple[tf.Tensor, ...]]:
-        """How a variable's gradient comes onto FP16's grid; at random where everything does."""
-        precision, seed = self.training.plan.precision, self.training.seed
-        at_random = precision.stochastic == ALL
-        noise = (draws.bits(draws.key(seed, f"rounding/{name}"), *counters),) if at_random else ()
-        return rounding(precision, at_random), noise
+    def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
+        """Over the passes of an update."""
+        passes = self.training.plan.passes_per_update
+        return self.policy.mean_gradient(total, passes) if name in self._trainable else total / passes

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.layers import half
+from emulator.layers.policy import PrecisionPolicy
 from emulator.plan import record
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.record import PhaseEnd
@@ -31,7 +31,6 @@ from emulator.program.executor import (
     session_config,
     with_what_is_kept,
 )
-from emulator.program.stages import layers_of, rounding, rounding_of
 from emulator.program.weights import State, Weights
 from Models import _segments
 from Models._layers import Variable
@@ -146,9 +145,8 @@ def logits_of(
     segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
 ) -> tf.Tensor:
     """The network's answer [batch, classes] to a micro-batch of prepared images, float32 [batch, side, side, channels]."""
-    image = half.on_grid(image, rounding(precision)) if precision.half else image
-    layers = layers_of(precision)(weights, training=False, rounding=rounding_of(precision))
-    return _segments.run(segments, layers, image)
+    policy = PrecisionPolicy(precision)
+    return _segments.run(segments, policy.layers(weights, training=False), policy.cast_input(image))
 
 
 def _written(

@@ -12,15 +12,10 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from emulator.layers import half
-from emulator.layers.checks import CheckedLayers
 from emulator.layers.gradients import gradients
-from emulator.layers.half import Rounding
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.precision import ALL, EXCEPTIONS, Precision
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.program.cells import Cells
 from Models import _segments
@@ -44,7 +39,7 @@ class Network:
 
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
-    seed: draws.Seed
+    policy: PrecisionPolicy
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]
@@ -71,21 +66,6 @@ def chunks(
     return tuple((chunk(names),) for names in plan.stages)
 
 
-def rounding_of(precision: Precision) -> Rounding | None:
-    """How the layers' results are rounded; None: they are not."""
-    return rounding(precision, precision.stochastic == ALL) if precision.half else None
-
-
-def rounding(precision: Precision, stochastic: bool = False) -> Rounding:
-    """How anything comes onto FP16's grid."""
-    return Rounding(stochastic, precision.saturate, precision.checks == EXCEPTIONS)
-
-
-def layers_of(precision: Precision) -> type[TensorLayers]:
-    """The vocabulary, with or without checks."""
-    return CheckedLayers if precision.checks else TensorLayers
-
-
 @dataclass
 class _Pass:
     """A call in the making: what its chunks took in and gave out, and the batch statistics they found."""
@@ -100,21 +80,12 @@ class _Pass:
 
     def run(self, chunk: Chunk, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The chunk's output and batch statistics."""
-        plan = self.network.plan
-        layers = layers_of(plan.precision)(
-            self.values, training=True, seed=self.network.seed, positions=self.positions, norm_parts=plan.fold,
-            rounding=rounding_of(plan.precision), watch=self.watch, across=self.network.across,
+        network = self.network
+        layers = network.policy.layers(
+            self.values, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
+            across=network.across,
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
-
-    def halved(self, dy: tf.Tensor) -> tf.Tensor:
-        """The gradient that the loss hands back, [batch, classes], in the precision of the layers."""
-        rounding = rounding_of(self.network.plan.precision)
-        if rounding is None:
-            return dy
-        key = draws.key(self.network.seed, "rounding/loss")
-        noise = (draws.bits(key, self.positions[:, None]),) if rounding.stochastic else ()
-        return half.half(dy, rounding, noise)
 
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The stage's output, and the batch statistics found on the way."""
@@ -163,7 +134,7 @@ def run_pass(
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
         (dy,) = gradients(network.scaled(loss), [logits])
-        dy = work.halved(dy)
+        dy = network.policy.cast_loss_gradient(dy, work.positions)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.stage_devices[stage]):
             dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))

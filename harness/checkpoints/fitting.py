@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.plan import kept
-from emulator.plan.kept import Kept
+from emulator.plan import checkpoint_tensors
+from emulator.plan.checkpoint_tensors import STEP, CheckpointTensor
+from emulator.plan.precision import Format
 from harness.checkpoints import checkpoints
 from harness.checkpoints.checkpoints import Checkpoint, CheckpointError, Shapes
 from harness.options import rules
@@ -19,20 +20,17 @@ from harness.options.catalogue import LARGEST
 if TYPE_CHECKING:
     from harness.run.run import Run
 
-_FP16 = 65504.0
-_BEYOND_FP16 = 65520.0  # rounds to infinity
 
-
-def model(run: Run) -> dict[str, Kept]:
+def model(run: Run) -> dict[str, CheckpointTensor]:
     """What validation needs of a checkpoint."""
-    return kept.model(run.trace.variables, run.plan.precision)
+    return checkpoint_tensors.model(run.trace.variables, run.plan.precision)
 
 
-def saved(run: Run) -> dict[str, Kept]:
+def saved(run: Run) -> dict[str, CheckpointTensor]:
     """What a training keeps, and needs to go on."""
     names = rules.SLOTS[run.options.training.optimiser]
-    slots = kept.slots(run.trace.variables, run.plan.precision, names, run.trained)
-    return {**model(run), **slots, kept.STEP: Kept((), half=False)}
+    slots = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
+    return {**model(run), **slots, STEP: CheckpointTensor(())}
 
 
 def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
@@ -85,7 +83,7 @@ def require_beginning(run: Run, path: Path) -> None:
 def begin(found: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
     """The names of what cannot be taken over because the number of classes differs: those of the classifier. Anything else
     that does not fit is refused."""
-    slots = {name: each for name, each in saved(run).items() if name in found and name != kept.STEP}
+    slots = {name: each for name, each in saved(run).items() if name in found and name != STEP}
     wanted = {**model(run), **slots}
     left = _of_other_classes(found, wanted, classifier(run))
     fit(found, {name: each for name, each in wanted.items() if not name.startswith(tuple(left or "?"))}, checkpoint)
@@ -102,7 +100,7 @@ def classifier(run: Run) -> str:
     return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
 
 
-def _of_other_classes(found: Shapes, wanted: Mapping[str, Kept], layer: str) -> list[str]:
+def _of_other_classes(found: Shapes, wanted: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
     """The variables of a layer, if all of them have one and the same other number of classes, their last axis, there."""
     names = [name for name in wanted if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
     pairs = [(found[name], wanted[name].shape) for name in names if name in found]
@@ -111,7 +109,7 @@ def _of_other_classes(found: Shapes, wanted: Mapping[str, Kept], layer: str) -> 
     return names if alike and len(last) == 1 and all(there != here for there, here in last) else []
 
 
-def fit(found: Shapes, wanted: Mapping[str, Kept], checkpoint: Checkpoint) -> None:
+def fit(found: Shapes, wanted: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
     """Refuses a checkpoint of another network or optimiser, naming the first differences."""
     problems = [f"{name} is missing" for name in wanted if name not in found]
     problems += [
@@ -156,21 +154,21 @@ def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
     return False
 
 
-def faults(values: Mapping[str, np.ndarray], wanted: Mapping[str, Kept], checkpoint: Checkpoint) -> list[str]:
+def faults(values: Mapping[str, np.ndarray], wanted: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> list[str]:
     """At most one line: the first tensor with values that cannot be computed with, and how many more there are."""
     wrong = {
-        name: said for name, each in wanted.items() if name in values and (said := _fault(name, values[name], each.half))
+        name: said for name, each in wanted.items() if name in values and (said := _fault(name, values[name], each.format))
     }
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return [f"weights {checkpoint.prefix}: {name} holds {said}{more}" for name, said in list(wrong.items())[:1]]
 
 
-def _fault(name: str, value: np.ndarray, half: bool) -> str:
+def _fault(name: str, value: np.ndarray, number_format: Format) -> str:
     if not np.isfinite(value).all():
         return "values that are not finite"
     largest = np.abs(value.astype(np.float64)).max(initial=0)
-    if half and largest >= _BEYOND_FP16:
-        return f"values beyond FP16's {_FP16:g} (see --precision)"
+    if largest >= number_format.overflow:
+        return f"values beyond {number_format.name}'s {number_format.largest:g} (see --precision)"
     if largest > LARGEST:
         return f"values beyond FP32's {LARGEST:.4g}"
     return "negative values" if name.endswith("moving_variance") and (value < 0).any() else ""

@@ -1,8 +1,8 @@
 """Every option of the scripts, typed: what a person can ask for.
 
-One frozen section per argument group; the device layer declares its own. A section checks nothing that needs another section; rules between options
-live in `harness/commands/cli.py` and `harness/run/run.py`. The model's and the schedule's own options are the `Options`
-classes of their plug-ins.
+One frozen section per argument group; the device layer declares its own. A section checks nothing that needs another
+section; rules between options live in `harness/commands/cli.py` and `harness/run/run.py`. The model's and the schedule's
+own options are the `Options` classes of their plug-ins.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _falling(options: RunOptions) -> str:
 def loss_scale(options: RunOptions, plan: ExecutionPlan) -> list[str]:
     """What the log says of a loss scale with which hardly a gradient is a number of FP16."""
     scale, (least, most) = options.training.loss_scaling, LOSS_SCALES
-    if not plan.precision.half or least <= scale <= most:
+    if not plan.precision.rounds_results or least <= scale <= most:
         return []
     lost = "overflow" if scale > most else "become 0"
     return [f"warning: --loss-scaling {scale:g} lets most gradients {lost} in FP16; give from {least:.2g} to {most:.2g}"]
@@ -256,16 +256,16 @@ def _half_options(options: RunOptions, plan: ExecutionPlan) -> list[str]:
     device, precision = options.device, plan.precision
     none = f"with {precision.name} nothing is half"
     found = []
-    if not precision.half:
+    if not precision.rounds_results:
         if device.fp32_accumulators:
             found.append(f"--fp32-accumulators changes nothing: {none}")
         if device.enable_half_partials:
             found.append(f"--enable-half-partials changes nothing: {none}")
         if given(options, "stochastic_rounding") and device.stochastic_rounding != "OFF" and not device.force_weight_to_fp16:
             found.append(f"--stochastic-rounding {device.stochastic_rounding} changes nothing: {none}")
-    if device.force_weight_to_fp16 and precision.half_master:
+    if device.force_weight_to_fp16 and precision.rounds_weights:
         found.append(f"--force-weight-to-fp16 changes nothing: with {precision.name} weights are half already")
-    if device.force_weight_to_fp32 and not precision.half_master and not device.force_weight_to_fp16:
+    if device.force_weight_to_fp32 and not precision.rounds_weights and not device.force_weight_to_fp16:
         found.append(f"--force-weight-to-fp32 changes nothing: with {precision.name} weights are FP32 already")
     return found
 

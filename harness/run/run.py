@@ -383,9 +383,9 @@ def _accumulation_label(plan: ExecutionPlan) -> str:
 
 def _resolution_notes(options: RunOptions, plan: ExecutionPlan, traced: Trace, images: int) -> list[str]:
     notes = rules.notes(options.training, options.sources, plan.global_batch, *_names(traced))
-    if not plan.precision.half_master and plan.precision.fp32_copy:
+    if not plan.precision.rounds_weights and plan.precision.offload_fp32_weight_copy:
         notes.append(f"--offload-fp32-weight-copy changes nothing: with {plan.precision.name} the weights are FP32")
-    if not plan.precision.half and plan.precision.saturate:
+    if not plan.precision.rounds_results and plan.precision.saturate_on_overflow:
         notes.append(f"--saturate-on-overflow changes nothing: with {plan.precision.name} nothing is half")
     if plan.global_batch > images:
         notes.append(f"one update takes {plan.global_batch} samples: more than the {images} images of an epoch")
