@@ -13,11 +13,11 @@ from base.draws import Seed
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
-from emulator.program.executable import Store
 from emulator.program.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
 from emulator.program.frozen import FrozenProgram, freeze
 from emulator.program.group import WorkerGroup
 from emulator.program.inference import InferenceProgram, Score
+from emulator.program.optimised_graph import Store
 from Models._segments import Segment
 
 __all__ = (
@@ -92,14 +92,14 @@ def compile_inference(
     names: tuple[str, ...],
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
     shape: tuple[int, ...] = (),
-    home: str = "/cpu:0",
+    device: str = "/cpu:0",
     precision: Precision = SINGLE,
     seed: int = 0,
     store: Store | None = None,
 ) -> InferenceProgram:
     """A program whose `step(first, end)` adds up `sums(logits, labels)`, each of `shape`, over micro-batches, on the device
-    `home`."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home, precision, seed, store)
+    `device`."""
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), device, precision, seed, store)
 
 
 def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:

@@ -8,7 +8,7 @@ import pytest
 from runs import run, succeed
 
 from base.errors import OptionError
-from emulator.plan import devices, machine, plan
+from emulator.plan import ipu_ids, machine, plan
 from emulator.plan.machine import Machine
 from emulator.plan.plan import PlanError
 from harness.commands import cli, gc_info
@@ -30,7 +30,7 @@ def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPla
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
 def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
-    found = devices.devices(size)
+    found = ipu_ids.devices(size)
     assert [device.id for device in found] == list(range(ids))
     assert [len(device.ipus) for device in found] == sorted(len(device.ipus) for device in found)
     for group in {len(device.ipus) for device in found}:
@@ -85,7 +85,7 @@ def test_devices_that_cannot_be(words, part):
 def test_a_huge_system_is_planned_at_once():
     found = prepared(f"{RESNET} --replicas 100000000 --fold 1 --epochs 1").plan
     assert len(found.training_device.ipus) == 2**27
-    assert devices.select("5", 1, "training").id == 5
+    assert ipu_ids.select("5", 1, "training").id == 5
 
 
 def test_validation_takes_its_own_device_from_the_command_line():

@@ -17,7 +17,7 @@ from functools import cache
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Pass, compiled
-from emulator.layers.gradients import by_rule, with_gradient
+from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.half import Rounding
 from Models._layers import NormPolicy
 

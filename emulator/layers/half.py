@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from base.tracing import Pass, compiled
-from emulator.layers.gradients import by_rule
+from emulator.layers.gradient_rules import by_rule
 
 LARGEST = 65504.0
 SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there

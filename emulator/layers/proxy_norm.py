@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Pass, traced
-from emulator.layers.gradients import gradients
+from emulator.layers.gradient_rules import gradients
 from Models._layers import ProxyRule
 
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.gradients import by_rule
+from emulator.layers.gradient_rules import by_rule
 
 SMALLEST, FIRST_BEYOND = 2.0**-25, 65520.0  # to the nearest half: the largest that becomes 0, the least that overflows
 
 
 class GradientWatch:
-    """Counts, in the backward pass of one call, the gradients that arrive at the results of convolutions and dense layers
-    and that FP16 has made 0, or that overflowed: of the call's first picture, as a sample."""
+    """Counts, in one backward pass, the gradients that arrive at the results of convolutions and dense layers
+    and that FP16 has made 0, or that overflowed: of the first picture, as a sample."""
 
     def __init__(self, names: tuple[str, ...], dense: frozenset[str]) -> None:
         """`names`: paths of the layers. `dense`: of those, where a gradient of exactly 0 can come of underflow only, as

@@ -39,9 +39,9 @@ class DeviceOptions:
         False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute")
     )
     fold: str = opt(
-        "auto", "micro-batches that share one call of the network: a number, or auto", check=_fold, read=str.lower
+        "auto", "micro-batches that share one pass of the network: a number, or auto", check=_fold, read=str.lower
     )
-    fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one call", check=at_least(1))
+    fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one pass", check=at_least(1))
     batches_per_step: int = opt(
         1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulator.plan import partition, schedules
-from emulator.plan.devices import Device, select
+from emulator.plan.ipu_ids import Device, select
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import SINGLE, Precision
@@ -18,7 +18,7 @@ from emulator.plan.trace import Trace
 AUTO = "auto"
 ENOUGH = 4  # micro-batches a stage that show all there is to a schedule; more repeat its middle
 MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
-MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a call
+MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
 
 
 class PlanError(Exception):
@@ -40,11 +40,11 @@ class ExecutionPlan:
     updates_per_step: int = 1  # weight updates of one host step; 0 where nothing is trained
     precision: Precision
     schedule: str
-    windows: tuple[int, ...]  # calls whose forward a stage may have done and whose backward it still owes
+    max_in_flight: tuple[int, ...]  # passes whose forward a stage may have done and whose backward it still owes
     stage_devices: tuple[str, ...]  # the TensorFlow device of each stage
     training_device: Device  # the emulated IPUs
     validation_device: Device
-    fold: int  # micro-batches of one call
+    fold: int  # micro-batches of one pass
     instances: int = 1
     instance: int = 0  # this one
 
@@ -55,22 +55,22 @@ class ExecutionPlan:
 
     @property
     def overlapped(self) -> bool:
-        """Whether stages work on several calls at once."""
-        return max(self.windows) > 1
+        """Whether stages work on several passes at once."""
+        return max(self.max_in_flight) > 1
 
     @property
     def passes_in_flight(self) -> int:
-        """Calls that are anywhere in the pipeline at once."""
-        return max(self.windows)
+        """Passes that are anywhere in the pipeline at once."""
+        return max(self.max_in_flight)
 
     @property
     def passes_per_update(self) -> int:
-        """Calls of the network in one weight update of one instance."""
+        """Passes of the network, forward and backward, in one weight update of one instance."""
         return self.micro_batches // (self.options.local_span * self.fold)
 
     @property
     def samples_per_pass(self) -> int:
-        """Samples of one call."""
+        """Samples of one pass."""
         return self.micro_batch * self.options.local_span * self.fold
 
     def random_position(self, position: Any) -> Any:
@@ -121,21 +121,20 @@ class ExecutionPlan:
             f"Batch Size: {self.global_batch}",
             f"  micro-batch {self.micro_batch} x accumulation {self.accumulation} x replicas {self.options.replicas}"
             + (f" x instances {self.instances}" if self.instances > 1 else "")
-            + (f", {self.fold} micro-batches a call" if self.fold > 1 else "")
+            + (f", {self.fold} micro-batches a pass" if self.fold > 1 else "")
             + (f", batch norm over {self.options.BN_span} replicas" if self.options.BN_span > 1 else "")
             + f"; precision {self.precision}"
             + (f", up to {self.updates_per_step} updates per host step" if self.updates_per_step else ""),
         ]
         if len(self.stages) > 1:
-            lines.append(
-                f"  {len(self.stages)} stages, {self.schedule}, {_counted(self.passes_in_flight, 'call')} in flight; "
-                "they begin at " + ", ".join(stage[0] for stage in self.stages)
-            )
+            passes = _counted(self.passes_in_flight, "pass", "passes")
+            begin = ", ".join(stage[0] for stage in self.stages)
+            lines.append(f"  {len(self.stages)} stages, {self.schedule}, {passes} in flight; they begin at {begin}")
         attached = str(self.training_device)
         if self.validation_device != self.training_device:
             attached += f", validation on {self.validation_device}"
         computed_on = ", ".join(dict.fromkeys(device.strip("/") for device in self.stage_devices))
-        lines.append(f"  emulates {_counted(self.ipus, 'IPU')}: {attached}; computed on {computed_on}")
+        lines.append(f"  emulates {_counted(self.ipus, 'IPU', 'IPUs')}: {attached}; computed on {computed_on}")
         if self.options.enable_recomputation:
             lines.append("  activations are recomputed in the backward pass")
         if self.options.identical_replica_seeding:
@@ -167,7 +166,7 @@ def resolve(
         stages=stages,
         precision=precision,
         schedule=schedule,
-        windows=schedules.windows(schedule, len(stages), min(norm_batches // fold, ENOUGH * len(stages))),
+        max_in_flight=schedules.max_in_flight(schedule, len(stages), min(norm_batches // fold, ENOUGH * len(stages))),
         stage_devices=_stage_devices(options.device, len(stages), own_devices, machine),
         training_device=select(for_training, options.shards * replicas, "training"),
         validation_device=select(for_validation, 1, "validation"),
@@ -234,8 +233,8 @@ def _accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
 
 
 def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: int, stages: int) -> int:
-    """How many of an update's `norm_batches` share a call. `auto`: as many, up to eight, as keep one call's FP32
-    activations within the budget, and, in a pipeline, at least four calls for each stage to work on."""
+    """How many of an update's `norm_batches` share a pass. `auto`: as many, up to eight, as keep one pass's FP32
+    activations within the budget, and, in a pipeline, at least four passes for each stage to work on."""
     if options.fold != AUTO:
         fold = int(options.fold)
         if norm_batches % fold:
@@ -252,5 +251,5 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: 
     return max(fits, default=1)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"

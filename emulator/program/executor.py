@@ -37,8 +37,8 @@ from emulator.plan.record import CellTiming, PhaseEnd
 from emulator.plan.schedules import Action
 from emulator.plan.trace import Operation, Trace
 from emulator.program.cells import KINDS, Cells, StageOrder, Tokens
-from emulator.program.executable import Executable, Store, load, optimised
 from emulator.program.group import WorkerGroup
+from emulator.program.optimised_graph import OptimisedGraph, Store, load, optimise
 from emulator.program.stages import ACCURACY, LOSS, LOST, Features, Network, chunks, run_pass
 from emulator.program.weights import STEP, State, Weights
 from Models._layers import Variable
@@ -47,7 +47,7 @@ from Models._segments import Segment
 Row = tuple[np.float32, np.float32, np.ndarray]  # of the outfeed
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
-RUN, STOP_AT_UPDATE, STOP_AT_CALL = 0, 1, 2  # of the stop flag
+RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
 OUTFEED_DEPTH = 100_000
 INFEED = "infeed"
 
@@ -215,12 +215,12 @@ def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto
     Two of Grappler's passes are off, because they would make bits depend on the plan: remapping fuses operations within
     a device only, and arithmetic optimisation merges additions only where no cell begins or ends between them.
     """
-    cpus = len({home for home in stage_devices if home.startswith("/cpu")})
+    cpus = len({device for device in stage_devices if device.startswith("/cpu")})
     config = tf.ConfigProto(device_count={"CPU": max(1, cpus)})
     if len(set(stage_devices)) > 1:
         config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(stage_devices)) + 1)
     # what has no kernel for a GPU, as queues and the data's iterator, goes to the CPU then
-    config.allow_soft_placement = any(home.startswith("/gpu") for home in stage_devices)
+    config.allow_soft_placement = any(device.startswith("/gpu") for device in stage_devices)
     rewriter = config.graph_options.rewrite_options
     rewriter.remapping = rewriter_config_pb2.RewriterConfig.OFF
     rewriter.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
@@ -229,7 +229,7 @@ def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto
 
 def refuse_missing_devices(stage_devices: Sequence[str]) -> None:
     """PlanError if the plan counts on more GPUs than TensorFlow finds."""
-    wanted = len({home for home in stage_devices if home.startswith("/gpu")})
+    wanted = len({device for device in stage_devices if device.startswith("/gpu")})
     there = len(tf.config.list_physical_devices("GPU")) if wanted else 0
     if there < wanted:
         raise PlanError(
@@ -290,7 +290,7 @@ class TrainingProgram:
         self._store = store
         self.phase_ends: list[PhaseEnd] = []
 
-        def set_up(found: Executable | None) -> None:
+        def set_up(found: OptimisedGraph | None) -> None:
             self.graph = new_graph()
             with self.graph.as_default(), placed(group):
                 infeed = Infeed(stream)
@@ -374,7 +374,7 @@ class TrainingProgram:
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
-            tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_CALL)),
+            tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_PASS)),
         )  # fmt: skip
 
     def stop(self, drop_update: bool) -> None:
@@ -422,7 +422,7 @@ class Written(NamedTuple):
     state: State
 
 
-def with_what_is_kept(store: Store | None, set_up: Callable[[Executable | None], None]) -> None:
+def with_what_is_kept(store: Store | None, set_up: Callable[[OptimisedGraph | None], None]) -> None:
     """Sets a program up from what the store has; without that, or if it turns out to be of no use, from the beginning."""
     found = store.load() if store else None
     if found is not None:
@@ -435,7 +435,7 @@ def with_what_is_kept(store: Store | None, set_up: Callable[[Executable | None],
 
 def built_for(
     store: Store, written: Callable[[Keys], Written], config: tf.ConfigProto, mark: Callable[[str, str], None]
-) -> Executable:
+) -> OptimisedGraph:
     """A program's executable, written in a graph of its own, and kept in the store."""
     keys = Keys()
     with compiling_ahead(store.keeps_passes):
@@ -443,7 +443,7 @@ def built_for(
             program = written(keys)
         mark(record.GRAPH, f"{len(graph.get_operations()):,} operations")
         names, about = {**program.names, **program.state.names()}, {**program.about, **program.state.about()}
-        made = optimised(graph, config, names, about, keys.names)
+        made = optimise(graph, config, names, about, keys.names)
     mark(record.OPTIMISED, "")
     store.keep(made)
     return made
@@ -461,8 +461,8 @@ def _written(training: Training) -> Written:
     outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
     step = _HostStep(training, weights, order, outfeed, stop).run(rates)
-    at_call = stop.assign(STOP_AT_CALL, read_value=False)
-    with tf.control_dependencies([at_call]):
+    at_pass = stop.assign(STOP_AT_PASS, read_value=False)
+    with tf.control_dependencies([at_pass]):
         release = order.release()
     names = {
         "fed": [rates, order.wanted],
@@ -471,7 +471,7 @@ def _written(training: Training) -> Written:
         "recorded": order.recorded,
         "resume": [stop.assign(RUN, read_value=False)],
         "stop": [stop.assign(STOP_AT_UPDATE, read_value=False)],
-        "drop": [at_call, *release],
+        "drop": [at_pass, *release],
         "initialise": [tf.global_variables_initializer()],
     }
     named = {what: [each.name for each in several] for what, several in names.items()}
@@ -542,11 +542,11 @@ class _HostStep:
         instance of a group requests."""
         values = self.weights.read()
         step = self.weights.step.read_value()
-        calls, means = self._means(values, step)
-        whole, stop_requests = tf.equal(calls, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
+        passes, means = self._means(values, step)
+        whole, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         if self.training.group:
-            stop_requests, means = self._reduced(calls, means, step)
-            whole = tf.reduce_max(stop_requests) < STOP_AT_CALL
+            stop_requests, means = self._reduced(passes, means, step)
+            whole = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
         def move() -> tf.Tensor:
             with tf.control_dependencies(self._moves(values, means, rate, step)):
@@ -559,14 +559,14 @@ class _HostStep:
         return tf.cond(whole, move, lambda: tf.constant(False)), stop_requests
 
     def _reduced(
-        self, calls: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
+        self, passes: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What each instance requests, and the means over all of them: gradients in as few sums as the buckets allow, those
         that the backward pass finds first in the first, so that it need not be over; the rest, which is small, in one."""
         training, group = self.training, self.training.group
-        with tf.control_dependencies([calls]):
+        with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
-        stop_request = tf.where_v2(tf.equal(calls, training.plan.passes_per_update), stop, STOP_AT_CALL)
+        stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
         stop_requests = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * stop_request, training.dtype)
         moved = [variable.name for variable in reversed(training.moved) if variable.trainable]
         small = [name for name in means if name not in moved]
@@ -605,7 +605,7 @@ class _HostStep:
         return moves
 
     def _means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The number of calls made, and loss, accuracy, gradients and batch statistics by name, averaged over them;
+        """The number of passes made, and loss, accuracy, gradients and batch statistics by name, averaged over them;
         they are added one after another however many are in flight."""
         training, plan = self.training, self.training.plan
         network = Network(
@@ -622,7 +622,7 @@ class _HostStep:
             with tf.control_dependencies([m]):
                 features = dict(training.features(step, m))
                 features["image"] = self.policy.cast_input(features["image"])
-            # the next call's counter waits for this fetch: calls in flight would fetch in any order otherwise
+            # the next pass's counter waits for this fetch: passes in flight would fetch in any order otherwise
             with tf.control_dependencies([features["label"]]):
                 following = m + 1
             cells = Cells(self.order, m, tokens)
@@ -641,13 +641,13 @@ class _HostStep:
 
         def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
-                if self._across:  # every call waits for those of other instances: none may be left out here alone
+                if self._across:  # every pass waits for those of other instances: none may be left out here alone
                     return m < plan.passes_per_update
-                return tf.logical_and(m < plan.passes_per_update, self.stop.read_value() < STOP_AT_CALL)
+                return tf.logical_and(m < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
-        calls, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
-        return calls, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
+        passes, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
+        return passes, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
 
     @property
     def _across(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -658,7 +658,7 @@ class _HostStep:
         return lambda x: training.group.mean(x, training.plan.sharing)
 
     def _what(self, name: str) -> str:
-        """What a call finds under a name, in words."""
+        """What a pass finds under a name, in words."""
         if name in (LOSS, ACCURACY, LOST):
             return f"the {name}"
         return f"the {'gradient' if name in self._trainable else 'batch statistics'} of {name}"

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import collective_ops
 
-from emulator.layers.gradients import with_gradient
+from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
 BACKSTOP = 4 * 3600  # seconds; an update, a validation or a slow disk on one instance may take so long
@@ -33,7 +33,7 @@ class WorkerGroup:
         `threads`: for the arithmetic of one operation, 0 for as many as there are cores."""
         self.addresses, self.instance = tuple(addresses), instance
         config = tf.ConfigProto(intra_op_parallelism_threads=threads)
-        cpus = [int(home.split(":")[1]) + 1 for home in stage_devices if home.startswith("/cpu")]
+        cpus = [int(device.split(":")[1]) + 1 for device in stage_devices if device.startswith("/cpu")]
         config.device_count["CPU"] = max(cpus, default=1)
         config.inter_op_parallelism_threads = max(threads, len(set(stage_devices)) + 1) if len(set(stage_devices)) > 1 else 0
         self._server = tf.distribute.Server(

@@ -16,7 +16,6 @@ from emulator.layers.policy import PrecisionPolicy
 from emulator.plan import record
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.record import PhaseEnd
-from emulator.program.executable import Executable, Store, load
 from emulator.program.executor import (
     Infeed,
     NextFeatures,
@@ -31,6 +30,7 @@ from emulator.program.executor import (
     session_config,
     with_what_is_kept,
 )
+from emulator.program.optimised_graph import OptimisedGraph, Store, load
 from emulator.program.weights import State, Weights
 from Models import _segments
 from Models._layers import Variable
@@ -59,37 +59,37 @@ class InferenceProgram:
         variables: tuple[Variable, ...],
         stream: Stream,
         score: Score,
-        home: str = "/cpu:0",
+        device: str = "/cpu:0",
         precision: Precision = SINGLE,
         seed: int = 0,
         store: Store | None = None,
     ) -> None:
-        """`home` is the TensorFlow device of the network; `seed`: of the stream; `store`: where the executable is looked
+        """`device`: TensorFlow's, of the network; `seed`: of the stream; `store`: where the executable is looked
         for and kept."""
-        refuse_missing_devices((home,))
+        refuse_missing_devices((device,))
         self._device = ThreadPoolExecutor(1)
         self._store = store
         self.names = score.names
         self.phase_ends: list[PhaseEnd] = []
 
-        def set_up(found: Executable | None) -> None:
+        def set_up(found: OptimisedGraph | None) -> None:
             self.graph = new_graph()
-            with self.graph.as_default(), tf.device(home):
+            with self.graph.as_default(), tf.device(device):
                 infeed = Infeed(stream)
 
                 def written(seed: Seed) -> Written:
-                    with tf.device(home):
+                    with tf.device(device):
                         return _written(segments, variables, infeed.features(seed), score, precision)
 
                 if store is None:
                     self._names, _, self.weights = written(seed)
                 else:
-                    found = found or built_for(store, written, session_config((home,)), self._mark)
+                    found = found or built_for(store, written, session_config((device,)), self._mark)
                     load(found, seed)
                     self._names, self.weights = found.names, State.loaded(found)
                 self._rewind = infeed.rewind
             self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
-            self.session = new_session(self.graph, (home,), optimised=store is not None)
+            self.session = new_session(self.graph, (device,), optimised=store is not None)
             self.session.run(self._names["initialise"])
             self._mark(record.SESSION)
 

@@ -1,4 +1,4 @@
-"""One call of the network: several micro-batches forward and backward through the stages, each on its device.
+"""One pass of the network: several micro-batches forward and backward through the stages, each on its device.
 
 The backward pass is an explicit chain over chunks of segments: with recomputation a chunk keeps its input only
 and runs forward again when its output's gradient arrives, with the same draws. A gradient never crosses a chunk
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.gradients import gradients
+from emulator.layers.gradient_rules import gradients
 from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.plan.plan import ExecutionPlan
@@ -35,7 +35,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a call computes."""
+    """What a pass computes."""
 
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
@@ -68,7 +68,7 @@ def chunks(
 
 @dataclass
 class _Pass:
-    """A call in the making: what its chunks took in and gave out, and the batch statistics they found."""
+    """A pass in the making: what its chunks took in and gave out, and the batch statistics they found."""
 
     network: Network
     values: Mapping[str, tf.Tensor]
@@ -121,7 +121,7 @@ class _Pass:
 def run_pass(
     network: Network, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
-    """Loss, accuracy, gradients and statistics of one call by name, and what gradients were lost."""
+    """Loss, accuracy, gradients and statistics of one pass by name, and what gradients were lost."""
     plan = network.plan
     work = _Pass(network, values, plan.random_position(features["position"]), watch)
     x, of_variables = features["image"], {}

@@ -15,7 +15,7 @@ from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.tensor_layers import initial_value
 from emulator.plan.checkpoint_tensors import FP32_COPY, STEP
 from emulator.plan.precision import SINGLE, Precision
-from emulator.program.executable import Executable
+from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
 
 _VARIABLE = "variable "  # before its name, among an executable's names
@@ -122,7 +122,7 @@ class State:
         return {"variables": kinds, "model": list(self.model)}
 
     @classmethod
-    def loaded(cls, executable: Executable) -> State:
+    def loaded(cls, executable: OptimisedGraph) -> State:
         """From what `names` and `about` gave."""
         saved = {
             name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])

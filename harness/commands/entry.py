@@ -47,7 +47,7 @@ NOT_RECORDED = (
 
 
 TELLING = ("config", "model", "dataset", "data_dir")  # options of which one at least is given by whoever gives them all
-MOST_DRAWN = 1024  # calls that a timeline is laid out for
+MOST_DRAWN = 1024  # passes that a timeline is laid out for
 
 
 def run_command(script: str, main: Callable[[list[str]], int], argv: list[str] | None) -> int:
@@ -155,7 +155,7 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
     if len(plan.stages) == 1:
         return []
     shown = min(plan.passes_per_update, MOST_DRAWN)
-    cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} calls)"
+    cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} passes)"
     idle = 100 * schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
     timeline = schedules.build(plan.schedule, len(plan.stages), shown)
     return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, most=14)]

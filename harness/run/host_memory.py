@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
 from Datasets._spec import DataSpec
-from emulator.plan import host_memory
-from emulator.plan.host_memory import HostMemory, gigabytes
+from emulator.plan import memory_model
+from emulator.plan.memory_model import HostMemory, gigabytes
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Trace
 from harness.options.rules import SLOTS, named_by
@@ -27,7 +27,7 @@ def of_training(options: RunOptions, spec: DataSpec, trace: Trace, plan: Executi
     """What training takes, its validation included; `picture`: numbers in one."""
     wanted = options.training.variable_filter
     validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
-    return host_memory.training(
+    return memory_model.training(
         trace,
         plan,
         slots=len(SLOTS[options.training.optimiser]),
@@ -42,7 +42,7 @@ def of_validation(options: RunOptions, spec: DataSpec, trace: Trace, plan: Execu
     """What validating, serving or naming photographs takes."""
     batch = 1 if options.checkpoint.predict else options.checkpoint.valid_batch_size or plan.micro_batch
     records = 0 if options.checkpoint.predict else _records(options, spec, spec.validation_images)
-    return host_memory.inference(trace, plan.precision, batch, picture, records)
+    return memory_model.inference(trace, plan.precision, batch, picture, records)
 
 
 def _records(options: RunOptions, spec: DataSpec, images: int) -> int:
@@ -57,7 +57,7 @@ def _records(options: RunOptions, spec: DataSpec, images: int) -> int:
 def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
     """A warning where a limit is below the prediction; OptionError where it is so far below that the run would be killed,
     unless --no-memory-check is given."""
-    limit, hopeless = host_memory.refused(run.memory, limits, run.cluster.neighbours)
+    limit, hopeless = memory_model.refused(run.memory, limits, run.cluster.neighbours)
     if limit is None:
         return []
     neighbours = run.cluster.neighbours
@@ -75,7 +75,7 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
     """What to turn so that there is room, what costs least first, with what is predicted then."""
     least = replace(run.memory, activations=0, pictures=0)
-    if host_memory.refused(least, [limit], run.cluster.neighbours)[1]:
+    if memory_model.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
     turned = _smaller_call(run, limit) if training else []
@@ -129,7 +129,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
     if options.predict or batch == 1 or (training and not (options.validation and options.valid_batch_size)):
         return []
     needs = {
-        size: host_memory.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
+        size: memory_model.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
     }
     if training and needs[batch].activations < run.memory.activations:
         return []
@@ -138,7 +138,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
 
 
 def _fits(run: Run, need: HostMemory, limit: Limit) -> bool:
-    return host_memory.refused(need, [limit], run.cluster.neighbours)[0] is None
+    return memory_model.refused(need, [limit], run.cluster.neighbours)[0] is None
 
 
 def _parts(batch: int) -> list[int]:

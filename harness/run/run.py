@@ -17,9 +17,9 @@ from base import plugins
 from base.errors import OptionError
 from Datasets._spec import DataSource, DataSpec, ReadRequest
 from emulator.plan import plan as plans
-from emulator.plan.devices import DeviceError
-from emulator.plan.host_memory import HostMemory
+from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
+from emulator.plan.memory_model import HostMemory
 from emulator.plan.options import DeviceOptions
 from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan, PlanError

@@ -29,7 +29,7 @@ COMPILED_HALF, COMPILED = 2_200_000, 200_000  # what it adds for one layer, with
 # checkpoint holds, times itself, what is read of it, what is handed to the writer, and what TensorFlow makes of that
 GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
 WORKED_ON = 2.0  # times what the largest layer takes in and gives out: gradients and an operation's own memory
-FETCHED = 4  # calls' pictures in host memory: one being made, two waiting, one in use
+FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one in use
 FP32 = 4
 CERTAIN = 0.8  # of the prediction: more than this is what every run took that was measured
 # how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
@@ -41,7 +41,7 @@ _TAKES_OVER = ("relu", "relu6", "add")
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """Bytes at the peak. `fixed`: TensorFlow and the graph; `weights`: weights, slots, gradients and the copies that
-    updating and saving make; `activations`: what calls in flight keep for their backward pass; `pictures`: of the infeed."""
+    updating and saving make; `activations`: kept for the backward pass by passes in flight; `pictures`: of the infeed."""
 
     fixed: int
     weights: int
@@ -126,18 +126,18 @@ def _stored(precision: Precision, variable: Variable, slots: int) -> int:
 
 
 def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
-    """What the calls in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
+    """What the passes in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
     kept = dict.fromkeys(trace.segments, 0)
     taken_in: dict[str, int] = {}
     for operation, following in pairwise([*trace.operations, None]):
         kept[operation.segment] += _kept_for_backward(operation, following)
         taken_in.setdefault(operation.segment, FP32 * operation.source.elements)
     total = 0
-    for stage, window in zip(plan.stages, plan.windows):
+    for stage, most in zip(plan.stages, plan.max_in_flight):
         if plan.options.enable_recomputation:
-            total += window * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
+            total += most * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
         else:
-            total += window * sum(kept[name] for name in stage)
+            total += most * sum(kept[name] for name in stage)
     return int(plan.samples_per_pass * (total + WORKED_ON * _largest(trace.operations)))
 
 
