@@ -13,11 +13,14 @@ from base.draws import Seed
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
-from emulator.program.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
+from emulator.program.executor import Metrics, TrainingProgram
 from emulator.program.frozen import FrozenProgram, freeze
 from emulator.program.group import WorkerGroup
 from emulator.program.inference import InferenceProgram, Score
 from emulator.program.optimised_graph import Store
+from emulator.program.runtime import NextFeatures, Stream
+from emulator.program.stages import Features
+from emulator.program.training import Training
 from Models._segments import Segment
 
 __all__ = (

@@ -16,8 +16,8 @@ from runs import assert_same_bits, succeed, variables
 
 from base import tracing
 from base.tracing import compiled, compiling_ahead
-from emulator.program.executor import new_graph
 from emulator.program.optimised_graph import OptimisedGraph
+from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs import executables
 from harness.programs.executables import Entry

@@ -22,7 +22,7 @@ from emulator.plan.precision import ALL, OFF, named
 from emulator.plan.trace import trace
 from emulator.program import stages
 from emulator.program.cells import Cells, StageOrder
-from emulator.program.executor import new_graph, session_config
+from emulator.program.runtime import new_graph, session_config
 from emulator.program.stages import Network, chunks
 from harness.commands import cli
 from harness.run.run import prepare

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
 from emulator.plan.precision import Precision
-from emulator.program.executor import named_faults, new_graph, session_config
 from emulator.program.inference import logits_of
+from emulator.program.runtime import named_faults, new_graph, session_config
 from emulator.program.weights import State, Weights
 from Models._layers import Variable
 from Models._segments import Segment
