@@ -5,8 +5,9 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 from emulator.layers.gradient_rules import by_rule
+from emulator.plan.precision import FP16
 
-SMALLEST, FIRST_BEYOND = 2.0**-25, 65520.0  # to the nearest half: the largest that becomes 0, the least that overflows
+SMALLEST = 2.0**-25  # the largest that becomes 0 in FP16, to the nearest
 
 
 class GradientWatch:
@@ -28,7 +29,7 @@ class GradientWatch:
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             size = tf.abs(dy[:1])
             noughts = size <= SMALLEST if name in self._dense else tf.zeros_like(size, tf.bool)
-            beyond = tf.logical_not(size < FIRST_BEYOND)
+            beyond = tf.logical_not(size < FP16.overflow)
             self._found[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (noughts, beyond)])
             return dy
 

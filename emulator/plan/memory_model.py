@@ -127,17 +127,17 @@ def _stored(precision: Precision, variable: Variable, slots: int) -> int:
 
 def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
     """What the passes in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
-    kept = dict.fromkeys(trace.segments, 0)
-    taken_in: dict[str, int] = {}
+    activations = dict.fromkeys(trace.segments, 0)
+    inputs: dict[str, int] = {}
     for operation, following in pairwise([*trace.operations, None]):
-        kept[operation.segment] += _kept_for_backward(operation, following)
-        taken_in.setdefault(operation.segment, FP32 * operation.source.elements)
+        activations[operation.segment] += _kept_for_backward(operation, following)
+        inputs.setdefault(operation.segment, FP32 * operation.source.elements)
     total = 0
     for stage, most in zip(plan.stages, plan.max_in_flight):
         if plan.options.enable_recomputation:
-            total += most * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
+            total += most * sum(inputs.get(name, 0) for name in stage) + max(activations[name] for name in stage)
         else:
-            total += most * sum(kept[name] for name in stage)
+            total += most * sum(activations[name] for name in stage)
     return int(plan.samples_per_pass * (total + WORKED_ON * _largest(trace.operations)))
 
 

@@ -54,10 +54,10 @@ class Phases(NamedTuple):
 
 def parse(text: str) -> Action:
     """The action that `str` wrote."""
-    found = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
+    if not match:
         raise ScheduleError(f"'{text}' is no action: write <stage><F or B><micro-batch>, as in 0F0")
-    return Action(int(found[1]), found[2], int(found[3]))
+    return Action(int(match[1]), match[2], int(match[3]))
 
 
 # --- the schedules ---------------------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
                     raise _refusal(timeline, k, f"{action}: {fault}")
                 done[action] = k
     if len(done) != 2 * stages * micro_batches:
-        wanted = (Action(j, kind, i) for kind in (FORWARD, BACKWARD) for i in range(micro_batches) for j in range(stages))
-        missing = next(action for action in wanted if action not in done)
+        every = (Action(j, kind, i) for kind in (FORWARD, BACKWARD) for i in range(micro_batches) for j in range(stages))
+        missing = next(action for action in every if action not in done)
         raise _refusal(timeline, len(timeline) - 1, f"the timeline ends without {missing}")
 
 

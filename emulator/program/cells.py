@@ -40,7 +40,7 @@ class StageOrder:
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
-            self.wanted = tf.placeholder(tf.bool, [], "recording")  # in this host step
+            self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
     def first_tokens(self) -> Tokens:
         """For the loop's first pass. Stages that take one pass at a time need none: the loop itself does."""
@@ -79,7 +79,7 @@ class StageOrder:
                 return tf.constant(True)
 
         with tf.device(HOST):
-            return tf.cond(self.wanted, keep, lambda: tf.constant(False))
+            return tf.cond(self.recorded_step, keep, lambda: tf.constant(False))
 
 
 class Cells:
@@ -91,7 +91,7 @@ class Cells:
         self._before = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        self.done: list[tf.Tensor] = []  # must be waited for by what the pass gives back
+        self.records: list[tf.Tensor] = []  # must be waited for by what the pass gives back
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
         """x, as soon as the stage's cell may begin."""
@@ -112,7 +112,7 @@ class Cells:
             with tf.control_dependencies(results):
                 ended = tf.timestamp()
             words = [stage, KINDS.index(kind), self._pass, self._began[stage, kind], ended]
-            self.done.append(self._order.record(words))
+            self.records.append(self._order.record(words))
             with tf.control_dependencies([ended]):
                 x = tf.identity(x)
             results = [ended]

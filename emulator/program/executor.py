@@ -186,7 +186,7 @@ def _write(training: Training) -> ProgramGraph:
     with tf.control_dependencies([at_pass]):
         release = order.release()
     names = {
-        "fed": [rates, order.wanted],
+        "fed": [rates, order.recorded_step],
         "step": step,
         "outfeed": outfeed.dequeue_many(outfeed.size()),
         "recorded": order.recorded,

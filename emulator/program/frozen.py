@@ -72,10 +72,10 @@ def _sealed(program: bytes) -> bytes:
 
 def _unsealed(program: bytes) -> bytes:
     """Without that node; ValueError if the rest is not what was sealed."""
-    found = program[: -len(_sealed(b""))]
-    if _sealed(found) != program:
+    content = program[: -len(_sealed(b""))]
+    if _sealed(content) != program:
         raise ValueError("it is damaged, or was not built here")
-    return found
+    return content
 
 
 class FrozenProgram:

@@ -133,17 +133,17 @@ class WorkerGroup:
             fed = tf.placeholder(tf.int32, [count])
             ring, key = self._key_of(range(self.size), fed.device), next(self._keys)
             if self.instance == 0:
-                found = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+                sent = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
             else:
-                found = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
-            with tf.control_dependencies([found]):
-                arrived = self.barrier()
-            return self._run(graph, [found, arrived], {fed: words} if self.instance == 0 else {})[0]
+                sent = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+            with tf.control_dependencies([sent]):
+                arrival = self.barrier()
+            return self._run(graph, [sent, arrival], {fed: words} if self.instance == 0 else {})[0]
 
-    def _run(self, graph: tf.Graph, wanted: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
+    def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
         """One call of a graph of its own, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
-            return session.run(wanted, feeds)
+            return session.run(fetches, feeds)
 
 
 def _packed(values: Mapping[str, np.ndarray]) -> bytes:

@@ -194,25 +194,25 @@ def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto
 
 def refuse_missing_devices(stage_devices: Sequence[str]) -> None:
     """PlanError if the plan counts on more GPUs than TensorFlow finds."""
-    wanted = len({device for device in stage_devices if device.startswith("/gpu")})
-    there = len(tf.config.list_physical_devices("GPU")) if wanted else 0
-    if there < wanted:
+    needed = len({device for device in stage_devices if device.startswith("/gpu")})
+    available = len(tf.config.list_physical_devices("GPU")) if needed else 0
+    if available < needed:
         raise PlanError(
-            f"the plan places stages on {wanted} GPU{'s' if wanted > 1 else ''}, but TensorFlow can drive {there} here (its "
-            "own messages say why); give --device cpu"
+            f"the plan places stages on {needed} GPU{'s' if needed > 1 else ''}, but TensorFlow can drive {available} here "
+            "(its own messages say why); give --device cpu"
         )
 
 
 @contextmanager
 def named_faults(when: Callable[[], str]) -> Iterator[None]:
-    """What a check found, as a FloatingPointError that says what happened, where, and `when`."""
+    """What a check finds, as a FloatingPointError that says what happened, where, and `when`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(rf"\[{MARK}\] \[(.*?)\] \[(.*?)\]", error.message)
-        if not found:
+        match = re.search(rf"\[{MARK}\] \[(.*?)\] \[(.*?)\]", error.message)
+        if not match:
             raise
-        raise FloatingPointError(f"{found[1]} in {found[2]}, in {when()}") from None
+        raise FloatingPointError(f"{match[1]} in {match[2]}, in {when()}") from None
 
 
 def most_alive(trace: tf.RunMetadata) -> int:

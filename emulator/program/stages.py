@@ -89,14 +89,14 @@ class _Pass:
 
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The stage's output, and the batch statistics found on the way."""
-        found: list[tf.Tensor] = []
+        of_stage: list[tf.Tensor] = []
         for c, chunk in enumerate(self.network.stages[stage]):
             self.inputs[stage, c] = x
             x, statistics = self.run(chunk, x)
             self.outputs[stage, c] = x
             self.statistics |= statistics
-            found += statistics.values()
-        return x, found
+            of_stage += statistics.values()
+        return x, of_stage
 
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The gradients of the stage's input and of its trained variables. A chunk whose gradient arrives at once still
@@ -112,9 +112,9 @@ class _Pass:
             if network.plan.options.enable_recomputation and (stage, c) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(chunk, x)  # its statistics have been counted
-            found = gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
-            of_variables |= dict(zip(chunk.variables, found))
-            dy = found[-1] if further else dy
+            dxs = gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
+            of_variables |= dict(zip(chunk.variables, dxs))
+            dy = dxs[-1] if further else dy
         return dy, of_variables
 
 
@@ -137,11 +137,11 @@ def run_pass(
         dy = network.policy.cast_loss_gradient(dy, work.positions)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.stage_devices[stage]):
-            dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))
-            dy = cells.end(stage, BACKWARD, dy, [g for g in found.values() if g is not None])
-        of_variables |= found
+            dy, of_stage = work.backward(stage, cells.begin(stage, BACKWARD, dy))
+            dy = cells.end(stage, BACKWARD, dy, [g for g in of_stage.values() if g is not None])
+        of_variables |= of_stage
     lost = {LOST: watch.lost()} if watch.names else {}
-    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
+    return {LOSS: _after(loss, tuple(cells.records)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

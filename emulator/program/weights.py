@@ -144,7 +144,7 @@ def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.
     """Its initial value can be replaced by another one that is fed."""
 
     def initial() -> tf.Tensor:
-        made = value()
-        return tf.placeholder_with_default(made, made.shape)
+        first = value()
+        return tf.placeholder_with_default(first, first.shape)
 
     return tf.get_variable(name, initializer=initial, trainable=trainable, use_resource=True)
