@@ -59,11 +59,10 @@ def compile_training(
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
-    `loss`: (logits, features) -> [batch]; `hits`: (logits,
-    labels) -> [batch]. `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
-    `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
-    `cells()`. `group`: the instances that do an update together, of which this process is one.
-    `store`: where the program may be kept, and taken from.
+    `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: of a variable's name;
+    the gradient pass ends before the first trained one. `update`: an optimiser; `scale`: the loss scale that fits it.
+    `recording`: keep the times of the stages' cells for `profile`. `group`: the instances that do an update together, of
+    which this process is one. `store`: where the program may be kept, and taken from.
     """
 
     def training(seed: Seed, features: NextFeatures) -> Training:

@@ -96,6 +96,12 @@ def test_no_import_runs_back_up(path):
             assert private(other) or other == "Datasets.generated", f"{module(path)} imports the plug-in {other}"
 
 
+def test_number_formats_are_asked_for_by_the_precision_alone():
+    for path in FILES:
+        if not module(path).startswith(("emulator.plan", "emulator.layers")):
+            assert "emulator.layers.half" not in imported(path), path
+
+
 def test_rooms_are_small():
     for folder in {path.parent for path in FILES} - {ROOT, ROOT / "Datasets", ROOT / "Models", ROOT / "LR_Schedules"}:
         assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= ROOM_FILES, folder

@@ -17,7 +17,7 @@ from itertools import pairwise
 from base import host_limits
 from base.host_limits import Limit
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.precision import Precision
+from emulator.plan.precision import FP32, Precision
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 
@@ -30,7 +30,6 @@ COMPILED_HALF, COMPILED = 2_200_000, 200_000  # what it adds for one layer, with
 GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
 WORKED_ON = 2.0  # times what the largest layer takes in and gives out: gradients and an operation's own memory
 FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one in use
-FP32 = 4
 CERTAIN = 0.8  # of the prediction: more than this is what every run took that was measured
 # how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
@@ -84,16 +83,16 @@ def training(
     data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0 without it; `trained`: the names
     that updates move."""
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
-    saved = sum(_stored(plan.precision, v, slots) for v in moved)
-    saved += sum(FP32 * v.elements for v in trace.variables) - sum(FP32 * v.elements for v in moved)
+    saved = sum(_checkpoint_bytes(plan.precision, v, slots) for v in moved)
+    saved += sum(FP32.bytes * v.elements for v in trace.variables) - sum(FP32.bytes * v.elements for v in moved)
     copies = GRADIENTS + SLOWED * max(0, slots - 1)
-    weights = copies * FP32 * sum(v.elements for v in moved) + SAVED * saved
+    weights = copies * FP32.bytes * sum(v.elements for v in moved) + SAVED * saved
     scoring = inference(trace, plan.precision, validated, picture) if validated else None
     return HostMemory(
         fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
         weights=int(weights) + (scoring.weights if scoring else 0),
-        activations=max(_in_flight(trace, plan), scoring.activations if scoring else 0),
-        pictures=FETCHED * plan.samples_per_pass * picture * FP32 + records,
+        activations=max(_activations(trace, plan), scoring.activations if scoring else 0),
+        pictures=FETCHED * plan.samples_per_pass * picture * FP32.bytes + records,
     )
 
 
@@ -101,9 +100,9 @@ def inference(trace: Trace, precision: Precision, batch: int, picture: int, reco
     """Of a process that only validates, in micro-batches of `batch` pictures: nothing is kept for a backward pass."""
     return HostMemory(
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
-        weights=2 * FP32 * trace.parameters,
+        weights=2 * FP32.bytes * trace.parameters,
         activations=int(WORKED_ON * batch * _largest(trace.operations)),
-        pictures=FETCHED * batch * picture * FP32 + records,
+        pictures=FETCHED * batch * picture * FP32.bytes + records,
     )
 
 
@@ -119,19 +118,19 @@ def _is_group_norm(operation: Operation) -> bool:
     return operation.kind == "norm" and any("GroupNorm" in variable.name for variable in operation.variables)
 
 
-def _stored(precision: Precision, variable: Variable, slots: int) -> int:
+def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> int:
     """Bytes of a weight and its slots in a checkpoint."""
     slots_bytes = (slots + precision.has_fp32_copy(variable)) * precision.slot_format(variable).bytes
     return (precision.stored_format(variable).bytes + slots_bytes) * variable.elements
 
 
-def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
+def _activations(trace: Trace, plan: ExecutionPlan) -> int:
     """What the passes in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
     activations = dict.fromkeys(trace.segments, 0)
     inputs: dict[str, int] = {}
     for operation, following in pairwise([*trace.operations, None]):
         activations[operation.segment] += _kept_for_backward(operation, following)
-        inputs.setdefault(operation.segment, FP32 * operation.source.elements)
+        inputs.setdefault(operation.segment, FP32.bytes * operation.source.elements)
     total = 0
     for stage, most in zip(plan.stages, plan.max_in_flight):
         if plan.options.enable_recomputation:
@@ -148,13 +147,13 @@ def _kept_for_backward(operation: Operation, following: Operation | None) -> int
     fused = behind == "proxy" or (behind == "swish" and _is_group_norm(operation))
     if operation.kind in _IN_PLACE and (behind in _TAKES_OVER or fused):
         return 0
-    return FP32 * operation.result.elements
+    return FP32.bytes * operation.result.elements
 
 
 def _largest(operations: Iterable[Operation]) -> int:
     """Bytes that the largest layer takes in and gives out, for one picture; what can overwrite its input gives out none."""
     own = (operation for operation in operations if operation.kind not in (*_IN_PLACE, *_TAKES_OVER))
-    return max(FP32 * (operation.source.elements + operation.result.elements) for operation in own)
+    return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 
 
 def refused(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:

@@ -127,14 +127,14 @@ class ExecutionPlan:
             + (f", up to {self.updates_per_step} updates per host step" if self.updates_per_step else ""),
         ]
         if len(self.stages) > 1:
-            passes = _counted(self.passes_in_flight, "pass", "passes")
+            passes = _count(self.passes_in_flight, "pass", "passes")
             begin = ", ".join(stage[0] for stage in self.stages)
             lines.append(f"  {len(self.stages)} stages, {self.schedule}, {passes} in flight; they begin at {begin}")
         attached = str(self.training_device)
         if self.validation_device != self.training_device:
             attached += f", validation on {self.validation_device}"
         computed_on = ", ".join(dict.fromkeys(device.strip("/") for device in self.stage_devices))
-        lines.append(f"  emulates {_counted(self.ipus, 'IPU', 'IPUs')}: {attached}; computed on {computed_on}")
+        lines.append(f"  emulates {_count(self.ipus, 'IPU', 'IPUs')}: {attached}; computed on {computed_on}")
         if self.options.enable_recomputation:
             lines.append("  activations are recomputed in the backward pass")
         if self.options.identical_replica_seeding:
@@ -251,5 +251,5 @@ def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: 
     return max(fits, default=1)
 
 
-def _counted(count: int, one: str, several: str) -> str:
+def _count(count: int, one: str, several: str) -> str:
     return f"{count} {one if count == 1 else several}"

@@ -60,7 +60,7 @@ class Passes:
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             following, results, tokens = run(m, tokens)
-            return following, tokens, tuple(self._added(n, total, results[n], step, m) for n, total in zip(shapes, sums))
+            return following, tokens, tuple(self._add(n, total, results[n], step, m) for n, total in zip(shapes, sums))
 
         def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
@@ -90,7 +90,7 @@ class Passes:
         """A result of one pass as it counts; loss, accuracy and statistics stay as they are."""
         return self.training.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
-    def _added(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+    def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """The sum over the passes so far."""
         if name not in self.training.trained_names:
             return total + tf.cast(result, total.dtype)

@@ -60,7 +60,7 @@ class HostStep:
         passes, means = Passes(self.training, self.order, self.stop).means(values, step)
         whole, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         if self.training.group:
-            stop_requests, means = self._reduced(passes, means, step)
+            stop_requests, means = self._all_reduce(passes, means, step)
             whole = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
         def move() -> tf.Tensor:
@@ -73,7 +73,7 @@ class HostStep:
 
         return tf.cond(whole, move, lambda: tf.constant(False)), stop_requests
 
-    def _reduced(
+    def _all_reduce(
         self, passes: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What each instance requests, and the means over all of them: gradients in as few sums as the buckets allow, those
@@ -89,8 +89,8 @@ class HostStep:
         with tf.device(training.plan.stage_devices[0]):
             for names in _buckets(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
                                   training.plan.options.max_cross_replica_buffer_size):  # fmt: skip
-                totals |= _summed(group, {name: means[name] for name in names})
-            totals |= _summed(group, {**{name: means[name] for name in small}, "": stop_requests})
+                totals |= _all_reduce_bucket(group, {name: means[name] for name in names})
+            totals |= _all_reduce_bucket(group, {**{name: means[name] for name in small}, "": stop_requests})
         agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
         means = {name: total / group.size for name, total in totals.items()}
         cast = self.training.policy.cast_instances_mean
@@ -137,7 +137,7 @@ def _buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[
     return parts
 
 
-def _summed(group: WorkerGroup, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def _all_reduce_bucket(group: WorkerGroup, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The sums of all instances' tensors of one dtype, by name, through one buffer."""
     kind = next(iter(values.values())).dtype
     flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)

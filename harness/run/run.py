@@ -298,19 +298,9 @@ def _refuse_filters_that_match_nothing(option: str, filters: Sequence[str], trac
 def _plan_and_horizon(
     options: RunOptions, traced: Trace, images: int, for_training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, Horizon]:
-    device, batches = _for_validation(options), {}
-    if for_training:
-        device, batches = options.device, {
-            "accumulation": options.training.gradient_accumulation_count,
-            "global_batch": options.training.global_batch_size,
-            "instances": cluster.size,
-            "instance": cluster.instance,
-        }  # fmt: skip
-    precision = Precision.of(options.device, options.training.offload_fp32_weight_copy)
+    resolve = _training_plan if for_training else _validation_plan
     try:
-        plan = plans.resolve(
-            device, traced, this_machine(), micro_batch=options.training.micro_batch_size, precision=precision, **batches
-        )
+        plan = resolve(options, traced, cluster)
         horizon = Horizon.of(
             images=images,
             global_batch=plan.global_batch,
@@ -322,12 +312,33 @@ def _plan_and_horizon(
     return dataclasses.replace(plan, updates_per_step=horizon.iterations_per_step if for_training else 0), horizon
 
 
-def _for_validation(options: RunOptions) -> DeviceOptions:
+def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:
+    training = options.training
+    return plans.resolve(
+        options.device,
+        traced,
+        this_machine(),
+        micro_batch=training.micro_batch_size,
+        accumulation=training.gradient_accumulation_count,
+        global_batch=training.global_batch_size,
+        precision=Precision.of(options.device, training.offload_fp32_weight_copy),
+        instances=cluster.size,
+        instance=cluster.instance,
+    )
+
+
+def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
     """The whole network at once on one IPU: stages, spans and folds are the training's affair."""
-    device = options.device
+    device, training = options.device, options.training
     chosen = _on_command_line(options, "select_ipu")  # a recorded one may be for training
     validation_ipu = device.select_ipu[-1] if chosen or len(device.select_ipu) == 2 else "AUTO"
-    return DeviceOptions(device=device.device, select_ipu=("AUTO", validation_ipu))
+    return plans.resolve(
+        DeviceOptions(device=device.device, select_ipu=("AUTO", validation_ipu)),
+        traced,
+        this_machine(),
+        micro_batch=training.micro_batch_size,
+        precision=Precision.of(device, training.offload_fp32_weight_copy),
+    )
 
 
 def _peak_rate(options: RunOptions, global_batch: int) -> float:
