@@ -35,7 +35,7 @@ class Rounding:
     """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays.
 
     tf.abs, tf.sign, tf.floor and their like are avoided: XLA, which compiles this for every shape, takes 14 ms longer for
-    each of them, as it makes a kernel of its own of it by way of MLIR.
+    each of them, as each becomes a kernel of its own by way of MLIR.
     """
 
     stochastic: bool = False

@@ -1,4 +1,4 @@
-"""Counts the gradients that FP16 loses. It changes no bit."""
+"""Counts the gradients that FP16 loses, and changes no bit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class GradientWatch:
 
     def __init__(self, names: tuple[str, ...], dense: frozenset[str]) -> None:
         """`names`: paths of the layers. `dense`: of those, where a gradient of exactly 0 can come of underflow only, as
-        behind a norm; elsewhere noughts are not counted."""
+        behind a norm; elsewhere zeros are not counted."""
         self.names = names
         self._dense = dense
-        self._found: dict[str, tf.Tensor] = {}
+        self._shares: dict[str, tf.Tensor] = {}
 
     def watched(self, x: tf.Tensor, name: str) -> tf.Tensor:
         """x, the gradient that arrives at it counted."""
@@ -28,13 +28,13 @@ class GradientWatch:
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             size = tf.abs(dy[:1])
-            noughts = size <= SMALLEST if name in self._dense else tf.zeros_like(size, tf.bool)
+            zeros = size <= SMALLEST if name in self._dense else tf.zeros_like(size, tf.bool)
             beyond = tf.logical_not(size < FP16.overflow)
-            self._found[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (noughts, beyond)])
+            self._shares[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (zeros, beyond)])
             return dy
 
         return by_rule("Identity", tf.identity, x, rule=gradient)
 
     def lost(self) -> tf.Tensor:
         """float32 [layers, 2]: the shares that underflowed and that overflowed; after the backward pass."""
-        return tf.stack([self._found.get(name, tf.zeros([2])) for name in self.names])
+        return tf.stack([self._shares.get(name, tf.zeros([2])) for name in self.names])

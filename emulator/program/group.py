@@ -48,7 +48,7 @@ class WorkerGroup:
 
     @property
     def device(self) -> str:
-        """Of this instance; graphs are built inside of it."""
+        """Of this instance; its graphs are built inside."""
         return f"/job:{JOB}/task:{self.instance}"
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:

@@ -53,8 +53,8 @@ class HostStep:
         return done, stop_requests
 
     def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One weight update, all of it or, when it was told to stop in between, nothing; whether it was done, and what each
-        instance of a group requests."""
+        """One weight update, whole or, after a request to stop in between, not at all; whether the update was done, and the
+        request of each instance of a group."""
         values = self.weights.read()
         step = self.weights.step.read_value()
         passes, means = Passes(self.training, self.order, self.stop).means(values, step)
@@ -76,8 +76,8 @@ class HostStep:
     def _all_reduce(
         self, passes: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """What each instance requests, and the means over all of them: gradients in as few sums as the buckets allow, those
-        that the backward pass finds first in the first, so that it need not be over; the rest, which is small, in one."""
+        """The request of each instance, and the means over all: gradients in as few sums as the buckets allow, in the
+        order of the backward pass, which need not be over for the first; the rest, which is small, in one."""
         training, group = self.training, self.training.group
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
@@ -125,7 +125,7 @@ def _elements(x: tf.Tensor) -> int:
 
 
 def _buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """The names in their order, in as few parts of at most so many bytes as that allows."""
+    """The names in their order, in as few parts as fit into `most` bytes each; a larger tensor is a part by itself."""
     parts: list[list[str]] = []
     filled = 0
     for name in names:
