@@ -13,11 +13,14 @@ from base.draws import Seed
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
-from emulator.program.executable import Store
-from emulator.program.executor import Features, Metrics, NextFeatures, Stream, Training, TrainingProgram
+from emulator.program.executor import Metrics, TrainingProgram
 from emulator.program.frozen import FrozenProgram, freeze
 from emulator.program.group import WorkerGroup
 from emulator.program.inference import InferenceProgram, Score
+from emulator.program.optimised_graph import Store
+from emulator.program.runtime import NextFeatures, Stream
+from emulator.program.stages import Features
+from emulator.program.training import Training
 from Models._segments import Segment
 
 __all__ = (
@@ -56,11 +59,10 @@ def compile_training(
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
-    `loss`: (logits, features) -> [batch]; `hits`: (logits,
-    labels) -> [batch]. `decayed`, `trained`: of a variable's name; the gradient pass ends before the first trained one.
-    `update`: an optimiser; `scale`: the loss scale that fits it. `recording`: keep the times of the stages' cells for
-    `cells()`. `group`: the instances that do an update together, of which this process is one.
-    `store`: where the program may be kept, and taken from.
+    `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: of a variable's name;
+    the gradient pass ends before the first trained one. `update`: an optimiser; `scale`: the loss scale that fits it.
+    `recording`: keep the times of the stages' cells for `profile`. `group`: the instances that do an update together, of
+    which this process is one. `store`: where the program may be kept, and taken from.
     """
 
     def training(seed: Seed, features: NextFeatures) -> Training:
@@ -92,14 +94,14 @@ def compile_inference(
     names: tuple[str, ...],
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]],
     shape: tuple[int, ...] = (),
-    home: str = "/cpu:0",
+    device: str = "/cpu:0",
     precision: Precision = SINGLE,
     seed: int = 0,
     store: Store | None = None,
 ) -> InferenceProgram:
     """A program whose `step(first, end)` adds up `sums(logits, labels)`, each of `shape`, over micro-batches, on the device
-    `home`."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), home, precision, seed, store)
+    `device`."""
+    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), device, precision, seed, store)
 
 
 def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:

@@ -1,4 +1,4 @@
-"""The horizon that a schedule is built for, and the warm-up. A rate is a function of the update's index alone."""
+"""The run that a schedule is built for, and the warm-up. A rate is a function of the update's index alone."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def cifar_variants(block: str, per_stage: tuple[int, ...]) -> dict[int, Variant]
 
 def segments(network: Network) -> list[Segment]:
     """b0, then b<stage>/<unit> and b<stage>/<unit>/relu, reduce_mean, fc1."""
-    found = [Segment("b0", partial(_stem, network=network))]
+    segments = [Segment("b0", partial(_stem, network=network))]
     unit_function = {"basic": _basic_unit, "bottleneck": _bottleneck_unit}[network.variant.block]
     for stage, units in enumerate(network.variant.units):
         for unit in range(units):
@@ -85,10 +85,10 @@ def segments(network: Network) -> list[Segment]:
             stride = 2 if stage > 0 and unit == 0 else 1
             width = network.widths[stage]
             apply = partial(unit_function, network=network, name=name, width=width, stride=stride, first=unit == 0)
-            found += [Segment(name, apply), Segment(f"{name}/relu", _relu)]
-    found.append(Segment("reduce_mean", lambda layers, x: layers.global_mean(x)))
-    found.append(Segment("fc1", partial(_head, num_classes=network.num_classes)))
-    return found
+            segments += [Segment(name, apply), Segment(f"{name}/relu", _relu)]
+    segments.append(Segment("reduce_mean", lambda layers, x: layers.global_mean(x)))
+    segments.append(Segment("fc1", partial(_head, num_classes=network.num_classes)))
+    return segments
 
 
 def _relu(layers: Layers, x: Any) -> Any:

@@ -192,14 +192,14 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
     )
     small = options.model_size == "CIFAR"
     stem = partial(_stem, parts=parts, filters=_end_width(STEM_WIDTH, width, options), stride=1 if small else 2)
-    found = [Segment("block0", stem)]
+    segments = [Segment("block0", stem)]
     for block in blocks(options):
-        found += _block_segments(block, parts)
+        segments += _block_segments(block, parts)
     top_width = _end_width(options.top_width, width, options) if options.top_width else 0
     dropout = size.dropout if options.dropout_rate is None else options.dropout_rate
     top = partial(_top, parts=parts, filters=top_width, dropout=dropout, num_classes=num_classes)
-    found.append(Segment("Top", top))
-    return found
+    segments.append(Segment("Top", top))
+    return segments
 
 
 def blocks(options: Options) -> list[Block]:
@@ -208,13 +208,13 @@ def blocks(options: Options) -> list[Block]:
     width = options.width_coefficient or size.width
     repeats = _repeats(options.depth_coefficient or size.depth, options)
     stem_width = _end_width(STEM_WIDTH, width, options)
-    found: list[Block] = []
+    blocks: list[Block] = []
     for number, (stage, count) in enumerate(zip(STAGES, repeats), start=1):
         channels_out = _round_width(stage.channels_out, width, options)
-        channels_in = _round_width(stage.channels_in, width, options) if found else stem_width
+        channels_in = _round_width(stage.channels_in, width, options) if blocks else stem_width
         stage_stride = 1 if options.model_size == "CIFAR" and number == 2 else stage.stride
         for unit in range(count):
-            found.append(
+            blocks.append(
                 Block(
                     name=f"block{number}{_letters(unit)}",
                     kernel=stage.kernel,
@@ -222,10 +222,10 @@ def blocks(options: Options) -> list[Block]:
                     channels_out=channels_out,
                     expand=1 if number == 1 else options.expand_ratio,
                     stride=stage_stride if unit == 0 else 1,
-                    survival=1 - (1 - options.block_survival_prob) * len(found) / sum(repeats),
+                    survival=1 - (1 - options.block_survival_prob) * len(blocks) / sum(repeats),
                 )
             )
-    return found
+    return blocks
 
 
 def notes(options: Options) -> list[str]:
@@ -233,12 +233,12 @@ def notes(options: Options) -> list[str]:
     uneven: dict[str, list[str]] = {}
     for block in blocks(options):
         channels = block.channels_in * block.expand
-        wanted, groups = _wanted_groups(channels, options.group_dim), _conv_groups(channels, options.group_dim)
-        if groups != wanted:
+        exact, groups = _wanted_groups(channels, options.group_dim), _conv_groups(channels, options.group_dim)
+        if groups != exact:
             parts = f"{groups} group{'s' * (groups > 1)} of {channels // groups}"
-            told = f"{channels} channels do not divide into the {wanted} groups of --group-dim {options.group_dim}: {parts}"
-            uneven.setdefault(told, []).append(f"{block.name}/b")
-    return [f"{', '.join(names)}: {told}" for told, names in uneven.items()]
+            note = f"{channels} channels do not divide into the {exact} groups of --group-dim {options.group_dim}: {parts}"
+            uneven.setdefault(note, []).append(f"{block.name}/b")
+    return [f"{', '.join(names)}: {note}" for note, names in uneven.items()]
 
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:

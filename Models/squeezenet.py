@@ -78,15 +78,15 @@ def sizes(family: str) -> tuple[int, ...]:
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
     """conv1, the fire modules with pools between them, and the head."""
-    found = [Segment("conv1", _stem)]
+    segments = [Segment("conv1", _stem)]
     for module in MODULES:
         if isinstance(module, Fire):
-            found.append(Segment(module.name, partial(_fire, module=module, bypass=options.use_bypass and module.bypass)))
+            segments.append(Segment(module.name, partial(_fire, module=module, bypass=options.use_bypass and module.bypass)))
         else:
-            found.append(Segment(f"{found[-1].name}/pool", _pool))
+            segments.append(Segment(f"{segments[-1].name}/pool", _pool))
     head = {"imagenet": _convolution_head, "cifar": _dense_head}[family]
-    found.append(Segment("head", partial(head, num_classes=num_classes)))
-    return found
+    segments.append(Segment("head", partial(head, num_classes=num_classes)))
+    return segments
 
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:

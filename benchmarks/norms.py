@@ -23,7 +23,7 @@ from base.process import command_line
 from benchmarks import _paired
 from emulator.layers.proxy_norm import initial
 from emulator.layers.tensor_layers import TensorLayers
-from emulator.program.executor import new_graph, session_config
+from emulator.program.runtime import new_graph, session_config
 from Models._layers import NormPolicy, ProxyRule
 
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))

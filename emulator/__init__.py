@@ -1,1 +1,1 @@
-"""The emulated IPU device layer: plans, schedules, draws, and the TensorFlow executor."""
+"""The emulated IPU device layer: plans, layers, and the programs that carry a plan out."""

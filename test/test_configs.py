@@ -560,7 +560,7 @@ def test_moving_statistics_that_are_forced_to_what_they_are(write):
     path = write("a: {dataset: fashion-mnist, batch_norm: yes, force_weight_to_fp32: [batch_norm/moving_variance, fc1]}")
     run = prepare(parse(path).options, {})
     said = "--force-weight-to-fp32 batch_norm/moving_variance changes nothing: moving statistics are FP32 already"
-    assert run.notes[-1] == said and run.plan.precision.to_single == ("batch_norm/moving_variance", "fc1")
+    assert run.notes[-1] == said and run.plan.precision.force_weight_to_fp32 == ("batch_norm/moving_variance", "fc1")
     both = parse(path, "--force-weight-to-fp16", "batch_norm")  # of the trained ones
     assert said in prepare(both.options, {}).notes
     skip = ["--optimiser", "LARS", "--abs-learning-rate", "1", "--lars-skip-list", "beta", "batch_norm/moving_"]

@@ -8,9 +8,9 @@ import pytest
 from runs import run, succeed
 
 from base.errors import OptionError
-from emulator.plan import devices, machine, plan
+from emulator.plan import ipu_ids, machine, plan
 from emulator.plan.machine import Machine
-from emulator.plan.plan import PlanError, PlanRequest
+from emulator.plan.plan import PlanError
 from harness.commands import cli, gc_info
 from harness.run.resolve import prepare
 from harness.run.run import Run
@@ -25,14 +25,13 @@ def prepared(words: str) -> Run:
 
 def resolved(words: str, there: Machine, **request: object) -> plan.ExecutionPlan:
     run = prepared(words)
-    asked = PlanRequest(micro_batch=4, shards=run.options.device.shards, pipeline=run.options.device.pipeline,
-                   splits=run.options.device.pipeline_splits, accumulation=8)  # fmt: skip
-    return plan.resolve(dataclasses.replace(asked, **request), run.trace, there)
+    asked = dataclasses.replace(run.options.device, **request)
+    return plan.resolve(asked, run.trace, there, micro_batch=4, accumulation=8)
 
 
 @pytest.mark.parametrize(("size", "ids"), [(1, 1), (2, 3), (4, 7), (16, 31), (64, 127)])
 def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
-    found = devices.devices(size)
+    found = ipu_ids.devices(size)
     assert [device.id for device in found] == list(range(ids))
     assert [len(device.ipus) for device in found] == sorted(len(device.ipus) for device in found)
     for group in {len(device.ipus) for device in found}:
@@ -87,7 +86,7 @@ def test_devices_that_cannot_be(words, part):
 def test_a_huge_system_is_planned_at_once():
     found = prepared(f"{RESNET} --replicas 100000000 --fold 1 --epochs 1").plan
     assert len(found.training_device.ipus) == 2**27
-    assert devices.select("5", 1, "training").id == 5
+    assert ipu_ids.select("5", 1, "training").id == 5
 
 
 def test_validation_takes_its_own_device_from_the_command_line():
@@ -117,7 +116,7 @@ def test_stages_go_to_the_graphics_cards_there_are():
     assert names(Machine(2, 2)) == ("/gpu:0", "/gpu:0", "/gpu:1", "/gpu:1")
     assert names(Machine(2, 8)) == ("/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3")
     assert names(Machine(2, 2), device="cpu") == names(Machine(2, 0))
-    assert names(Machine(2, 2), shards=1, pipeline=False, splits=()) == ("/gpu:0",)
+    assert names(Machine(2, 2), shards=1, pipeline=False, pipeline_splits=()) == ("/gpu:0",)
     with pytest.raises(PlanError, match="there is no GPU"):
         names(Machine(2, 0), device="gpu")
 
@@ -141,7 +140,7 @@ def test_graphics_cards_are_counted_without_tensorflow(tmp_path, monkeypatch):
 
 
 def test_a_plan_for_cards_that_tensorflow_cannot_drive_is_refused(monkeypatch):
-    from emulator.program.executor import refuse_missing_devices
+    from emulator.program.runtime import refuse_missing_devices
 
     refuse_missing_devices(("/cpu:0", "/cpu:3"))
     with pytest.raises(PlanError, match=r"places stages on 2 GPUs, but TensorFlow can drive 0 here .* give --device cpu"):

@@ -20,8 +20,8 @@ from runs import assert_same_bits, succeed, variables
 from base import tracing
 from base.process import quiet
 from base.tracing import compiled, compiling_ahead
-from emulator.program.executable import Executable
-from emulator.program.executor import new_graph
+from emulator.program.optimised_graph import OptimisedGraph
+from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs import executables
 from harness.programs.executables import Entry
@@ -31,7 +31,7 @@ from harness.run.run import Run
 ROOT = Path(__file__).parent.parent
 SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,
          "--group-norm", "--stochastic-rounding", "all", "--iterations", 2, "--no-validation")  # fmt: skip
-MADE = Executable(b"graph", {"step": ["a:0", "b"]}, {"watched": ["conv"]}, {"dropout": "key_0"})
+MADE = OptimisedGraph(b"graph", {"step": ["a:0", "b"]}, {"watched": ["conv"]}, {"dropout": "key_0"})
 
 
 def prepared(*words: object) -> Run:
@@ -206,7 +206,7 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
         def load(self) -> None:
             return None
 
-        def keep(self, executable: Executable) -> None:
+        def keep(self, executable: OptimisedGraph) -> None:
             definition = tf.GraphDef.FromString(executable.graph)
             raise Caught(definition.SerializeToString(deterministic=True), sorted(executable.keys))
 

@@ -23,7 +23,8 @@ FLOORS = (
     ("Datasets.pipeline",),
     ("Datasets.sources",),
     ("Models", "LR_Schedules", "Datasets", "log"),
-    ("tools.datasets", "emulator.plan", "emulator.layers"),
+    ("tools.datasets", "emulator.plan"),
+    ("emulator.layers",),
     ("emulator.program",),
     ("ipu_utils",),
     ("harness.options",),
@@ -97,6 +98,12 @@ def test_no_import_runs_back_up(path):
         assert FLOOR[there] < FLOOR[here], f"{module(path)} imports {other}"
         if there in ("Models", "Datasets", "LR_Schedules") and there != here:
             assert private(other), f"{module(path)} imports the plug-in {other}"
+
+
+def test_number_formats_are_asked_for_by_the_precision_alone():
+    for path in FILES:
+        if not module(path).startswith(("emulator.plan", "emulator.layers")):
+            assert "emulator.layers.half" not in imported(path), path
 
 
 def test_rooms_are_small():

@@ -92,7 +92,7 @@ def test_printed_commands_are_accepted(name, places):
         return
     text = COMMANDS[name]
     for flag, value in (
-        ("batch-size", run.plan.micro_batch), ("micro-batch-size", run.plan.micro_batch), ("shards", run.plan.shards),
+        ("batch-size", run.plan.micro_batch), ("micro-batch-size", run.plan.micro_batch), ("shards", run.plan.options.shards),
         ("gradient-accumulation-count", run.plan.accumulation), ("pipeline-depth", run.plan.accumulation),
     ):  # fmt: skip
         said = re.findall(rf"--{flag}[ =](\d+)", text)
@@ -119,12 +119,12 @@ def test_broken_commands_are_told_what_is_wrong(command, monkeypatch):
 def test_a_name_that_meant_another_recipe_in_the_release_of_its_command(places):
     for name, batch in (("v21-b4-g16", 800), ("bench-b4-g16", 800)):
         run = resolved(launched(COMMANDS[name], places))
-        assert (run.plan.shards, run.plan.global_batch, run.options.training.optimiser) == (4, batch, "RMSprop")
+        assert (run.plan.options.shards, run.plan.global_batch, run.options.training.optimiser) == (4, batch, "RMSprop")
         assert run.options.main.config == "mk2_efficientnet_b4_g16_16ipus" and run.options.main.release == "2.1"
     spelled = resolved(
         launched(f"{COMMANDS['bench-b4-g16']} --batch-size 3 --base-learning-rate -12 --xla-recompute", places)
     )
-    assert (spelled.plan.global_batch, spelled.plan.shards, spelled.peak_rate) == (480, 4, 480 * 2.0**-12)
+    assert (spelled.plan.global_batch, spelled.plan.options.shards, spelled.peak_rate) == (480, 4, 480 * 2.0**-12)
     said = "--ipus-per-replica 2, or the release whose configuration is meant: --release"
     with pytest.raises(OptionError, match=said):
         resolved(launched(COMMANDS["v21-b4-g16"].replace("--release 2.1", ""), places))
@@ -136,7 +136,7 @@ def test_programs_that_are_not_part_of_this():
 
 def test_a_fine_tuning_with_shards_1_runs_on_one_ipu(places):
     run = resolved(launched(COMMANDS["meme-fine-tune"], places))
-    assert run.plan.schedule == "Sequential" and run.plan.shards == 1 and run.plan.global_batch == 512
+    assert run.plan.schedule == "Sequential" and run.plan.options.shards == 1 and run.plan.global_batch == 512
     assert run.peak_rate == 0.25 and run.options.training.optimiser == "RMSprop" and run.image_size == 224
     assert run.options.training.weight_avg_exp == (0.97,) and run.options.dataset.mixup_alpha == 0.1
     assert {v.name for v in run.trace.variables if run.trained(v.name)} == {

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 
 from Datasets.pipeline.mixing import Mixing
-from emulator.program.executor import new_graph
+from emulator.program.runtime import new_graph
 from harness.programs import losses
 
 SIDE = 16

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
-from emulator.program.executor import new_graph, session_config
+from emulator.program.runtime import new_graph, session_config
 from Models import _segments, efficientnet
 from Models._layers import GLOROT, Initial, NormPolicy, Variable
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from runs import run, succeed, variables
 
 from base.errors import OptionError
-from emulator.program.executor import new_graph, session_config
+from emulator.program.runtime import new_graph, session_config
 from harness.commands import cli
 from harness.options.update_rules import rmsprop_decay
 from harness.programs import optimisers

@@ -19,6 +19,7 @@ import pytest
 from runs import program, succeed
 
 from base import plugins
+from emulator.plan.options import DeviceOptions
 from emulator.plan.trace import CountingLayers
 from harness.commands import cli
 from harness.options.catalogue import Option, section_options
@@ -28,6 +29,7 @@ from harness.run.run import Run
 from Models import _segments
 
 HERE = Path(__file__).parent
+EMULATOR = HERE.parent / "emulator"
 SCRIPTS = ("train", "validation", "restore")
 MODELS, SCHEDULES = plugins.names("Models"), plugins.names("LR_Schedules")
 TEXTS, REALS, WHOLES = (str,), (float,), (int,)  # several values
@@ -233,19 +235,19 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "epochs_per_ckpt": (BASE, "--epochs-per-ckpt 3", {"length"}),
     "ckpt_epochs_offset": (BASE, "--ckpt-epochs-offset 9.5", {"length"}),
     "valid_batch_size": (BASE, "--valid-batch-size 5", {"validation batch"}),
-    "shards": (BASE, "--shards 2", {"plan", "stages"}),
-    "pipeline": (STAGED, "--pipeline", {"plan", "name"}),
+    "shards": (BASE, "--shards 2", {"plan", "obeyed", "stages"}),
+    "pipeline": (STAGED, "--pipeline", {"plan", "obeyed", "name"}),
     "pipeline_splits": (BASE, "--pipeline-splits b2/1/relu", {"plan", "stages"}),
     "pipeline_schedule": (STAGED + " --pipeline", "--pipeline-schedule Grouped", {"plan"}),
     "sharding_include_filter": (BASE + " --shards 2", "--sharding-include-filter b1", {"stages"}),
     "sharding_exclude_filter": (BASE + " --shards 2", "--sharding-exclude-filter b2", {"stages"}),
-    "enable_recomputation": (BASE, "--enable-recomputation", {"plan"}),
+    "enable_recomputation": (BASE, "--enable-recomputation", {"obeyed"}),
     "select_ipu": (BASE, "--select-ipu 3 5", {"plan"}),
-    "identical_replica_seeding": (BASE + " --replicas 2", "--identical-replica-seeding", {"plan"}),
-    "BN_span": (BASE + " --replicas 4", "--BN-span 2", {"plan"}),
+    "identical_replica_seeding": (BASE + " --replicas 2", "--identical-replica-seeding", {"obeyed"}),
+    "BN_span": (BASE + " --replicas 4", "--BN-span 2", {"plan", "obeyed"}),
     "fold": (BASE + " --gradient-accumulation-count 4", "--fold 2", {"plan"}),
     "fold_memory": (BASE + " --gradient-accumulation-count 4", "--fold-memory 1", {"plan"}),
-    "replicas": (BASE, "--replicas 3", {"plan", "peak", "name", *LENGTH}),
+    "replicas": (BASE, "--replicas 3", {"plan", "obeyed", "peak", "name", *LENGTH}),
     "batches_per_step": (BASE, "--batches-per-step 20", {"plan", "length"}),
     "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name", "plan"}),
     "seed": (BASE.replace("--seed 7", ""), "--seed 8", {"seed", "request"}),
@@ -423,7 +425,11 @@ HINTS = {
     "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
     "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
 }  # fmt: skip
-PLANNED = ("disable_variable_offloading", "rts")  # where an IPU would keep state
+OBEYED = (  # by the device layer's programs, as they are given
+    "replicas", "shards", "pipeline", "enable_recomputation", "identical_replica_seeding", "BN_span",
+    "max_cross_replica_buffer_size",
+)  # fmt: skip
+EXCLUDED = ("disable_variable_offloading", "rts")  # one beside the other, by the plan
 
 
 def every_option() -> dict[str, Option]:
@@ -492,7 +498,8 @@ def fingerprint(words: str) -> dict[str, object]:
         "image size": run.image_size,
         "layers": spy.calls,
         "variables": [dataclasses.astuple(variable) for variable in run.trace.variables],
-        "plan": dataclasses.replace(run.plan, stages=()),
+        "plan": dataclasses.replace(run.plan, stages=(), options=DeviceOptions()),
+        "obeyed": {name: getattr(run.plan.options, name) for name in OBEYED},
         "stages": run.plan.stages if "--shards" in words or "--pipeline-splits" in words else None,
         "length": length,
         "peak": run.peak_rate,
@@ -530,7 +537,9 @@ def test_hint_is_recorded_and_said_and_changes_nothing(key):
     assert parsed.notes == (f"recorded, without effect on the emulated arithmetic: {flag}",)
     before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
     differ = {name for name in before if before[name] != after[name]}
-    assert differ == ({"plan"} if key in PLANNED else set())
+    assert differ == set()
+    readers = {path.name for path in EMULATOR.rglob("*.py") if f"options.{key}" in path.read_text(encoding="utf-8")}
+    assert readers == ({"plan.py"} if key in EXCLUDED else set())
 
 
 SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "

@@ -11,17 +11,18 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 from test_models import options_of
 
-from emulator.layers import half, proxy_norm
+from emulator.layers import half, policy, proxy_norm
 from emulator.layers.half import Rounding
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.layers.watch import GradientWatch
 from emulator.plan.machine import Machine
-from emulator.plan.plan import PlanRequest, resolve
+from emulator.plan.options import DeviceOptions
+from emulator.plan.plan import resolve
 from emulator.plan.precision import ALL, OFF, named
 from emulator.plan.trace import trace
 from emulator.program import stages
 from emulator.program.cells import Cells, StageOrder
-from emulator.program.executor import new_graph, session_config
+from emulator.program.runtime import new_graph, session_config
 from emulator.program.stages import Network, chunks
 from harness.commands import cli
 from harness.run.resolve import prepare
@@ -250,7 +251,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
     counted = trace(segments, side)
-    plan = resolve(PlanRequest(micro_batch=4, precision=precision, recompute=recompute), counted, Machine(2, 0))
+    plan = resolve(DeviceOptions(enable_recomputation=recompute), counted, Machine(2, 0), micro_batch=4, precision=precision)
     trained = {}
     for o in counted.operations:
         trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)
@@ -262,7 +263,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     def loss(logits, features):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=features["label"], logits=logits)
 
-    network = Network(stages=chunks(plan, segments, trained), plan=plan, seed=1, loss=loss,
+    network = Network(stages=chunks(plan, segments, trained), plan=plan, policy=policy.PrecisionPolicy(precision, 1), loss=loss,
                       hits=lambda logits, label: tf.zeros([4]), scaled=lambda x: 128 * x)  # fmt: skip
     draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
     features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
@@ -270,7 +271,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     cells = Cells(StageOrder(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "layers_of", lambda precision: listening)
+        patch.setattr(policy, "TensorLayers", listening)
         return stages.run_pass(network, weights, features, cells, GradientWatch((), frozenset()))
 
 
@@ -475,9 +476,8 @@ def test_what_rounds_at_random_is_said_and_in_the_name(words, said, name):
 
 def test_precisions_by_name():
     assert [str(named(name)) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
-    assert (
-        str(named("16.16", stochastic="all", saturate=True)) == "16.16 (stochastic rounding everywhere, overflow saturates)"
-    )
+    precision = named("16.16", stochastic="all", saturate_on_overflow=True)
+    assert str(precision) == "16.16 (stochastic rounding everywhere, overflow saturates)"
     result = run("train", *BASE.split(), "--precision", "16.8")
     assert result.code == 2
     assert "16.16" in result.err and result.err.count("\n") <= 2

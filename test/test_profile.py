@@ -106,7 +106,7 @@ def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
     assert all(begin <= event["ts"] <= end for event in convolutions)
     drawn = bars(Path("one/profile.svg"))
     assert len(drawn) == 2 * 2 * 4 * 10  # scheduled, and measured
-    assert "stage 3, backward of call 9: clock 22" in drawn
+    assert "stage 3, backward of pass 9: clock 22" in drawn
 
     succeed("train", *words, "--logs-path", "two", "--profile", "kept/here.svg", "--gc-profile", "DEVICE_PROFILE")
     assert not Path("two/profile.svg").exists()

@@ -13,7 +13,8 @@ from runs import program
 from base.errors import OptionError
 from emulator.layers import proxy_norm
 from emulator.layers.tensor_layers import TensorLayers
-from emulator.program.executor import TrainingProgram, new_graph
+from emulator.program.executor import TrainingProgram
+from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.run.run import Run

@@ -140,16 +140,19 @@ def cuts(run: Run) -> list[str]:
 def test_meme(kind, size, micro, shards, replicas, count, splits):
     run = resolved(f"{size}-{kind}_16IPU_{shards}x{replicas}", "--generated-data")
     plan, options = run.plan, run.options
-    assert (plan.micro_batch, plan.shards, plan.replicas, plan.accumulation) == tuple(
+    assert (plan.micro_batch, plan.options.shards, plan.options.replicas, plan.accumulation) == tuple(
         map(int, (micro, shards, replicas, count))
     )
-    assert plan.global_batch == 768 and plan.ipus == 16 and plan.schedule == "Grouped" and plan.recompute
+    assert plan.global_batch == 768 and plan.ipus == 16 and plan.schedule == "Grouped" and plan.options.enable_recomputation
     assert cuts(run) == list(splits) and len(plan.stages) == int(shards)
     assert run.image_size == (HALF_SIDES if kind.endswith("Half") else SIDES)[size]
     assert run.peak_rate == 768 * 2.0**-14 == 0.046875
     assert run.length.iterations == IMAGES * 350 // 768 and options.main.lr_schedule == "exponential"
     assert plan.precision.name == ("16.16" if (size, kind) == ("B5", "G1-GN-Native") else "16.32")
-    assert plan.precision.fp32_copy == ((size, kind) == ("B5", "G1-GN-Native")) and plan.precision.stochastic == "off"
+    assert (
+        plan.precision.offload_fp32_weight_copy == ((size, kind) == ("B5", "G1-GN-Native"))
+        and plan.precision.stochastic == "off"
+    )
     model = options.model
     assert (model.model_size, model.group_dim, model.expand_ratio) == (size, *((1, 6) if "G1-" in kind else (16, 4)))
     assert (model.groups, model.proxy_norm) == ((1, True) if "LN_PN" in kind else (4, False))
@@ -169,7 +172,7 @@ def test_application(name):
     micro, shards, replicas, count, epochs, rate, splits, precision, optimiser, schedule, order = APPLICATION[name]
     run = resolved(name, "--generated-data")
     batch = micro * replicas * count
-    assert (run.plan.micro_batch, run.plan.shards, run.plan.replicas, run.plan.accumulation) == (
+    assert (run.plan.micro_batch, run.plan.options.shards, run.plan.options.replicas, run.plan.accumulation) == (
         micro,
         shards,
         replicas,
@@ -291,7 +294,7 @@ def test_mlperf_ends_its_rates_where_it_should():
     run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data")
     assert run.rate(run.length.iterations) == pytest.approx(1e-4)
     assert run.rate(run.length.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
-    assert run.plan.span == 2 and run.channels == 4 and run.options.logging.mlperf_logging
+    assert run.plan.options.BN_span == 2 and run.channels == 4 and run.options.logging.mlperf_logging
 
 
 @pytest.mark.parametrize("newer", SAME)
@@ -322,11 +325,11 @@ def test_a_miniature_keeps_what_makes_its_recipe(name):
     small, large = resolved(name), resolved(MINIATURES[name], "--generated-data")
     if name != "efficientnet_b4_g1_with_batch_norm_mini":  # a shallower network has fewer points to begin anew at
         assert cuts(small) == cuts(large)
-    assert (small.plan.shards, small.plan.schedule, small.plan.recompute, small.plan.span, small.plan.pipelined) == (
-        large.plan.shards, large.plan.schedule, large.plan.recompute, large.plan.span, large.plan.pipelined
-    )  # fmt: skip
+    assert small.plan.schedule == large.plan.schedule
+    for name in ("shards", "enable_recomputation", "BN_span", "pipeline"):
+        assert getattr(small.plan.options, name) == getattr(large.plan.options, name)
     assert small.plan.precision == large.plan.precision
-    assert small.plan.replicas > 1 and small.plan.accumulation > 1
+    assert small.plan.options.replicas > 1 and small.plan.accumulation > 1
     for part, same in (
         ("main", "lr_schedule model"), ("training", "optimiser momentum label_smoothing weight_decay lars_weight_decay"),
         ("dataset", "mixup_alpha cutmix_lambda cutmix_version eight_bit_io"),

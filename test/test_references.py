@@ -22,7 +22,7 @@ from references import generated
 
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.trace import trace
-from emulator.program.executor import new_graph, session_config
+from emulator.program.runtime import new_graph, session_config
 from Models import _segments
 from tools import foreign
 

@@ -61,7 +61,8 @@ def assert_different(before, after):
 
 
 def test_the_grid_names_every_choice():
-    from harness.options.sections import DeviceOptions, TrainingOptions  # whose choices may grow
+    from emulator.plan.options import DeviceOptions
+    from harness.options.sections import TrainingOptions  # whose choices may grow
 
     choices = TrainingOptions.__dataclass_fields__["optimiser"].metadata["choices"]
     assert set(AXES["optimiser"]) == set(choices)

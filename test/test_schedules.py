@@ -19,6 +19,7 @@ from emulator.plan.schedules import (
     in_turn,
     interleaved,
     live,
+    max_in_flight,
     needs,
     order,
     parse,
@@ -26,7 +27,6 @@ from emulator.plan.schedules import (
     render,
     sequential,
     validate,
-    windows,
 )
 
 GRID = [*itertools.product(range(1, 7), range(1, 13)), (2, 38), (4, 38), (8, 5), (7, 33), (16, 31), (5, 128)]  # N, A
@@ -193,21 +193,21 @@ def test_interleaved_and_sequential_do_one_thing_at_a_time(stages, count):
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_windows_say_the_whole_order(name, stages, count):
-    timeline, found = build(name, stages, count), windows(name, stages, count)
+def test_max_in_flight_says_the_whole_order(name, stages, count):
+    timeline, found = build(name, stages, count), max_in_flight(name, stages, count)
     assert found == tuple(LIVE[name](stages, count, j) for j in range(stages))
-    for j, window in enumerate(found):
-        assert order(timeline, j) == in_turn(j, window, count)
-        place = {action: at for at, action in enumerate(in_turn(j, window, count))}
-        assert all(place[Action(j, "F", i)] > place[Action(j, "B", i - window)] for i in range(window, count))
-        assert all(place[Action(j, "B", i)] > place[Action(j, "F", min(i + window, count) - 1)] for i in range(count))
+    for j, most in enumerate(found):
+        assert order(timeline, j) == in_turn(j, most, count)
+        place = {action: at for at, action in enumerate(in_turn(j, most, count))}
+        assert all(place[Action(j, "F", i)] > place[Action(j, "B", i - most)] for i in range(most, count))
+        assert all(place[Action(j, "B", i)] > place[Action(j, "F", min(i + most, count) - 1)] for i in range(count))
 
 
 def test_a_schedule_that_does_not_go_in_turn_cannot_be_carried_out(monkeypatch):
     # backwards in another order than forwards
     monkeypatch.setattr(schedules, "SCHEDULES", {"odd": lambda n, a: table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")})
     with pytest.raises(ScheduleError, match=r"schedule 'odd': stage 0 does not do a backward and a forward in turn"):
-        windows("odd", 1, 4)
+        max_in_flight("odd", 1, 4)
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
@@ -241,7 +241,7 @@ def test_a_large_pipeline_is_instant():
     for name in SCHEDULES:
         timeline = build(name, 16, 512)
         assert phases(timeline) and render(timeline) and idle_fraction(timeline)
-        assert list(windows(name, 16, 512)) == [LIVE[name](16, 512, j) for j in range(16)]
+        assert list(max_in_flight(name, 16, 512)) == [LIVE[name](16, 512, j) for j in range(16)]
 
 
 def test_what_an_action_needs():

@@ -19,7 +19,7 @@ from runs import Row, assert_same_bits, covering, moved
 import ipu_utils
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.plan import ExecutionPlan
-from emulator.program import executor
+from emulator.program import executor, update
 from emulator.program.executor import TrainingProgram
 from harness.commands import cli
 from harness.programs import build
@@ -205,7 +205,7 @@ def shift_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = executor._HostStep._moves
+    original = update.HostStep._moves
 
     def twice(self: Any, values: Any, means: Any, *rest: Any) -> list[tf.Operation]:
         moves = original(self, values, means, *rest)
@@ -213,7 +213,7 @@ def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             variables=[v for v in self.training.variables if not v.trainable]))  # fmt: skip
         return moves + original(dataclasses.replace(self, training=training), values, means, *rest)
 
-    monkeypatch.setattr(executor._HostStep, "_moves", twice)
+    monkeypatch.setattr(update.HostStep, "_moves", twice)
 
 
 def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, run, succeed, variables
 
 from emulator.layers.watch import GradientWatch
-from emulator.program.executor import new_graph
+from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs.build import training_program, validation_program
 from harness.run.resolve import prepare

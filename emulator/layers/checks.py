@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from emulator.layers.gradients import by_rule
+from emulator.layers.gradient_rules import by_rule
 from emulator.layers.tensor_layers import TensorLayers
 
 MARK = "floating-point exception"

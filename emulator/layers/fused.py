@@ -17,7 +17,7 @@ from functools import cache
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Pass, compiled
-from emulator.layers.gradients import by_rule, with_gradient
+from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.half import Rounding
 from Models._layers import NormPolicy
 
@@ -103,7 +103,7 @@ def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> 
 
 
 def halved_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """A result on FP16's grid and the activation of it, both of them and their gradients halves; x [batch, ...]."""
+    """A result on FP16's grid and its activation, both and their gradients halves; x [batch, ...]."""
     value, slope = _halved_passes(activation, rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
@@ -250,7 +250,7 @@ def _proxy_passes(activation: str, rounding: Rounding | None) -> tuple[Pass, Pas
 
 
 def _channel_sum(x: tf.Tensor) -> tf.Tensor:
-    """[batch, height, width, channels] -> [channels]; as a product with ones it is the fastest."""
+    """[batch, height, width, channels] -> [channels]; fastest as a product with ones."""
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 

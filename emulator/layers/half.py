@@ -15,9 +15,9 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from base.tracing import Pass, compiled
-from emulator.layers.gradients import by_rule
+from emulator.layers.gradient_rules import by_rule
+from emulator.plan.precision import FP16
 
-LARGEST = 65504.0
 SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there
 BEYOND_EXPONENT = 127 + 16  # of numbers that are too large for FP16
 FRACTION, SIGN, EXPONENT = 23, -0x80000000, 0x7F800000  # of FP32's bits
@@ -35,7 +35,7 @@ class Rounding:
     """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays.
 
     tf.abs, tf.sign, tf.floor and their like are avoided: XLA, which compiles this for every shape, takes 14 ms longer for
-    each of them, as it makes a kernel of its own of it by way of MLIR.
+    each of them, as each becomes a kernel of its own by way of MLIR.
     """
 
     stochastic: bool = False
@@ -52,8 +52,8 @@ class Rounding:
         exponent = tf.maximum(tf.bitwise.bitwise_and(bits, EXPONENT), SMALLEST_EXPONENT << FRACTION)
         exponent = tf.minimum(exponent, BEYOND_EXPONENT << FRACTION)  # or steps and shifters would overflow themselves
         y = self._at_random(size, exponent, noise[0], salt) if noise else _to_nearest(size, exponent)
-        beyond = float("inf") if self.trap else LARGEST if self.saturate else float("nan")
-        y = tf.where_v2(y > LARGEST, beyond, y)
+        beyond = float("inf") if self.trap else FP16.largest if self.saturate else float("nan")
+        y = tf.where_v2(y > FP16.largest, beyond, y)
         return tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 A proxy variable [6, 1, 1, channels] has the rows beta, gamma, proxy mean, inverse proxy deviation, beta', gamma'. The two
 statistics are those that the activation has on a Gaussian in place of the normalised channel, computed in FP32 over 200
-quantiles of it:
+of its quantiles:
 
     value_q = activation(gamma * ((1 + gamma') * q + beta') + beta)
     mean = mean_q(value), inverse deviation = 1 / sqrt(variance_q(value) + epsilon)
@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Pass, traced
-from emulator.layers.gradients import gradients
+from emulator.layers.gradient_rules import gradients
 from Models._layers import ProxyRule
 
 ROWS = BETA, GAMMA, MEAN, INVERSE_DEVIATION, EXTRA_BETA, EXTRA_GAMMA = range(6)
@@ -57,7 +57,7 @@ def with_statistics_of(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """The gradient with respect to the four trained rows, of which the statistics are functions; nought for these."""
+    """The gradient with respect to the four trained rows, of which the statistics are functions; zero for these."""
     return _functions(rule)[1](value, gradient)
 
 
@@ -78,7 +78,7 @@ def _functions(rule: ProxyRule) -> tuple[Pass, Pass]:
 
 
 def decayed_rows(value: tf.Tensor) -> tf.Tensor:
-    """The variable where weight decay applies, nought elsewhere."""
+    """The variable where weight decay applies, zero elsewhere."""
     return value * _mask(DECAYED, value.dtype)
 
 

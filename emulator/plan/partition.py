@@ -29,8 +29,8 @@ class PartitionError(Exception):
         super().__init__(message + (f"\nThere are: {', '.join(segments)}" if segments else ""))
 
 
-def split(segments: tuple[str, ...], names: Sequence[str], wanted: int | None) -> Stages:
-    """Stages that begin at the named segments; `wanted` is the number of stages, None where any will do.
+def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -> Stages:
+    """Stages that begin at the named segments; `stages`: their number, None where any will do.
 
     A name is the first segment of the *next* stage, in the segment's own spelling or in that of the later vintage
     (`stage3/unit2/relu` = `b3/1/relu`, `stage0` = `b0`), if need be in other capitals. Names out of the model's order
@@ -46,10 +46,10 @@ def split(segments: tuple[str, ...], names: Sequence[str], wanted: int | None) -
         if second < first:
             given = f"pipeline_splits: '{before}' is given before '{after}' but comes after it in the model"
             raise PartitionError(f"{given}; give the names in the model's order")
-    if wanted is not None and len(cuts) != wanted - 1:
+    if stages is not None and len(cuts) != stages - 1:
         short = [name for name in segments[1:] if "relu" in name] or segments[1:]  # in residual networks: unit ends
         raise PartitionError(
-            f"pipeline_splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'} but shards={wanted} needs {wanted - 1} "
+            f"pipeline_splits has {len(cuts)} name{'' if len(cuts) == 1 else 's'} but shards={stages} needs {stages - 1} "
             f"(shards - 1). Segments you can split at: {', '.join(short)}",
             segments,
         )
@@ -132,11 +132,11 @@ def _position(segments: tuple[str, ...], name: str) -> int:
         if unit or segment == "b0":
             known.setdefault(later, i)
     folded = {spelling.casefold(): i for spelling, i in known.items()}
-    found = known.get(name, folded.get(name.casefold()))
-    if found is None:
+    place = known.get(name, folded.get(name.casefold()))
+    if place is None:
         near = _did_you_mean(name, [spelling for spelling, i in known.items() if i > 0])
         raise PartitionError(f"pipeline_splits: no segment '{name}'{near}", segments)
-    return found
+    return place
 
 
 def _passes(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

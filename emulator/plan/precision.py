@@ -1,57 +1,118 @@
-"""What is kept in half precision, and how results get there. No TensorFlow."""
+"""The number formats of a run: of what layers compute, of weights and slots, of sums. How values get there is told by
+`emulator.layers.policy`, which has TensorFlow."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from emulator.plan.options import DeviceOptions
+from Models._layers import Variable
 
 OFF, UPDATE, ALL = "off", "update", "all"  # where rounding is stochastic
 NANS, EXCEPTIONS = "nans", "exceptions"  # what ends a run at the first result that is not finite
 
 
-@dataclass(frozen=True)
+class Format(NamedTuple):
+    """A floating-point format. `overflow`: the least size that rounds to infinity."""
+
+    name: str
+    bytes: int
+    largest: float
+    overflow: float
+
+
+FP16 = Format("FP16", 2, 65504.0, 65520.0)
+FP32 = Format("FP32", 4, 2.0**128 - 2.0**104, math.inf)  # of the arithmetic itself: nothing is rounded to it
+FORMATS = {"16": FP16, "32": FP32}  # by their names in `--precision`
+
+
+@dataclass(frozen=True, kw_only=True)
 class Precision:
-    """`half`: what layers compute and hand on, and the gradients' accumulators; `half_master`: the weights that updates
-    move, and their slots. `fp32_copy`: a slot of FP32 weights beside those in half, which the update moves instead.
-    `checks`: "" for none; with EXCEPTIONS overflow ends the run too where it would saturate."""
+    """`compute`: the format of what layers hand on, and of gradients; `master`: of the weights that updates move, and of
+    their slots. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow ends the run too
+    where it would saturate. The others are options, under their names."""
 
-    half: bool = False
-    half_master: bool = False
+    compute: Format = FP32
+    master: Format = FP32
     stochastic: str = UPDATE
-    saturate: bool = False
-    fp32_copy: bool = False
     checks: str = ""
-    half_accumulators: bool = True
-    to_half: tuple[str, ...] = ()  # weights whose name contains one of these are kept in half whatever `half_master` says
-    to_single: tuple[str, ...] = ()  # or in FP32
+    saturate_on_overflow: bool = False
+    offload_fp32_weight_copy: bool = False
+    fp32_accumulators: bool = False
+    force_weight_to_fp16: tuple[str, ...] = ()
+    force_weight_to_fp32: tuple[str, ...] = ()
 
-    def keeps_half(self, name: str) -> bool:
-        """Whether the weights of that name, and their slots, are kept in half."""
-        if any(part in name for part in self.to_single):
-            return False
-        return self.half_master or any(part in name for part in self.to_half)
+    @classmethod
+    def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False) -> Precision:
+        """As the device's options ask for it."""
+        return named(
+            options.precision,
+            stochastic={"OFF": OFF, "all": ALL}.get(options.stochastic_rounding, UPDATE),
+            checks=EXCEPTIONS if options.fp_exceptions else NANS if options.analyse_nans else "",
+            saturate_on_overflow=options.saturate_on_overflow,
+            offload_fp32_weight_copy=offload_fp32_weight_copy,
+            fp32_accumulators=options.fp32_accumulators,
+            force_weight_to_fp16=options.force_weight_to_fp16,
+            force_weight_to_fp32=options.force_weight_to_fp32,
+        )
+
+    @property
+    def rounds_results(self) -> bool:
+        """Whether results and gradients are rounded to a narrower format than that of the arithmetic."""
+        return self.compute != FP32
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether weights and slots are, unless a name is forced."""
+        return self.master != FP32
+
+    @property
+    def accumulator(self) -> Format:
+        """Of the sums of gradients."""
+        return FP32 if self.fp32_accumulators else self.compute
+
+    def master_format(self, variable: Variable) -> Format:
+        """Of a trained variable's values as an update leaves them."""
+        if any(part in variable.name for part in self.force_weight_to_fp32):
+            return FP32
+        return FP16 if any(part in variable.name for part in self.force_weight_to_fp16) else self.master
+
+    def stored_format(self, variable: Variable) -> Format:
+        """Of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
+        return self.master_format(variable) if variable.trainable and not variable.proxy else FP32
+
+    def has_fp32_copy(self, variable: Variable) -> bool:
+        """Whether a slot holds the weight in FP32, which updates move in place of the narrower one."""
+        return self.offload_fp32_weight_copy and self.stored_format(variable) != FP32
+
+    def slot_format(self, variable: Variable) -> Format:
+        """Of a variable's slots, in memory and in checkpoints."""
+        return FP32 if self.has_fp32_copy(variable) else self.stored_format(variable)
 
     @property
     def name(self) -> str:
         """compute.master, as `--precision` has it."""
-        return f"{16 if self.half else 32}.{16 if self.half_master else 32}"
+        return ".".join(key for part in (self.compute, self.master) for key, each in FORMATS.items() if each == part)
 
     @property
     def label(self) -> str:
         """The part of a run's name: _noSR where stochastic rounding is switched off, _SR where it is everywhere."""
-        return self.name + {OFF: "_noSR", ALL: "_SR" if self.half else ""}.get(self.stochastic, "")
+        return self.name + {OFF: "_noSR", ALL: "_SR" if self.rounds_results else ""}.get(self.stochastic, "")
 
     def __str__(self) -> str:
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
-        forced = (("FP16", self.to_half), ("FP32", self.to_single))
+        forced = (("FP16", self.force_weight_to_fp16), ("FP32", self.force_weight_to_fp32))
         rest = [f"weights in {kind}: {' '.join(names)}" for kind, names in forced if names]
         rest += [stops[self.checks]] if self.checks else []
-        if not self.half:
+        if not self.rounds_results:
             return f"{self.name} ({', '.join(rest)})" if rest else self.name
         where = {OFF: "rounding to nearest", UPDATE: "stochastic rounding of updates", ALL: "stochastic rounding everywhere"}
-        words = [where[self.stochastic if self.half_master or self.stochastic == ALL else OFF]]
-        words += ["overflow saturates"] * self.saturate
-        words += ["FP32 copy of the weights"] * (self.fp32_copy and self.half_master)
-        words += ["FP32 accumulators"] * (not self.half_accumulators) + rest
+        words = [where[self.stochastic if self.rounds_weights or self.stochastic == ALL else OFF]]
+        words += ["overflow saturates"] * self.saturate_on_overflow
+        words += ["FP32 copy of the weights"] * (self.offload_fp32_weight_copy and self.rounds_weights)
+        words += ["FP32 accumulators"] * self.fp32_accumulators + rest
         return f"{self.name} ({', '.join(words)})"
 
 
@@ -61,4 +122,4 @@ SINGLE = Precision()
 def named(name: str, **rest: object) -> Precision:
     """The precision of `--precision`."""
     compute, master = name.split(".")
-    return Precision(half=compute == "16", half_master=master == "16", **rest)
+    return Precision(compute=FORMATS[compute], master=FORMATS[master], **rest)

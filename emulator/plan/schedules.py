@@ -1,9 +1,9 @@
 """Pipeline schedules as pictures: which stage works on which micro-batch at which clock.
 
 A timeline is a tuple of rows, one per clock; a row has one cell per stage (each stage on a device of its own); a cell is
-the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. The executor
-and the cost model read the same rows. This module knows no seconds, bytes, devices or tensors, and it accepts every
-number of stages and of micro-batches from 1 on.
+the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings and idle
+time are read from the rows; the executor obeys `max_in_flight`, from which the order of every stage follows. This module
+knows no seconds, bytes, devices or tensors, and it accepts every number of stages and of micro-batches from 1 on.
 
 Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock.
 """
@@ -54,10 +54,10 @@ class Phases(NamedTuple):
 
 def parse(text: str) -> Action:
     """The action that `str` wrote."""
-    found = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
+    if not match:
         raise ScheduleError(f"'{text}' is no action: write <stage><F or B><micro-batch>, as in 0F0")
-    return Action(int(found[1]), found[2], int(found[3]))
+    return Action(int(match[1]), match[2], int(match[3]))
 
 
 # --- the schedules ---------------------------------------------------------------------------------------------------
@@ -154,25 +154,26 @@ def live(timeline: Timeline, stage: int) -> int:
     return peak
 
 
-def windows(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The micro-batches that each stage may hold. They are a schedule's whole order, as far as the executor can carry it
-    out: a stage takes in its window, then does a backward and a forward in turn, and at last the backwards left."""
+def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The most micro-batches that each stage holds at once. The executor obeys these numbers and not the rows, so that the
+    rows must follow from them: a stage takes in its number, then does a backward and a forward in turn, and at last the
+    backwards left."""
     timeline = build(schedule, stages, micro_batches)
-    found = tuple(live(timeline, j) for j in range(stages))
-    for j, window in enumerate(found):
-        if order(timeline, j) != in_turn(j, window, micro_batches):
+    numbers = tuple(live(timeline, j) for j in range(stages))
+    for j, most in enumerate(numbers):
+        if order(timeline, j) != in_turn(j, most, micro_batches):
             raise ScheduleError(
-                f"schedule '{schedule}': stage {j} does not do a backward and a forward in turn after its first {window} "
+                f"schedule '{schedule}': stage {j} does not do a backward and a forward in turn after its first {most} "
                 f"forwards, so it cannot be carried out\n{render(timeline)}"
             )
-    return found
+    return numbers
 
 
-def in_turn(stage: int, window: int, micro_batches: int) -> tuple[Action, ...]:
-    """What a stage that may hold `window` micro-batches does: backward i right after forward i + window - 1."""
-    actions = [Action(stage, FORWARD, i) for i in range(min(window - 1, micro_batches))]
+def in_turn(stage: int, most: int, micro_batches: int) -> tuple[Action, ...]:
+    """The order of a stage that holds `most` micro-batches at most: backward i right after forward i + most - 1."""
+    actions = [Action(stage, FORWARD, i) for i in range(min(most - 1, micro_batches))]
     for i in range(micro_batches):
-        entering = i + window - 1
+        entering = i + most - 1
         actions += [Action(stage, FORWARD, entering)] if entering < micro_batches else []
         actions.append(Action(stage, BACKWARD, i))
     return tuple(actions)
@@ -232,8 +233,8 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
                     raise _refusal(timeline, k, f"{action}: {fault}")
                 done[action] = k
     if len(done) != 2 * stages * micro_batches:
-        wanted = (Action(j, kind, i) for kind in (FORWARD, BACKWARD) for i in range(micro_batches) for j in range(stages))
-        missing = next(action for action in wanted if action not in done)
+        every = (Action(j, kind, i) for kind in (FORWARD, BACKWARD) for i in range(micro_batches) for j in range(stages))
+        missing = next(action for action in every if action not in done)
         raise _refusal(timeline, len(timeline) - 1, f"the timeline ends without {missing}")
 
 

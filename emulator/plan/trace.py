@@ -72,8 +72,8 @@ class Trace:
     @property
     def stride(self) -> int:
         """Of the whole network: pixels of the picture for one of the last feature map. Branches stride alike."""
-        found = {(operation.segment, operation.source.height, operation.stride) for operation in self.operations}
-        return math.prod(stride for _, _, stride in found)
+        strides = {(operation.segment, operation.source.height, operation.stride) for operation in self.operations}
+        return math.prod(stride for _, _, stride in strides)
 
     @property
     def multiply_adds(self) -> int:

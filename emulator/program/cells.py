@@ -1,10 +1,10 @@
 """The order of the cells on every stage, held inside the device loop, and the times at which they ran.
 
-A cell is one stage's forward or backward work on one call. Calls are iterations of one loop and overlap as far as their
-data lets them; what the schedule asks beyond that is waiting:
+A cell is one stage's forward or backward work on one pass. Passes are iterations of one loop and overlap as far as their
+data lets them; what the schedule asks beyond that is waiting, with m the `max_in_flight` of the stage:
 
-- stage j's forward of call i waits for its backward of call i - window: a token that the loop carries,
-- its backward of call i waits for its forward of call i + window - 1: a later iteration, so a queue counts forwards.
+- stage j's forward of pass i waits for its backward of pass i - m: a token that the loop carries,
+- its backward of pass i waits for its forward of pass i + m - 1: a later iteration, so a queue counts forwards.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backwards, olde
 
 
 class StageOrder:
-    """What outlives a call: the counters of forwards done, and the record of cells, if one is kept."""
+    """What outlives a pass: the counters of forwards done, and the record of cells, if one is kept."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
         self._forwards: list[tf.QueueBase | None] = []
-        for stage, window in enumerate(plan.windows):
+        for stage, limit in enumerate(plan.max_in_flight):
             with tf.device(plan.stage_devices[stage] if plan.stage_devices[stage].startswith("/cpu") else HOST):
                 # the last stage's backward follows its own forward anyway
-                queue = tf.FIFOQueue(4 * window + 8, [tf.int32], [[]], name=f"forwards_{stage}") if window > 1 else None
+                queue = tf.FIFOQueue(4 * limit + 8, [tf.int32], [[]], name=f"forwards_{stage}") if limit > 1 else None
                 self._forwards.append(queue)
         with tf.device(HOST):
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
-            self.wanted = tf.placeholder(tf.bool, [], "recording")  # in this host step
+            self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
     def first_tokens(self) -> Tokens:
-        """For the loop's first call. Stages that take one call at a time need none: the loop itself does."""
+        """For the loop's first pass. Stages that take one pass at a time need none: the loop itself does."""
         if not self.plan.overlapped:
-            return tuple(() for _ in self.plan.windows)
-        return tuple(tuple(tf.constant(0) for _ in range(window + 1)) for window in self.plan.windows)
+            return tuple(() for _ in self.plan.max_in_flight)
+        return tuple(tuple(tf.constant(0) for _ in range(limit + 1)) for limit in self.plan.max_in_flight)
 
     def release(self) -> list[tf.Operation]:
         """Lets every waiting backward go, when the forwards that they wait for will not come any more."""
-        waiting = [(queue, window) for queue, window in zip(self._forwards, self.plan.windows) if queue is not None]
-        return [queue.enqueue_many([np.zeros(window, np.int32)]) for queue, window in waiting]
+        waiting = [(queue, limit) for queue, limit in zip(self._forwards, self.plan.max_in_flight) if queue is not None]
+        return [queue.enqueue_many([np.zeros(limit, np.int32)]) for queue, limit in waiting]
 
     def count_forward(self, stage: int) -> tf.Operation | None:
         """A forward of this stage is done."""
         queue = self._forwards[stage]
         return None if queue is None else queue.enqueue([0])
 
-    def await_forward(self, stage: int, call: tf.Tensor) -> tf.Tensor | None:
-        """Until the forward that goes before this call's backward is done."""
-        queue, window = self._forwards[stage], self.plan.windows[stage]
+    def await_forward(self, stage: int, i: tf.Tensor) -> tf.Tensor | None:
+        """Until the forward that goes before this pass's backward is done."""
+        queue, limit = self._forwards[stage], self.plan.max_in_flight[stage]
         if queue is None:
             return None
-        left = tf.cast(call <= self.plan.passes_per_update - window, tf.int32)  # none comes any more after the last forwards
-        return queue.dequeue_many(tf.where_v2(tf.equal(call, 0), window, left))
+        left = tf.cast(i <= self.plan.passes_per_update - limit, tf.int32)  # none comes any more after the last forwards
+        return queue.dequeue_many(tf.where_v2(tf.equal(i, 0), limit, left))
 
     @property
     def recording(self) -> bool:
@@ -72,26 +72,26 @@ class StageOrder:
         return self._record is not None
 
     def record(self, cell: Sequence[tf.Tensor | int]) -> tf.Tensor:
-        """Keeps stage, kind, call, begin and end of a cell."""
+        """Keeps stage, kind, pass, begin and end of a cell."""
 
         def keep() -> tf.Tensor:
             with tf.control_dependencies([self._record.enqueue(cell)]):
                 return tf.constant(True)
 
         with tf.device(HOST):
-            return tf.cond(self.wanted, keep, lambda: tf.constant(False))
+            return tf.cond(self.recorded_step, keep, lambda: tf.constant(False))
 
 
 class Cells:
-    """One call's cells: `begin` holds a tensor back until the cell may run, `end` says that its results exist."""
+    """One pass's cells: `begin` holds a tensor back until the cell may run, `end` says that its results exist."""
 
-    def __init__(self, order: StageOrder, call: tf.Tensor, tokens: Tokens) -> None:
+    def __init__(self, order: StageOrder, i: tf.Tensor, tokens: Tokens) -> None:
         self._order = order
-        self._call = call
+        self._pass = i
         self._before = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        self.done: list[tf.Tensor] = []  # must be waited for by what the call gives back
+        self.records: list[tf.Tensor] = []  # must be waited for by what the pass gives back
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
         """x, as soon as the stage's cell may begin."""
@@ -111,8 +111,8 @@ class Cells:
         if self._order.recording:
             with tf.control_dependencies(results):
                 ended = tf.timestamp()
-            words = [stage, KINDS.index(kind), self._call, self._began[stage, kind], ended]
-            self.done.append(self._order.record(words))
+            words = [stage, KINDS.index(kind), self._pass, self._began[stage, kind], ended]
+            self.records.append(self._order.record(words))
             with tf.control_dependencies([ended]):
                 x = tf.identity(x)
             results = [ended]
@@ -125,7 +125,7 @@ class Cells:
 
     @property
     def tokens(self) -> Tokens:
-        """For the next call."""
+        """For the next pass."""
         return tuple(
             (*before[1:-1], self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if before else ()
             for stage, before in enumerate(self._before)
@@ -138,6 +138,6 @@ class Cells:
             return []
         if kind == FORWARD:
             return [before[0], before[-1]]
-        with tf.control_dependencies([x, before[-2]]):  # in the order of the calls, or one would take another's count
-            forward = self._order.await_forward(stage, self._call)
+        with tf.control_dependencies([x, before[-2]]):  # in the order of the passes, or one would take another's count
+            forward = self._order.await_forward(stage, self._pass)
         return [before[-2]] if forward is None else [forward]

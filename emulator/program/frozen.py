@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
 from emulator.plan.precision import Precision
-from emulator.program.executor import named_faults, new_graph, session_config
 from emulator.program.inference import logits_of
+from emulator.program.runtime import named_faults, new_graph, session_config
 from emulator.program.weights import State, Weights
 from Models._layers import Variable
 from Models._segments import Segment
@@ -72,10 +72,10 @@ def _sealed(program: bytes) -> bytes:
 
 def _unsealed(program: bytes) -> bytes:
     """Without that node; ValueError if the rest is not what was sealed."""
-    found = program[: -len(_sealed(b""))]
-    if _sealed(found) != program:
+    content = program[: -len(_sealed(b""))]
+    if _sealed(content) != program:
         raise ValueError("it is damaged, or was not built here")
-    return found
+    return content
 
 
 class FrozenProgram:

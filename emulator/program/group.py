@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import collective_ops
 
-from emulator.layers.gradients import with_gradient
+from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
 BACKSTOP = 4 * 3600  # seconds; an update, a validation or a slow disk on one instance may take so long
@@ -33,7 +33,7 @@ class WorkerGroup:
         `threads`: for the arithmetic of one operation, 0 for as many as there are cores."""
         self.addresses, self.instance = tuple(addresses), instance
         config = tf.ConfigProto(intra_op_parallelism_threads=threads)
-        cpus = [int(home.split(":")[1]) + 1 for home in stage_devices if home.startswith("/cpu")]
+        cpus = [int(device.split(":")[1]) + 1 for device in stage_devices if device.startswith("/cpu")]
         config.device_count["CPU"] = max(cpus, default=1)
         config.inter_op_parallelism_threads = max(threads, len(set(stage_devices)) + 1) if len(set(stage_devices)) > 1 else 0
         self._server = tf.distribute.Server(
@@ -48,7 +48,7 @@ class WorkerGroup:
 
     @property
     def device(self) -> str:
-        """Of this instance; graphs are built inside of it."""
+        """Of this instance; its graphs are built inside."""
         return f"/job:{JOB}/task:{self.instance}"
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
@@ -133,17 +133,17 @@ class WorkerGroup:
             fed = tf.placeholder(tf.int32, [count])
             ring, key = self._key_of(range(self.size), fed.device), next(self._keys)
             if self.instance == 0:
-                found = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+                sent = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
             else:
-                found = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
-            with tf.control_dependencies([found]):
-                arrived = self.barrier()
-            return self._run(graph, [found, arrived], {fed: words} if self.instance == 0 else {})[0]
+                sent = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+            with tf.control_dependencies([sent]):
+                arrival = self.barrier()
+            return self._run(graph, [sent, arrival], {fed: words} if self.instance == 0 else {})[0]
 
-    def _run(self, graph: tf.Graph, wanted: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
+    def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
         """One call of a graph of its own, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
-            return session.run(wanted, feeds)
+            return session.run(fetches, feeds)
 
 
 def _packed(values: Mapping[str, np.ndarray]) -> bytes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +11,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.layers import half
-from emulator.plan import record
+from emulator.layers.policy import PrecisionPolicy
 from emulator.plan.precision import SINGLE, Precision
-from emulator.plan.record import PhaseEnd
-from emulator.program.executable import Executable, Store, load
-from emulator.program.executor import (
-    Infeed,
-    NextFeatures,
-    Stream,
-    Written,
-    built_for,
-    named_faults,
-    new_graph,
-    new_session,
-    operation_events,
-    refuse_missing_devices,
-    session_config,
-    with_what_is_kept,
-)
-from emulator.program.stages import layers_of, rounding, rounding_of
+from emulator.program.optimised_graph import Store
+from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
 from emulator.program.weights import State, Weights
 from Models import _segments
 from Models._layers import Variable
@@ -48,7 +31,7 @@ class Score:
     shape: tuple[int, ...] = ()
 
 
-class InferenceProgram:
+class InferenceProgram(Program):
     """A compiled validation program in a graph of its own: the loop over micro-batches runs on the device.
 
     Samples labelled below 0 fill up the last micro-batch and count for nothing.
@@ -60,50 +43,24 @@ class InferenceProgram:
         variables: tuple[Variable, ...],
         stream: Stream,
         score: Score,
-        home: str = "/cpu:0",
+        device: str = "/cpu:0",
         precision: Precision = SINGLE,
         seed: int = 0,
         store: Store | None = None,
     ) -> None:
-        """`home` is the TensorFlow device of the network; `seed`: of the stream; `store`: where the executable is looked
-        for and kept."""
-        refuse_missing_devices((home,))
-        self._device = ThreadPoolExecutor(1)
-        self._store = store
+        """`device`: TensorFlow's, of the network; `seed`: of the stream."""
         self.names = score.names
-        self.phase_ends: list[PhaseEnd] = []
 
-        def set_up(found: Executable | None) -> None:
-            self.graph = new_graph()
-            with self.graph.as_default(), tf.device(home):
-                infeed = Infeed(stream)
+        def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
+            return _write(segments, variables, features, score, precision)
 
-                def written(seed: Seed) -> Written:
-                    with tf.device(home):
-                        return _written(segments, variables, infeed.features(seed), score, precision)
-
-                if store is None:
-                    self._names, _, self.weights = written(seed)
-                else:
-                    found = found or built_for(store, written, session_config((home,)), self._mark)
-                    load(found, seed)
-                    self._names, self.weights = found.names, State.loaded(found)
-                self._rewind = infeed.rewind
-            self._mark(record.GRAPH if store is None else record.LOADED, f"{len(self.graph.get_operations()):,} operations")
-            self.session = new_session(self.graph, (home,), optimised=store is not None)
-            self.session.run(self._names["initialise"])
-            self._mark(record.SESSION)
-
-        with_what_is_kept(store, set_up)
-
-    def _mark(self, phase: str, note: str = "") -> None:
-        self.phase_ends.append(PhaseEnd(phase, time.perf_counter(), note))
+        super().__init__(write, stream, (device,), seed, place=device, store=store)
 
     def compile(self) -> None:
         """Sets the executors up, with a step of no micro-batches."""
         self.rewind()
         self.step(0, 0)
-        self._mark(record.OPTIMISED if self._store is None else record.READY)
+        self._mark_compiled()
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""
@@ -120,7 +77,7 @@ class InferenceProgram:
             # the calling thread stays free for signals, which would wait for the end of the session call otherwise
             running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))
             try:
-                found = running.result()
+                sums = running.result()
             except BaseException:
                 if not running.done():
                     self.session.run(self._names["stop"])
@@ -128,7 +85,7 @@ class InferenceProgram:
                 raise
         if end > first and self._store is not None:
             self._store.ran()
-        return dict(zip(self.names, found))
+        return dict(zip(self.names, sums))
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
         """The same step; when each of its operations ran, as events of a Chrome trace."""
@@ -136,24 +93,18 @@ class InferenceProgram:
         self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
         return operation_events(trace)
 
-    def close(self) -> None:
-        """Frees the session's memory."""
-        self._device.shutdown()
-        self.session.close()
-
 
 def logits_of(
     segments: list[Segment], weights: Mapping[str, tf.Tensor], image: tf.Tensor, precision: Precision
 ) -> tf.Tensor:
     """The network's answer [batch, classes] to a micro-batch of prepared images, float32 [batch, side, side, channels]."""
-    image = half.on_grid(image, rounding(precision)) if precision.half else image
-    layers = layers_of(precision)(weights, training=False, rounding=rounding_of(precision))
-    return _segments.run(segments, layers, image)
+    policy = PrecisionPolicy(precision)
+    return _segments.run(segments, policy.layers(weights, training=False), policy.cast_input(image))
 
 
-def _written(
+def _write(
     segments: list[Segment], variables: tuple[Variable, ...], features: NextFeatures, score: Score, precision: Precision
-) -> Written:
+) -> ProgramGraph:
     """Writes a validation program into the present graph."""
     weights = Weights(variables, 0, {}, precision=precision)
     fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
@@ -164,8 +115,8 @@ def _written(
         "stop": [stop.assign(True, read_value=False)],
         "initialise": [tf.global_variables_initializer()],
     }
-    named = {what: [each.name for each in several] for what, several in names.items()}
-    return Written(named, {}, State.of(weights))
+    named = {purpose: [each.name for each in several] for purpose, several in names.items()}
+    return ProgramGraph(named, {}, State.of(weights))
 
 
 def _sums(
@@ -183,9 +134,9 @@ def _sums(
 
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.control_dependencies([i]):
-            found = features(tf.constant(0, tf.int64), i)
-        logits = logits_of(segments, values, found["image"], precision)
-        sums = score.sums(logits, found["label"])
+            batch = features(tf.constant(0, tf.int64), i)
+        logits = logits_of(segments, values, batch["image"], precision)
+        sums = score.sums(logits, batch["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 
     start = [first, *(tf.zeros(score.shape, tf.float64) for _ in score.names)]

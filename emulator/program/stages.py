@@ -1,4 +1,4 @@
-"""One call of the network: several micro-batches forward and backward through the stages, each on its device.
+"""One pass of the network: several micro-batches forward and backward through the stages, each on its device.
 
 The backward pass is an explicit chain over chunks of segments: with recomputation a chunk keeps its input only
 and runs forward again when its output's gradient arrives, with the same draws. A gradient never crosses a chunk
@@ -12,15 +12,10 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
-from base import draws
-from emulator.layers import half
-from emulator.layers.checks import CheckedLayers
-from emulator.layers.gradients import gradients
-from emulator.layers.half import Rounding
-from emulator.layers.tensor_layers import TensorLayers
+from emulator.layers.gradient_rules import gradients
+from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.precision import ALL, EXCEPTIONS, Precision
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.program.cells import Cells
 from Models import _segments
@@ -40,11 +35,11 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a call computes."""
+    """What a pass computes."""
 
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
-    seed: draws.Seed
+    policy: PrecisionPolicy
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]
@@ -66,27 +61,14 @@ def chunks(
     def chunk(names: tuple[str, ...]) -> Chunk:
         return Chunk([named[name] for name in names], tuple(v for name in names for v in variables.get(name, ())))
 
-    return tuple(tuple(chunk((name,)) for name in names) if plan.recompute else (chunk(names),) for names in plan.stages)
-
-
-def rounding_of(precision: Precision) -> Rounding | None:
-    """How the layers' results are rounded; None: they are not."""
-    return rounding(precision, precision.stochastic == ALL) if precision.half else None
-
-
-def rounding(precision: Precision, stochastic: bool = False) -> Rounding:
-    """How anything comes onto FP16's grid."""
-    return Rounding(stochastic, precision.saturate, precision.checks == EXCEPTIONS)
-
-
-def layers_of(precision: Precision) -> type[TensorLayers]:
-    """The vocabulary, with or without checks."""
-    return CheckedLayers if precision.checks else TensorLayers
+    if plan.options.enable_recomputation:
+        return tuple(tuple(chunk((name,)) for name in names) for names in plan.stages)
+    return tuple((chunk(names),) for names in plan.stages)
 
 
 @dataclass
 class _Pass:
-    """A call in the making: what its chunks took in and gave out, and the batch statistics they found."""
+    """A pass in the making: what its chunks took in and gave out, and the batch statistics they found."""
 
     network: Network
     values: Mapping[str, tf.Tensor]
@@ -98,32 +80,23 @@ class _Pass:
 
     def run(self, chunk: Chunk, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The chunk's output and batch statistics."""
-        plan = self.network.plan
-        layers = layers_of(plan.precision)(
-            self.values, training=True, seed=self.network.seed, positions=self.positions, norm_parts=plan.fold,
-            rounding=rounding_of(plan.precision), watch=self.watch, across=self.network.across,
+        network = self.network
+        layers = network.policy.layers(
+            self.values, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
+            across=network.across,
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
 
-    def halved(self, dy: tf.Tensor) -> tf.Tensor:
-        """The gradient that the loss hands back, [batch, classes], in the precision of the layers."""
-        rounding = rounding_of(self.network.plan.precision)
-        if rounding is None:
-            return dy
-        key = draws.key(self.network.seed, "rounding/loss")
-        noise = (draws.bits(key, self.positions[:, None]),) if rounding.stochastic else ()
-        return half.half(dy, rounding, noise)
-
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The stage's output, and the batch statistics found on the way."""
-        found: list[tf.Tensor] = []
+        of_stage: list[tf.Tensor] = []
         for c, chunk in enumerate(self.network.stages[stage]):
             self.inputs[stage, c] = x
             x, statistics = self.run(chunk, x)
             self.outputs[stage, c] = x
             self.statistics |= statistics
-            found += statistics.values()
-        return x, found
+            of_stage += statistics.values()
+        return x, of_stage
 
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The gradients of the stage's input and of its trained variables. A chunk whose gradient arrives at once still
@@ -136,19 +109,19 @@ class _Pass:
             if not chunk.variables and not further:
                 break
             x, y = self.inputs[stage, c], self.outputs[stage, c]
-            if network.plan.recompute and (stage, c) != last:
+            if network.plan.options.enable_recomputation and (stage, c) != last:
                 x = _after(x, (dy,))
                 y, _ = self.run(chunk, x)  # its statistics have been counted
-            found = gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
-            of_variables |= dict(zip(chunk.variables, found))
-            dy = found[-1] if further else dy
+            dxs = gradients(y, [self.values[name] for name in chunk.variables] + ([x] if further else []), dy)
+            of_variables |= dict(zip(chunk.variables, dxs))
+            dy = dxs[-1] if further else dy
         return dy, of_variables
 
 
 def run_pass(
     network: Network, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
-    """Loss, accuracy, gradients and statistics of one call by name, and what gradients were lost."""
+    """Loss, accuracy, gradients and statistics of one pass by name, and what gradients were lost."""
     plan = network.plan
     work = _Pass(network, values, plan.random_position(features["position"]), watch)
     x, of_variables = features["image"], {}
@@ -161,14 +134,14 @@ def run_pass(
         loss = tf.reduce_mean(network.loss(logits, features))
         accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
         (dy,) = gradients(network.scaled(loss), [logits])
-        dy = work.halved(dy)
+        dy = network.policy.cast_loss_gradient(dy, work.positions)
     for stage in reversed(range(len(network.stages))):
         with tf.device(plan.stage_devices[stage]):
-            dy, found = work.backward(stage, cells.begin(stage, BACKWARD, dy))
-            dy = cells.end(stage, BACKWARD, dy, [g for g in found.values() if g is not None])
-        of_variables |= found
+            dy, of_stage = work.backward(stage, cells.begin(stage, BACKWARD, dy))
+            dy = cells.end(stage, BACKWARD, dy, [g for g in of_stage.values() if g is not None])
+        of_variables |= of_stage
     lost = {LOST: watch.lost()} if watch.names else {}
-    return {LOSS: _after(loss, tuple(cells.done)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
+    return {LOSS: _after(loss, tuple(cells.records)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

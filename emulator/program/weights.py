@@ -11,12 +11,11 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from emulator.layers import proxy_norm
-from emulator.layers.half import on_grid
+from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.tensor_layers import initial_value
-from emulator.plan.kept import FP32_COPY, STEP, halved
-from emulator.plan.precision import OFF, SINGLE, Precision
-from emulator.program.executable import Executable
-from emulator.program.stages import rounding
+from emulator.plan.checkpoint_tensors import FP32_COPY, STEP
+from emulator.plan.precision import SINGLE, Precision
+from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
 
 _VARIABLE = "variable "  # before its name, among an executable's names
@@ -25,8 +24,7 @@ _VARIABLE = "variable "  # before its name, among an executable's names
 class Weights:
     """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
 
-    With half master weights, what gradients move and its slots are FP16 variables, unless a name is forced; moving
-    statistics and the proxies are FP32 always.
+    The precision decides the dtypes of variables and slots.
     """
 
     def __init__(
@@ -40,18 +38,17 @@ class Weights:
     ) -> None:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
-        self._precision, self._seed, self._dtype = precision, seed, dtype
+        self._policy, self._dtype = PrecisionPolicy(precision, seed, dtype), dtype
         self._variables = {variable.name: variable for variable in variables}
         for name, variable in self._variables.items():
-            half = halved(variable, precision)
-            own, copied = tf.half if half else dtype, half and precision.fp32_copy
+            own = self._policy.stored_dtype(variable)
             self.model[name] = _variable(name, lambda v=variable, k=own: initial_value(v, seed, k), variable.trainable)
             if variable.trainable and trained(name):
-                kind = dtype if copied else own
-                kept = {slot: lambda v=variable, x=x, k=kind: tf.cast(tf.fill(v.shape, x), k) for slot, x in slots.items()}
-                if copied:
-                    kept[FP32_COPY] = lambda v=variable: tf.cast(initial_value(v, seed, tf.half), dtype)
-                self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in kept.items()}
+                kind = self._policy.slot_dtype(variable)
+                first = {slot: lambda v=variable, x=x, k=kind: tf.cast(tf.fill(v.shape, x), k) for slot, x in slots.items()}
+                if precision.has_fp32_copy(variable):
+                    first[FP32_COPY] = lambda v=variable, own=own: tf.cast(initial_value(v, seed, own), dtype)
+                self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in first.items()}
         self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
 
     @property
@@ -62,15 +59,10 @@ class Weights:
 
     def read(self) -> dict[str, tf.Tensor]:
         """The model's weights as the layers use them."""
-        return {name: self._used(self._variables[name], variable.read_value()) for name, variable in self.model.items()}
-
-    def _used(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
-        value = tf.cast(value, self._dtype)
-        kept_half = self._precision.keeps_half(variable.name) and not variable.proxy
-        if not self._precision.half or not variable.trainable or kept_half:
-            return value
-        halved = on_grid(value, rounding(self._precision))
-        return proxy_norm.with_statistics_of(value, halved) if variable.proxy else halved
+        return {
+            name: self._policy.cast_weight(self._variables[name], variable.read_value())
+            for name, variable in self.model.items()
+        }
 
     def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """What an update moves: the master weights and the slots."""
@@ -78,25 +70,19 @@ class Weights:
         return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
 
     def put(self, name: str, value: tf.Tensor, slots: Mapping[str, tf.Tensor], step: tf.Tensor) -> list[tf.Operation]:
-        """The operations that store an update's results, as finely as they are kept; `step`: updates done before."""
-        variable, kept = self._variables[name], self.slots[name]
+        """The operations that store an update's results, in the formats of the variables; `step`: updates done before."""
+        variable, own = self._variables[name], self.slots[name]
+        assignments = []
         if variable.proxy:
-            value = proxy_norm.refreshed(variable.proxy, self._rounded(name, "value", value, step))
-        found = [kept[FP32_COPY].assign(value, read_value=False)] if FP32_COPY in kept else []
-        targets = {"value": (self.model[name], value), **{slot: (kept[slot], new) for slot, new in slots.items()}}
-        for what, (target, new) in targets.items():
-            if target.dtype.base_dtype == tf.half and FP32_COPY not in kept:
-                new = self._rounded(name, what, new, step)
-            found.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
-        return found
-
-    def _rounded(self, name: str, what: str, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """A half, where masters are; stochastic unless that is off."""
-        if not self._precision.keeps_half(name):
-            return value
-        stochastic = self._precision.stochastic != OFF
-        noise = (draws.bits(draws.key(self._seed, f"update/{name}/{what}"), step),) if stochastic else ()
-        return on_grid(value, rounding(self._precision, stochastic), noise)
+            value = proxy_norm.refreshed(variable.proxy, self._policy.cast_update(variable, "value", value, step))
+        if FP32_COPY in own:
+            assignments.append(own[FP32_COPY].assign(value, read_value=False))
+        targets = {"value": (self.model[name], value), **{slot: (own[slot], new) for slot, new in slots.items()}}
+        for part, (target, new) in targets.items():
+            if not variable.proxy and FP32_COPY not in own:
+                new = self._policy.cast_update(variable, part, new, step)
+            assignments.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
+        return assignments
 
 
 @dataclass(frozen=True)
@@ -136,7 +122,7 @@ class State:
         return {"variables": kinds, "model": list(self.model)}
 
     @classmethod
-    def loaded(cls, executable: Executable) -> State:
+    def loaded(cls, executable: OptimisedGraph) -> State:
         """From what `names` and `about` gave."""
         saved = {
             name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
@@ -158,7 +144,7 @@ def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.
     """Its initial value can be replaced by another one that is fed."""
 
     def initial() -> tf.Tensor:
-        made = value()
-        return tf.placeholder_with_default(made, made.shape)
+        first = value()
+        return tf.placeholder_with_default(first, first.shape)
 
     return tf.get_variable(name, initializer=initial, trainable=trainable, use_resource=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.plan import kept
-from emulator.plan.kept import Kept
+from emulator.plan import checkpoint_tensors
+from emulator.plan.checkpoint_tensors import STEP, CheckpointTensor
+from emulator.plan.precision import Format
 from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.options.catalogue import LARGEST
@@ -19,20 +20,17 @@ from harness.options.update_rules import UPDATE_RULES
 if TYPE_CHECKING:
     from harness.run.run import Run
 
-_FP16 = 65504.0
-_BEYOND_FP16 = 65520.0  # rounds to infinity
 
-
-def model(run: Run) -> dict[str, Kept]:
+def model(run: Run) -> dict[str, CheckpointTensor]:
     """The tensors of a checkpoint that validation needs."""
-    return kept.model(run.trace.variables, run.plan.precision)
+    return checkpoint_tensors.model(run.trace.variables, run.plan.precision)
 
 
-def saved(run: Run) -> dict[str, Kept]:
+def saved(run: Run) -> dict[str, CheckpointTensor]:
     """The tensors that a training saves, and needs to go on."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
-    slots = kept.slots(run.trace.variables, run.plan.precision, names, run.trained)
-    return {**model(run), **slots, kept.STEP: Kept((), half=False)}
+    slots = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
+    return {**model(run), **slots, STEP: CheckpointTensor(())}
 
 
 def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
@@ -85,7 +83,7 @@ def require_beginning(run: Run, path: Path) -> None:
 def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
     """The classifier's variables where a new run has another number of classes than the checkpoint. Every other difference
     is refused."""
-    slots = {name: each for name, each in saved(run).items() if name in shapes and name != kept.STEP}
+    slots = {name: each for name, each in saved(run).items() if name in shapes and name != STEP}
     expected = {**model(run), **slots}
     left = _of_other_classes(shapes, expected, classifier(run))
     require(shapes, {name: each for name, each in expected.items() if not name.startswith(tuple(left or "?"))}, checkpoint)
@@ -102,7 +100,7 @@ def classifier(run: Run) -> str:
     return next(v.name for v in reversed(run.trace.variables) if v.name.endswith("kernel")).rsplit("/", 1)[0]
 
 
-def _of_other_classes(shapes: Shapes, expected: Mapping[str, Kept], layer: str) -> list[str]:
+def _of_other_classes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
     """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`."""
     names = [name for name in expected if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
     pairs = [(shapes[name], expected[name].shape) for name in names if name in shapes]
@@ -111,7 +109,7 @@ def _of_other_classes(shapes: Shapes, expected: Mapping[str, Kept], layer: str) 
     return names if alike and len(last) == 1 and all(there != here for there, here in last) else []
 
 
-def require(shapes: Shapes, expected: Mapping[str, Kept], checkpoint: Checkpoint) -> None:
+def require(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
     """Refuses a checkpoint of another network or optimiser, naming the first difference."""
     problems = [f"{name} is missing" for name in expected if name not in shapes]
     problems += [
@@ -155,21 +153,23 @@ def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
     return False
 
 
-def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, Kept], checkpoint: Checkpoint) -> list[str]:
+def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> list[str]:
     """At most one line: the first tensor with values that cannot be computed with, and the number of others."""
     faulty = {
-        name: fault for name, each in expected.items() if name in values and (fault := _fault(name, values[name], each.half))
+        name: fault
+        for name, each in expected.items()
+        if name in values and (fault := _fault(name, values[name], each.format))
     }
     more = f" (and {len(faulty) - 1} more)" if len(faulty) > 1 else ""
     return [f"weights {checkpoint.prefix}: {name} holds {fault}{more}" for name, fault in list(faulty.items())[:1]]
 
 
-def _fault(name: str, value: np.ndarray, half: bool) -> str:
+def _fault(name: str, value: np.ndarray, number_format: Format) -> str:
     if not np.isfinite(value).all():
         return "values that are not finite"
     largest = np.abs(value.astype(np.float64)).max(initial=0)
-    if half and largest >= _BEYOND_FP16:
-        return f"values beyond FP16's {_FP16:g} (see --precision)"
+    if largest >= number_format.overflow:
+        return f"values beyond {number_format.name}'s {number_format.largest:g} (see --precision)"
     if largest > LARGEST:
         return f"values beyond FP32's {LARGEST:.4g}"
     return "negative values" if name.endswith("moving_variance") and (value < 0).any() else ""

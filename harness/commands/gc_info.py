@@ -12,7 +12,7 @@ import os
 import sys
 
 from base.process import command_line
-from emulator.plan import devices
+from emulator.plan import ipu_ids
 from emulator.plan.machine import this_machine
 
 
@@ -21,15 +21,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gc-info", description="Lists the emulated IPUs.")
     parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (this is what happens anyway)")
     parser.add_argument(
-        "--ipus", type=command_line.whole(1, 1 << 16), default=devices.SMALLEST_SYSTEM, metavar="N",
+        "--ipus", type=command_line.whole(1, 1 << 16), default=ipu_ids.SMALLEST_SYSTEM, metavar="N",
         help="of a system with N IPUs: what a configuration that needs more than %(default)s runs on",
     )  # fmt: skip
     wanted = parser.parse_args(argv).ipus
     machine = this_machine()
-    size = devices.system_size(wanted)
+    size = ipu_ids.system_size(wanted)
     graphics = f" and {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}" if machine.gpus else ""
     lines = [f"{size} emulated IPUs; the arithmetic runs on {machine.cores} CPU cores{graphics}"]
-    lines += [f"-+- Id: [{device.id}], target: [emulated], {device.named}" for device in devices.devices(size)]
+    lines += [f"-+- Id: [{device.id}], target: [emulated], {device.named}" for device in ipu_ids.devices(size)]
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:

@@ -1,8 +1,8 @@
 """Every option of the scripts, typed.
 
-One frozen section per argument group. A section checks nothing that needs another section; rules between options
-are rows of the tables in `harness/options/exclusive.py` and `harness/run/checks.py`. The model's and the schedule's own
-options are the `Options` classes of their plug-ins.
+One frozen section per argument group; the device layer declares its own. A section checks nothing that needs another
+section; rules between options are rows of the tables in `harness/options/exclusive.py` and `harness/run/checks.py`. The
+model's and the schedule's own options are the `Options` classes of their plug-ins.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from base.fields import HINT, above, at_least, between, opt
+from emulator.plan.options import DeviceOptions
 from harness.options.update_rules import UPDATE_RULES
 
 COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the recorded run"  # of values: where from
@@ -22,18 +23,8 @@ def _percentages(value: int) -> str | None:
     return None if 1 <= value <= 100 else "must lie between 1 and 100"
 
 
-def _fold(value: str) -> str | None:
-    number = value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0
-    return None if value == "auto" or number else "must be auto or a whole number above 0"
-
-
 def _epochs(values: tuple[int, ...]) -> str | None:
     return None if all(0 <= value < 2**31 for value in values) else "must be 0 or more epochs"
-
-
-def _device_ids(values: tuple[str, ...]) -> str | None:
-    fit = len(values) <= 2 and all(value == "AUTO" or (value.isascii() and value.isdigit()) for value in values)
-    return None if fit else "must be AUTO or a device id, or one for training and one for validation"
 
 
 def _pipeline_depth(raw: str) -> dict[str, str]:
@@ -222,104 +213,6 @@ class CheckpointOptions:
         (), "validation.py: name what these photographs (JPEG, PNG) show, instead of validating", scripts=("validation",)
     )
     latency: bool = opt(False, "measure the latency of one validation batch at a time")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
-    """Device layer"""
-
-    shards: int = opt(1, "IPUs per replica", check=at_least(1))
-    replicas: int = opt(1, "copies of the model that share each update", check=at_least(1))
-    pipeline: bool = opt(False, "run the stages as a pipeline")
-    pipeline_splits: tuple[str, ...] = opt(
-        (), "segments that begin the 2nd, 3rd, ... stage; auto balances by cost", aliases=("pipeline_split",)
-    )
-    pipeline_schedule: str = opt(
-        "Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential")
-    )
-    sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these")
-    sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these")
-    enable_recomputation: bool = opt(
-        False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute")
-    )
-    fold: str = opt(
-        "auto", "micro-batches that share one call of the network: a number, or auto", check=_fold, read=str.lower
-    )
-    fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one call", check=at_least(1))
-    batches_per_step: int = opt(
-        1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
-    )
-    precision: str = opt("16.16", "compute.master", choices=("16.16", "16.32", "32.32"))
-    stochastic_rounding: str = opt(
-        "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all; also "
-        "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",
-        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF",
-    )  # fmt: skip
-    fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half")
-    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN")
-    fp_exceptions: bool = opt(
-        False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
-    )
-    seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
-    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device")
-    BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1))
-    device: str = opt("auto", "what does the arithmetic; auto takes the GPUs there are", choices=("auto", "cpu", "gpu"))
-    select_ipu: tuple[str, ...] = opt(
-        ("AUTO",), "emulated device: an id of gc-info -l for training and maybe one for validation, or AUTO",
-        aliases=("select_ipus",), check=_device_ids, read=str.upper,
-    )  # fmt: skip
-    compile_only: bool = opt(False, "build the programs, report and stop")
-    executable_cache: bool = opt(True, "keep compiled programs for the next call; --no-executable-cache builds them anew")
-    executable_cache_path: str | None = opt(
-        None, "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)"
-    )
-    executable_cache_size: int = opt(1000, "megabytes that it may take; the longest unused are removed", check=at_least(1))
-    memory_check: bool = opt(
-        True, "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same"
-    )
-    disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
-    rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
-    min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))
-    available_memory_proportion: tuple[float, ...] = opt(
-        (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
-    )
-    enable_half_partials: bool = opt(False, "half-precision partial sums: sums inside an operation are FP32 here", kind=HINT)
-    gather_conv_output: bool = opt(False, "gather small reductions of convolutions", kind=HINT)
-    enable_conv_dithering: bool = opt(False, "spread convolutions over the tiles", kind=HINT)
-    internal_exchange_optimisation_target: str | None = opt(
-        None, "compiler target", choices=("balanced", "cycles", "memory"), kind=HINT
-    )
-    max_cross_replica_buffer_size: int = opt(
-        10485760, "bytes of gradients that several processes add up at once; 0: each tensor by itself", check=at_least(0)
-    )
-    max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
-    scheduling_algorithm: str = opt(
-        "choose-best", "compiler scheduling", kind=HINT,
-        choices=("choose-best", "clustering", "post-order", "look-ahead", "shortest-path"),
-    )  # fmt: skip
-    on_demand: bool = opt(True, "attach to devices only when needed", kind=HINT)
-    prefetch_depth: int | None = opt(None, "micro-batches fetched ahead: 1 to 255", kind=HINT, check=between(1, 255))
-    num_io_tiles: int = opt(0, "tiles reserved for host input and output", kind=HINT, check=between(0, 1472))
-    gcl_method: str | None = opt(None, "collectives' method", kind=HINT)
-    gcl_max_broadcast_size: int | None = opt(None, "bytes of one broadcast", kind=HINT, check=at_least(0))
-    poplar_sync_configuration: str | None = opt(None, "synchronisation of the devices", kind=HINT)
-    gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients reduced by their mean", kind=HINT)
-    only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
-    force_weight_to_fp16: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP16")
-    force_weight_to_fp32: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP32")
-    force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
-    analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
-    profile: str | None = opt(
-        None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
-    )
-    gc_profile: str | None = opt(
-        None, "the same in profile.* of the run's folder, or of gc-profile -d, with execution.json and stdout.txt (what was "
-        "printed)", bare="IPU_PROFILE", off="NO_PROFILE",
-        choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
-    )  # fmt: skip
-    profile_compilation: bool = opt(
-        False, "say where the time until the first update goes: a table, and compilation.json in the run's folder"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

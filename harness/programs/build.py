@@ -55,7 +55,7 @@ def validation_program(run: Run, store: Store | None = None) -> InferenceProgram
         stream=_stream(run, run.validation_request(), training=False),
         names=("hits", "samples", "top5", "loss"),
         sums=_scores,
-        home=run.plan.stage_devices[0],
+        device=run.plan.stage_devices[0],
         precision=run.plan.precision,
         seed=run.seed,
         store=store,
@@ -114,7 +114,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
         names=("probabilities",),
         sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
         shape=(run.trace.operations[-1].result.elements,),
-        home=run.plan.stage_devices[0],
+        device=run.plan.stage_devices[0],
         precision=run.plan.precision,
     )
 

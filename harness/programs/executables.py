@@ -38,7 +38,7 @@ from harness.processes.team import code_version
 from harness.run.run import Run
 
 if TYPE_CHECKING:
-    from emulator.program.executable import Executable
+    from emulator.program.optimised_graph import OptimisedGraph
 
 SUFFIX, _PASSES = ".program", "passes/"
 MOST_BYTES = 1 << 30  # of an entry, and of what is in it
@@ -88,7 +88,7 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     if (
         not device.executable_cache
         or run.cluster.size > 1
-        or any(home.startswith("/gpu") for home in run.plan.stage_devices)
+        or any(device.startswith("/gpu") for device in run.plan.stage_devices)
     ):
         return None
     if device.executable_cache_path:
@@ -127,14 +127,14 @@ class Entry:
         """Whether XLA has a folder of passes."""
         return _told(os.environ)
 
-    def load(self) -> Executable | None:
+    def load(self) -> OptimisedGraph | None:
         """The program, if it was kept; XLA finds its passes then."""
-        from emulator.program.executable import Executable
+        from emulator.program.optimised_graph import OptimisedGraph
 
         try:
             found = _unpacked(input_files.content(self.path, MOST_BYTES), self._text)
             self._files = {name: found[name] for name in found if not name.startswith(_PASSES)}
-            executable = Executable.of(self._files)
+            executable = OptimisedGraph.of(self._files)
             passes = {name[len(_PASSES) :]: found[name] for name in found if name.startswith(_PASSES)}
             with suppress(OSError):  # they are compiled again then
                 for name, content in passes.items():
@@ -154,7 +154,7 @@ class Entry:
         self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
         self.found = False
 
-    def keep(self, executable: Executable) -> None:
+    def keep(self, executable: OptimisedGraph) -> None:
         """Writes the entry; what XLA compiles later follows when the program has run."""
         self._files = executable.files()
         self._write()

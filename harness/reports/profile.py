@@ -24,9 +24,9 @@ from base.storage import files
 from base.storage.files import write_atomically
 from emulator.plan import record
 from emulator.plan.machine import cores
+from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.record import CellTiming
-from harness.options.sections import DeviceOptions
 from harness.reports import timeline
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"

@@ -55,9 +55,9 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
 
 
 def _about(plan: ExecutionPlan, cores: int) -> str:
-    calls = f"{plan.passes_per_update} call{'s' if plan.passes_per_update > 1 else ''} of {plan.samples_per_pass} samples"
+    passes = f"{plan.passes_per_update} pass{'es' if plan.passes_per_update > 1 else ''} of {plan.samples_per_pass} samples"
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
-    return f"One weight update: {calls} through {stages}, {plan.schedule}; measured on {cores} CPU cores"
+    return f"One weight update: {passes} through {stages}, {plan.schedule}; measured on {cores} CPU cores"
 
 
 def _scheduled(timeline: schedules.Timeline) -> Iterator[_Bar]:
@@ -92,9 +92,9 @@ def _panel(top: float, stages: int, name: str, bars: Sequence[_Bar], unit: str) 
 
 
 def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
-    """A cell with its call's number, if there is room for it, and its story for the mouse."""
+    """A cell with its pass's number, if there is room for it, and its story for the mouse."""
     action = bar.action
-    says = f"stage {action.stage}, {WORDS[action.kind]} of call {action.micro_batch}: {bar.says}"
+    says = f"stage {action.stage}, {WORDS[action.kind]} of pass {action.micro_batch}: {bar.says}"
     box = f'<rect x="{x:.2f}" y="{y}" width="{max(width - 0.6, 0.4):.2f}" height="{ROW}" fill="{COLOURS[action.kind]}"/>'
     number = str(action.micro_batch)
     label = ""
@@ -104,8 +104,8 @@ def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
 
 
 def _legend() -> Iterator[str]:
-    x = WIDTH - RIGHT - 345
-    for colour, word in ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are calls")):
+    x = WIDTH - RIGHT - 352
+    for colour, word in ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are passes")):
         yield f'<rect x="{x}" y="{TOP - 26}" width="14" height="14" fill="{colour}" stroke="#bbb"/>'
         yield svg.text(x + 20, TOP - 14, word, size=12)
         x += 96

@@ -68,14 +68,14 @@ def rounding_everywhere(resolved: Resolved) -> Iterator[str]:
 def fp32_copy(resolved: Resolved) -> Iterator[str]:
     """FP32 weights need no copy."""
     precision = resolved.run.plan.precision
-    if not precision.half_master and precision.fp32_copy:
+    if not precision.rounds_weights and precision.offload_fp32_weight_copy:
         yield f"--offload-fp32-weight-copy changes nothing: with {precision.name} the weights are FP32"
 
 
 def saturation(resolved: Resolved) -> Iterator[str]:
     """Only FP16 saturates."""
     precision = resolved.run.plan.precision
-    if not precision.half and precision.saturate:
+    if not precision.rounds_results and precision.saturate_on_overflow:
         yield f"--saturate-on-overflow changes nothing: with {precision.name} nothing is half"
 
 
@@ -109,7 +109,7 @@ def batch_statistics(resolved: Resolved) -> Iterator[str]:
             "warning: --BN-decay 1 leaves the moving statistics as they begin, and validation takes them for those of the "
             "pictures; give less than 1"
         )
-    elif run.plan.micro_batch * run.plan.span == 1:
+    elif run.plan.micro_batch * run.plan.options.BN_span == 1:
         yield (
             "warning: batch norm takes the statistics of one picture at a time, which are not those of validation; give "
             "--micro-batch-size 2 or more, a --BN-span over replicas, or --group-norm"
@@ -154,8 +154,8 @@ def options_of_stages(resolved: Resolved) -> Iterator[str]:
 def options_of_other_norms(resolved: Resolved) -> Iterator[str]:
     """Options of batch norm beside another norm, and of group norm beside batch norm."""
     run, options = resolved.run, resolved.run.options
-    if options.given("BN_span") and run.plan.span > 1 and not run.batch_norm:
-        yield f"--BN-span {run.plan.span} changes nothing: the network has no batch norm"
+    if options.given("BN_span") and run.plan.options.BN_span > 1 and not run.batch_norm:
+        yield f"--BN-span {run.plan.options.BN_span} changes nothing: the network has no batch norm"
     if options.given("BN_decay") and not run.batch_norm:
         yield f"{options.words('BN_decay')} changes nothing: the network has no batch norm"
     if options.given("groups") and run.batch_norm:
@@ -173,10 +173,10 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
         "stochastic_rounding": rounds,
     }
     for name, on in without_effect.items():
-        if on and not precision.half:
+        if on and not precision.rounds_results:
             words = options.words(name) if name == "stochastic_rounding" else flag(name)
             yield f"{words} changes nothing: with {precision.name} nothing is half"
-    if half and precision.half_master:
+    if half and precision.rounds_weights:
         yield f"--force-weight-to-fp16 changes nothing: with {precision.name} weights are half already"
-    if single and not precision.half_master and not half:
+    if single and not precision.rounds_weights and not half:
         yield f"--force-weight-to-fp32 changes nothing: with {precision.name} weights are FP32 already"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
-from emulator.plan import host_memory
-from emulator.plan.host_memory import HostMemory, gigabytes
+from emulator.plan import memory_model
+from emulator.plan.memory_model import HostMemory, gigabytes
 from emulator.plan.plan import ExecutionPlan
 from harness.options.update_rules import UPDATE_RULES
 
@@ -24,7 +24,7 @@ def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
     """Training with its validation by this plan, which need not be the run's."""
     options, spec = run.options, run.source.spec
     validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
-    return host_memory.training(
+    return memory_model.training(
         run.trace,
         plan,
         slots=len(UPDATE_RULES[options.training.optimiser].slots),
@@ -39,7 +39,7 @@ def of_validation(run: Run) -> HostMemory:
     """Validating, serving or naming photographs."""
     predicting = bool(run.options.checkpoint.predict)
     records = 0 if predicting else _records(run, run.source.spec.validation_images)
-    return host_memory.inference(
+    return memory_model.inference(
         run.trace, run.plan.precision, 1 if predicting else run.validation_batch, run.picture, records
     )
 
@@ -54,7 +54,7 @@ def _records(run: Run, images: int) -> int:
 def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
     """A warning where a limit is below the prediction; OptionError where it is so far below that the run would be killed,
     unless --no-memory-check is given."""
-    limit, hopeless = host_memory.refused(run.memory, limits, run.cluster.neighbours)
+    limit, hopeless = memory_model.refused(run.memory, limits, run.cluster.neighbours)
     if limit is None:
         return []
     neighbours = run.cluster.neighbours
@@ -72,7 +72,7 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
     """Options with which there is room, the cheapest first, each with its prediction."""
     least = replace(run.memory, activations=0, pictures=0)
-    if host_memory.refused(least, [limit], run.cluster.neighbours)[1]:
+    if memory_model.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
     options = _smaller_call(run, limit) if training else []
@@ -88,11 +88,15 @@ def _smaller_call(run: Run, limit: Limit) -> list[str]:
     smaller = [replace(plan, micro_batch=size, accumulation=plan.accumulation * plan.micro_batch // size, fold=1)
                for size in _parts(plan.micro_batch)]  # fmt: skip
     options = _first_fitting(run, limit, smaller)
-    if not plan.recompute:
-        options += _first_fitting(run, limit, [replace(plan, recompute=True)])
+    if not plan.options.enable_recomputation:
+        options += _first_fitting(run, limit, [_recomputing(plan)])
     if plan.fold > 1:
         options += _first_fitting(run, limit, [replace(plan, fold=1)])
-    return options or _first_fitting(run, limit, [replace(other, recompute=True) for other in smaller])
+    return options or _first_fitting(run, limit, [_recomputing(other) for other in smaller])
+
+
+def _recomputing(plan: ExecutionPlan) -> ExecutionPlan:
+    return replace(plan, options=replace(plan.options, enable_recomputation=True))
 
 
 def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[str]:
@@ -112,7 +116,7 @@ def _words(run: Run, other: ExecutionPlan) -> str:
         if run.options.training.global_batch_size is None:
             words.append(f"--gradient-accumulation-count {other.accumulation}")
     words += ["--fold 1"] * (other.fold != run.plan.fold or bool(words))
-    return " ".join(words + ["--enable-recomputation"] * (other.recompute and not run.plan.recompute))
+    return " ".join(words + ["--enable-recomputation"] * (other.options != run.plan.options))
 
 
 def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
@@ -121,7 +125,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
     if options.predict or batch == 1 or (training and not (options.validation and options.valid_batch_size)):
         return []
     needs = {
-        size: host_memory.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
+        size: memory_model.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
     }
     if training and needs[batch].activations < run.memory.activations:
         return []
@@ -130,7 +134,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
 
 
 def _fits(run: Run, need: HostMemory, limit: Limit) -> bool:
-    return host_memory.refused(need, [limit], run.cluster.neighbours)[0] is None
+    return memory_model.refused(need, [limit], run.cluster.neighbours)[0] is None
 
 
 def _parts(batch: int) -> list[int]:

@@ -12,15 +12,15 @@ from types import ModuleType
 from base import plugins
 from base.errors import OptionError
 from emulator.plan import plan as plans
-from emulator.plan import precision
-from emulator.plan.devices import DeviceError
+from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
+from emulator.plan.options import DeviceOptions
 from emulator.plan.partition import PartitionError
-from emulator.plan.plan import ExecutionPlan, PlanError, PlanRequest
+from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, DeviceOptions, RunOptions
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions
 from harness.run import checks, data
 from harness.run import cluster as clusters
 from harness.run.cluster import Cluster
@@ -99,10 +99,9 @@ def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
 def _plan_and_length(
     options: RunOptions, traced: Trace, images: int, training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, TrainingLength]:
-    # validation runs the whole network at once: stages, spans and folds are the training's affair
-    request = _plan_request(options, cluster) if training else _validation_plan_request(options)
+    resolve = _training_plan if training else _validation_plan
     try:
-        plan = plans.resolve(request, traced, this_machine())
+        plan = resolve(options, traced, cluster)
         length = TrainingLength.of(
             images=images,
             global_batch=plan.global_batch,
@@ -114,60 +113,32 @@ def _plan_and_length(
     return replace(plan, updates_per_step=length.iterations_per_step if training else 0), length
 
 
-def _precision(options: RunOptions) -> Precision:
-    device = options.device
-    places = {"OFF": precision.OFF, "all": precision.ALL}
-    checks = precision.EXCEPTIONS if device.fp_exceptions else precision.NANS if device.analyse_nans else ""
-    return precision.named(
-        device.precision,
-        stochastic=places.get(device.stochastic_rounding, precision.UPDATE),
-        saturate=device.saturate_on_overflow,
-        fp32_copy=options.training.offload_fp32_weight_copy,
-        checks=checks,
-        to_half=device.force_weight_to_fp16,
-        to_single=device.force_weight_to_fp32,
-        half_accumulators=not device.fp32_accumulators,
-    )
-
-
-def _validation_plan_request(options: RunOptions) -> PlanRequest:
-    device = options.device
-    asked = options.given("select_ipu")  # a recorded one may be for training
-    chosen = device.select_ipu[-1] if asked or len(device.select_ipu) == 2 else "AUTO"
-    return PlanRequest(
-        micro_batch=options.training.micro_batch_size,
-        precision=_precision(options),
-        device=device.device,
-        select=("AUTO", chosen),
-    )
-
-
-def _plan_request(options: RunOptions, cluster: Cluster) -> PlanRequest:
-    training, device = options.training, options.device
-    return PlanRequest(
+def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:
+    training = options.training
+    return plans.resolve(
+        options.device,
+        traced,
+        this_machine(),
         micro_batch=training.micro_batch_size,
         accumulation=training.gradient_accumulation_count,
-        replicas=device.replicas,
         global_batch=training.global_batch_size,
-        precision=_precision(options),
-        shards=device.shards,
-        pipeline=device.pipeline,
-        splits=device.pipeline_splits,
-        schedule=device.pipeline_schedule,
-        include=device.sharding_include_filter,
-        exclude=device.sharding_exclude_filter,
-        recompute=device.enable_recomputation,
-        span=device.BN_span,
-        fold=device.fold,
-        fold_bytes=device.fold_memory * 10**6,
-        identical_replica_seeding=device.identical_replica_seeding,
-        offload_state=not device.disable_variable_offloading,
-        divide_state=device.rts,
-        device=device.device,
-        select=device.select_ipu,
+        precision=Precision.of(options.device, training.offload_fp32_weight_copy),
         instances=cluster.size,
         instance=cluster.instance,
-        all_reduce_bucket_bytes=device.max_cross_replica_buffer_size,
+    )
+
+
+def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
+    """The whole network at once on one IPU: stages, spans and folds are the training's affair."""
+    device, training = options.device, options.training
+    own = options.given("select_ipu") or len(device.select_ipu) == 2  # a recorded one may be for training
+    validation_ipu = device.select_ipu[-1] if own and device.select_ipu else "AUTO"
+    return plans.resolve(
+        DeviceOptions(device=device.device, select_ipu=("AUTO", validation_ipu)),
+        traced,
+        this_machine(),
+        micro_batch=training.micro_batch_size,
+        precision=Precision.of(device, training.offload_fp32_weight_copy),
     )
 
 
@@ -206,7 +177,7 @@ def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
 
 def _accumulation_label(plan: ExecutionPlan) -> str:
     """x<count>p in a pipeline, x<count>a outside of one."""
-    if plan.pipelined:
+    if plan.options.pipeline:
         return f"x{plan.accumulation}p"
     return f"x{plan.accumulation}a" if plan.accumulation > 1 else ""
 

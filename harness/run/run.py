@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from Datasets._spec import DataSource, ReadRequest
-from emulator.plan.host_memory import HostMemory
+from emulator.plan.memory_model import HostMemory
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Trace
 from harness.options.sections import RunOptions
@@ -82,7 +82,7 @@ class Run:
     @property
     def step_increment(self) -> int:
         """Steps of a log row for one update: its micro-batches, or 1 in a pipeline."""
-        return 1 if self.plan.pipelined else self.plan.accumulation
+        return 1 if self.plan.options.pipeline else self.plan.accumulation
 
     @property
     def validation_batch(self) -> int:

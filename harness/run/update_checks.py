@@ -199,7 +199,7 @@ def endless_warmup(resolved: Resolved) -> Iterator[str]:
 def loss_scale(resolved: Resolved) -> Iterator[str]:
     """Scaled gradients are numbers of FP16."""
     scale, (least, most) = resolved.run.options.training.loss_scaling, LOSS_SCALES
-    if resolved.run.plan.precision.half and not least <= scale <= most:
+    if resolved.run.plan.precision.rounds_results and not least <= scale <= most:
         effect = "overflow" if scale > most else "become 0"
         yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in FP16; give from {least:.2g} to {most:.2g}"
 

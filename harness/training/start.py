@@ -194,9 +194,7 @@ def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], lis
 
 def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[saved_state.Call]:
     """The calls of the run up to this one, which all instances name alike."""
-    return saved_state.calls(
-        {CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, begun))))}
-    )
+    return saved_state.calls({CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, begun))))})
 
 
 def _report_overrides(job: Job) -> None:

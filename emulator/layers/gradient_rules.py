@@ -16,7 +16,7 @@ _NAME = "WrittenOut"  # of the registered gradient, and of the collection of a g
 Rule = Callable[..., Any]
 
 
-class _Kept(NamedTuple):
+class _WrittenOut(NamedTuple):
     rule: Rule
     before: int  # inputs of the operation that have no gradient, before those that have
 
@@ -35,7 +35,7 @@ def with_gradient(function: Callable[..., tuple[tf.Tensor, Rule]]) -> Callable[.
         result, rule = function(*arguments)
         with graph.gradient_override_map({"IdentityN": _NAME}):
             marked, *_ = tf.raw_ops.IdentityN(input=[result, *arguments])
-        _rules(graph)[marked.op.name] = _Kept(rule, 1)
+        _rules(graph)[marked.op.name] = _WrittenOut(rule, 1)
         return marked
 
     return apply
@@ -49,7 +49,7 @@ def by_rule(kind: str, make: Callable[..., tf.Tensor], x: tf.Tensor, *others: tf
     if y.op.type != kind:
         raise TypeError(f"{y.op.name} is an operation {y.op.type}, and not {kind}")
     y.op._gradient_function = None  # that of a function's call, which would go before
-    _rules(graph)[y.op.name] = _Kept(rule, 0)
+    _rules(graph)[y.op.name] = _WrittenOut(rule, 0)
     return y
 
 
@@ -63,15 +63,15 @@ def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Te
 @tf.RegisterGradient(_NAME)
 def _gradient(operation: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
     """Of the operation's inputs."""
-    kept = _rules(operation.graph)[operation.name]
-    found = kept.rule(dy)
-    found = [None] * kept.before + list(found if isinstance(found, Sequence) else [found])
-    return found + [None] * (len(operation.inputs) - len(found))
+    rule, before = _rules(operation.graph)[operation.name]
+    dx = rule(dy)
+    of_inputs = [None] * before + list(dx if isinstance(dx, Sequence) else [dx])
+    return of_inputs + [None] * (len(operation.inputs) - len(of_inputs))
 
 
-def _rules(graph: tf.Graph) -> dict[str, _Kept]:
+def _rules(graph: tf.Graph) -> dict[str, _WrittenOut]:
     """By the name of the operation."""
-    kept = graph.get_collection_ref(_NAME)
-    if not kept:
-        kept.append({})
-    return kept[0]
+    rules = graph.get_collection_ref(_NAME)
+    if not rules:
+        rules.append({})
+    return rules[0]

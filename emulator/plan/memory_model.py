@@ -17,8 +17,9 @@ from itertools import pairwise
 from base import host_limits
 from base.host_limits import Limit
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.precision import Precision
+from emulator.plan.precision import FP32, Precision
 from emulator.plan.trace import Operation, Trace
+from Models._layers import Variable
 
 TENSORFLOW = 750_000_000  # its libraries, Python's, and a graph of a few layers
 OPERATION = 500_000  # the graph of one layer, its kernels and its part in the executors, forward, backward and update
@@ -28,8 +29,7 @@ COMPILED_HALF, COMPILED = 2_200_000, 200_000  # what it adds for one layer, with
 # checkpoint holds, times itself, what is read of it, what is handed to the writer, and what TensorFlow makes of that
 GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
 WORKED_ON = 2.0  # times what the largest layer takes in and gives out: gradients and an operation's own memory
-FETCHED = 4  # calls' pictures in host memory: one being made, two waiting, one in use
-FP32 = 4
+FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one in use
 CERTAIN = 0.8  # of the prediction: more than this is what every run took that was measured
 # how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
@@ -40,7 +40,7 @@ _TAKES_OVER = ("relu", "relu6", "add")
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """Bytes at the peak. `fixed`: TensorFlow and the graph; `weights`: weights, slots, gradients and the copies that
-    updating and saving make; `activations`: what calls in flight keep for their backward pass; `pictures`: of the infeed."""
+    updating and saving make; `activations`: kept for the backward pass by passes in flight; `pictures`: of the infeed."""
 
     fixed: int
     weights: int
@@ -83,16 +83,16 @@ def training(
     data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0 without it; `trained`: the names
     that updates move."""
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
-    saved = sum(_kept(plan, v.name, v.elements, slots) for v in moved)
-    saved += sum(FP32 * v.elements for v in trace.variables) - sum(FP32 * v.elements for v in moved)
+    saved = sum(_checkpoint_bytes(plan.precision, v, slots) for v in moved)
+    saved += sum(FP32.bytes * v.elements for v in trace.variables) - sum(FP32.bytes * v.elements for v in moved)
     copies = GRADIENTS + SLOWED * max(0, slots - 1)
-    weights = copies * FP32 * sum(v.elements for v in moved) + SAVED * saved
+    weights = copies * FP32.bytes * sum(v.elements for v in moved) + SAVED * saved
     scoring = inference(trace, plan.precision, validated, picture) if validated else None
     return HostMemory(
         fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
         weights=int(weights) + (scoring.weights if scoring else 0),
-        activations=max(_in_flight(trace, plan), scoring.activations if scoring else 0),
-        pictures=FETCHED * plan.samples_per_pass * picture * FP32 + records,
+        activations=max(_activations(trace, plan), scoring.activations if scoring else 0),
+        pictures=FETCHED * plan.samples_per_pass * picture * FP32.bytes + records,
     )
 
 
@@ -100,15 +100,15 @@ def inference(trace: Trace, precision: Precision, batch: int, picture: int, reco
     """Of a process that only validates, in micro-batches of `batch` pictures: nothing is kept for a backward pass."""
     return HostMemory(
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
-        weights=2 * FP32 * trace.parameters,
+        weights=2 * FP32.bytes * trace.parameters,
         activations=int(WORKED_ON * batch * _largest(trace.operations)),
-        pictures=FETCHED * batch * picture * FP32 + records,
+        pictures=FETCHED * batch * picture * FP32.bytes + records,
     )
 
 
 def _compiler(trace: Trace, precision: Precision) -> int:
     """What XLA takes where it is needed."""
-    if precision.half:
+    if precision.rounds_results:
         return COMPILER + COMPILED_HALF * len(trace.operations)
     needed = any(o.kind == "swish" or _is_group_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
     return COMPILER + COMPILED * len(trace.operations) if needed else 0
@@ -118,28 +118,25 @@ def _is_group_norm(operation: Operation) -> bool:
     return operation.kind == "norm" and any("GroupNorm" in variable.name for variable in operation.variables)
 
 
-def _kept(plan: ExecutionPlan, name: str, elements: int, slots: int) -> int:
+def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> int:
     """Bytes of a weight and its slots in a checkpoint."""
-    precision = plan.precision
-    half = precision.keeps_half(name)
-    if half and precision.fp32_copy:
-        return (2 + FP32 * (slots + 1)) * elements
-    return (2 if half else FP32) * (slots + 1) * elements
+    slots_bytes = (slots + precision.has_fp32_copy(variable)) * precision.slot_format(variable).bytes
+    return (precision.stored_format(variable).bytes + slots_bytes) * variable.elements
 
 
-def _in_flight(trace: Trace, plan: ExecutionPlan) -> int:
-    """What the calls in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
-    kept = dict.fromkeys(trace.segments, 0)
-    taken_in: dict[str, int] = {}
+def _activations(trace: Trace, plan: ExecutionPlan) -> int:
+    """What the passes in flight keep: with recomputation the input of each segment, and one segment's layers at a time."""
+    activations = dict.fromkeys(trace.segments, 0)
+    inputs: dict[str, int] = {}
     for operation, following in pairwise([*trace.operations, None]):
-        kept[operation.segment] += _kept_for_backward(operation, following)
-        taken_in.setdefault(operation.segment, FP32 * operation.source.elements)
+        activations[operation.segment] += _kept_for_backward(operation, following)
+        inputs.setdefault(operation.segment, FP32.bytes * operation.source.elements)
     total = 0
-    for stage, window in zip(plan.stages, plan.windows):
-        if plan.recompute:
-            total += window * sum(taken_in.get(name, 0) for name in stage) + max(kept[name] for name in stage)
+    for stage, most in zip(plan.stages, plan.max_in_flight):
+        if plan.options.enable_recomputation:
+            total += most * sum(inputs.get(name, 0) for name in stage) + max(activations[name] for name in stage)
         else:
-            total += window * sum(kept[name] for name in stage)
+            total += most * sum(activations[name] for name in stage)
     return int(plan.samples_per_pass * (total + WORKED_ON * _largest(trace.operations)))
 
 
@@ -150,13 +147,13 @@ def _kept_for_backward(operation: Operation, following: Operation | None) -> int
     fused = behind == "proxy" or (behind == "swish" and _is_group_norm(operation))
     if operation.kind in _IN_PLACE and (behind in _TAKES_OVER or fused):
         return 0
-    return FP32 * operation.result.elements
+    return FP32.bytes * operation.result.elements
 
 
 def _largest(operations: Iterable[Operation]) -> int:
     """Bytes that the largest layer takes in and gives out, for one picture; what can overwrite its input gives out none."""
     own = (operation for operation in operations if operation.kind not in (*_IN_PLACE, *_TAKES_OVER))
-    return max(FP32 * (operation.source.elements + operation.result.elements) for operation in own)
+    return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 
 
 def refused(need: HostMemory, limits: Sequence[Limit], sharing: int = 1) -> tuple[Limit | None, bool]:

@@ -20,7 +20,7 @@ GRAPH, NAMES = "graph.pb", "names.json"  # of its files
 
 
 @dataclass(frozen=True)
-class Executable:
+class OptimisedGraph:
     """`names`: in the graph, by what they are for. `about`: what else the program has to know, as JSON has it. `keys`: the
     names of the placeholders, by what a key is for."""
 
@@ -34,54 +34,55 @@ class Executable:
         return {GRAPH: self.graph, NAMES: json.dumps({"names": self.names, "about": self.about, "keys": self.keys}).encode()}
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes]) -> Executable:
+    def of(cls, files: Mapping[str, bytes]) -> OptimisedGraph:
         """From what `files` gave."""
-        found = json.loads(files[NAMES])
-        return cls(files[GRAPH], found["names"], found["about"], found["keys"])
+        texts = json.loads(files[NAMES])
+        return cls(files[GRAPH], texts["names"], texts["about"], texts["keys"])
 
 
 class Store(Protocol):
-    """Where a program's executable is kept."""
+    """Where a program's optimised graph is kept."""
 
     @property
     def keeps_passes(self) -> bool:
         """Whether XLA finds a pass that it has compiled once in this process."""
 
-    def load(self) -> Executable | None:
+    def load(self) -> OptimisedGraph | None:
         """What was kept, if anything that is whole was."""
 
     def refuse(self, error: Exception) -> None:
         """What was loaded is of no use."""
 
-    def keep(self, executable: Executable) -> None:
+    def keep(self, optimised: OptimisedGraph) -> None:
         """From now on."""
 
     def ran(self) -> None:
         """The program has run: XLA has compiled what it compiles."""
 
 
-def optimised(
+def optimise(
     graph: tf.Graph, config: tf.ConfigProto, names: Mapping[str, Sequence[str]], about: Mapping[str, Any],
     keys: Mapping[str, str],
-) -> Executable:  # fmt: skip
+) -> OptimisedGraph:  # fmt: skip
     """The graph as a session of this configuration would optimise it, for all that `names` has; the rest is left out."""
-    wanted = sorted({name for several in names.values() for name in several})
+    needed = sorted({name for several in names.values() for name in several})
     meta = tf.MetaGraphDef()
     meta.graph_def.CopyFrom(graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.extend([*wanted, *keys.values()])
-    found = tf_optimizer.OptimizeGraph(config, meta)
-    there = {node.name for node in found.node}
-    missing = [name for name in wanted if name.split(":")[0] not in there]
+    meta.collection_def["train_op"].node_list.value.extend([*needed, *keys.values()])
+    definition = tf_optimizer.OptimizeGraph(config, meta)
+    there = {node.name for node in definition.node}
+    missing = [name for name in needed if name.split(":")[0] not in there]
     if missing:
         raise RuntimeError(f"TensorFlow's optimisation left {missing[0]} out, which is asked for")
-    return Executable(found.SerializeToString(), names, about, {k: name for k, name in keys.items() if name in there})
+    keys = {purpose: name for purpose, name in keys.items() if name in there}
+    return OptimisedGraph(definition.SerializeToString(), names, about, keys)
 
 
-def load(executable: Executable, seed: int) -> None:
+def load(optimised: OptimisedGraph, seed: int) -> None:
     """Puts the graph into the present one, which has nothing of it yet."""
     definition = tf.GraphDef()
-    definition.ParseFromString(executable.graph)
-    purposes = {name: what for what, name in executable.keys.items()}
+    definition.ParseFromString(optimised.graph)
+    purposes = {name: what for what, name in optimised.keys.items()}
     for node in definition.node:
         if node.name in purposes:
             node.op = "Const"

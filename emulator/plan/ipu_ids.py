@@ -53,26 +53,26 @@ def _device(id: int, size: int) -> Device:
     return Device(id, range(place, place + group))
 
 
-def select(wanted: str, ipus: int, purpose: str) -> Device:
-    """The device to attach to for something that needs `ipus` IPUs: `wanted` is an id, or AUTO for the first that fits.
+def select(choice: str, ipus: int, purpose: str) -> Device:
+    """The device to attach to for something that needs `ipus` IPUs: `choice` is an id, or AUTO for the first that fits.
 
     `purpose` ("training") is for the error.
     """
     size, group = system_size(ipus), group_size(ipus)
     first = 2 * (size - size // group)  # of the groups of this size: after size + size/2 + ... smaller ones
     last = first + size // group - 1
-    if wanted == "AUTO":
+    if choice == "AUTO":
         return _device(first, size)
     ids = f"{first} to {last}" if last > first else f"{first}"
-    if len(wanted) > 9 or int(wanted) >= 2 * size - 1:
+    if len(choice) > 9 or int(choice) >= 2 * size - 1:
         raise DeviceError(
-            f"--select-ipu {wanted[:20]}: there is no such device; an emulated system of {size} IPUs has the ids 0 to "
+            f"--select-ipu {choice[:20]}: there is no such device; an emulated system of {size} IPUs has the ids 0 to "
             f"{2 * size - 2}, and {purpose} needs one of {ids}; gc-info -l lists them"
         )
-    device = _device(int(wanted), size)
+    device = _device(int(choice), size)
     if len(device.ipus) != group:
         raise DeviceError(
-            f"--select-ipu {wanted}: {device} has {len(device.ipus)} IPU{'s' if len(device.ipus) > 1 else ''}, but "
+            f"--select-ipu {choice}: {device} has {len(device.ipus)} IPU{'s' if len(device.ipus) > 1 else ''}, but "
             f"{purpose} attaches to {group}: give AUTO or an id of {ids}; gc-info -l lists them"
         )
     return device

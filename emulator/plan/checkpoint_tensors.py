@@ -1,0 +1,41 @@
+"""The tensors of a training's checkpoints, by name: shape and number format. No TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from emulator.plan.precision import FP32, Format, Precision
+from Models._layers import Variable
+
+STEP = "global_step"
+FP32_COPY = "fp32"  # the slot
+
+
+class CheckpointTensor(NamedTuple):
+    """`format`: a value that overflows it is of no use."""
+
+    shape: tuple[int, ...]
+    format: Format = FP32
+
+
+def model(variables: Iterable[Variable], precision: Precision) -> dict[str, CheckpointTensor]:
+    """The network's own; layers compute with narrow weights, however finely those are stored."""
+    tensors = {}
+    for v in variables:
+        formats = precision.stored_format(v), precision.compute if v.trainable else FP32
+        tensors[v.name] = CheckpointTensor(v.shape, min(formats, key=lambda each: each.largest))
+    return tensors
+
+
+def slots(
+    variables: Iterable[Variable], precision: Precision, names: Iterable[str], trained: Callable[[str], bool]
+) -> dict[str, CheckpointTensor]:
+    """Of every variable that an update moves; `names`: the slots of its rule."""
+    names = list(names)
+    return {
+        f"{v.name}/{slot}": CheckpointTensor(v.shape, precision.slot_format(v))
+        for v in variables
+        if v.trainable and trained(v.name)
+        for slot in names + [FP32_COPY] * precision.has_fp32_copy(v)
+    }

@@ -1,0 +1,102 @@
+"""The passes of one weight update: the device loop over them, and the sums of what they give.
+
+The sums are added one pass after another, however many are in flight, so that every plan of one instance computes the same
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from emulator.layers.watch import GradientWatch
+from emulator.program.cells import Cells, StageOrder, Tokens
+from emulator.program.stages import ACCURACY, LOSS, LOST, Network, chunks, run_pass
+from emulator.program.training import Training
+
+RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of an update in the graph of a host step."""
+
+    training: Training
+    order: StageOrder
+    stop: tf.Variable
+
+    def means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The number of passes done, and loss, accuracy, gradients and batch statistics by name, averaged over them."""
+        training, plan = self.training, self.training.plan
+        network = Network(
+            stages=chunks(plan, training.segments, training.trained_by_segment()),
+            plan=plan,
+            policy=training.policy,
+            loss=training.loss,
+            hits=training.hits,
+            scaled=training.scale.scaled,
+            across=self._across,
+        )
+
+        def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
+            with tf.control_dependencies([m]):
+                features = dict(training.features(step, m))
+                features["image"] = training.policy.cast_input(features["image"])
+            # the next pass's counter waits for this fetch: passes in flight would fetch in any order otherwise
+            with tf.control_dependencies([features["label"]]):
+                following = m + 1
+            cells = Cells(self.order, m, tokens)
+            results = run_pass(network, values, features, cells, GradientWatch(*training.watched))
+            return following, {n: training.policy.checked(x, self._in_words(n)) for n, x in results.items()}, cells.tokens
+
+        if plan.passes_per_update == 1:
+            results = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
+            return tf.constant(1), {name: self._gradient(name, value, step) for name, value in results.items()}
+        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.moved}}
+        shapes |= {LOST: (len(training.watched[0]), 2)} if training.watched[0] else {}
+
+        def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
+            following, results, tokens = run(m, tokens)
+            return following, tokens, tuple(self._add(n, total, results[n], step, m) for n, total in zip(shapes, sums))
+
+        def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
+            with tf.control_dependencies([m]):
+                if self._across:  # every pass waits for those of other instances: none may be left out here alone
+                    return m < plan.passes_per_update
+                return tf.logical_and(m < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
+
+        start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
+        passes, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
+        return passes, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
+
+    @property
+    def _across(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """The mean over the instances that share batch-norm statistics; None if each has its own."""
+        training = self.training
+        if training.group is None or len(training.plan.sharing) == 1:
+            return None
+        return lambda x: training.group.mean(x, training.plan.sharing)
+
+    def _in_words(self, name: str) -> str:
+        """A result of a pass, for an error."""
+        if name in (LOSS, ACCURACY, LOST):
+            return f"the {name}"
+        return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
+
+    def _gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """A result of one pass as it counts; loss, accuracy and statistics stay as they are."""
+        return self.training.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
+
+    def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """The sum over the passes so far."""
+        if name not in self.training.trained_names:
+            return total + tf.cast(result, total.dtype)
+        return self.training.policy.add_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
+
+    def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
+        """Over the passes of an update."""
+        passes = self.training.plan.passes_per_update
+        return self.training.policy.mean_gradient(total, passes) if name in self.training.trained_names else total / passes

@@ -1,0 +1,108 @@
+"""The numbers of a training program, whatever carries them out: network, loss, update rule, loss scale, and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import tensorflow.compat.v1 as tf
+
+from base.draws import Seed
+from emulator.layers.policy import PrecisionPolicy
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.trace import Operation, Trace
+from emulator.program.group import WorkerGroup
+from emulator.program.runtime import NextFeatures
+from emulator.program.stages import Features
+from Models._layers import Variable
+from Models._segments import Segment
+
+
+class UpdateRule(Protocol):
+    """What the executor needs of an optimiser."""
+
+    slots: Mapping[str, float]
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]: ...
+
+
+class Scale(Protocol):
+    """What the executor needs of a loss scale."""
+
+    scale: float
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor: ...
+    def rate(self, rate: tf.Tensor) -> tf.Tensor: ...
+    def gradient(self, gradient: tf.Tensor) -> tf.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Everything that decides the numbers of a training program.
+
+    `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
+    applies to a variable of that name, and whether updates move it at all.
+    """
+
+    segments: list[Segment]
+    trace: Trace
+    plan: ExecutionPlan
+    seed: Seed
+    features: NextFeatures
+    loss: Callable[[tf.Tensor, Features], tf.Tensor]
+    hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    optimiser: UpdateRule
+    scale: Scale
+    weight_decay: float
+    decayed: Callable[[str], bool]
+    trained: Callable[[str], bool] = lambda name: True
+    recording: bool = False  # of the cells' times
+    group: WorkerGroup | None = None  # the instances that train together
+    dtype: tf.DType = tf.float32  # of weights and arithmetic; half precision is emulated in FP32
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Every variable of the model."""
+        return self.trace.variables
+
+    @property
+    def moved(self) -> tuple[Variable, ...]:
+        """The variables that an update moves, moving statistics among them."""
+        return tuple(variable for variable in self.variables if self.trained(variable.name))
+
+    @property
+    def watched(self) -> tuple[tuple[str, ...], frozenset[str]]:
+        """The layers whose arriving gradients are counted in half precision, and those of them where a gradient of exactly 0
+        can come of underflow only: behind a norm, and at the end."""
+        if not self.plan.precision.rounds_results:
+            return (), frozenset()
+        following = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
+        kinds = {_layer_name(o): after for o, after in zip(self.trace.operations, following) if o.kind in ("conv", "dense")}
+        return tuple(kinds), frozenset(name for name, after in kinds.items() if after == "norm")
+
+    @cached_property
+    def trained_names(self) -> frozenset[str]:
+        """The names of the variables that gradients move."""
+        return frozenset(variable.name for variable in self.moved if variable.trainable)
+
+    @cached_property
+    def policy(self) -> PrecisionPolicy:
+        """How each kind of value comes into its format."""
+        return PrecisionPolicy(self.plan.precision, self.seed, self.dtype)
+
+    def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
+        """The names of each segment's variables that gradients move."""
+        by_segment: dict[str, tuple[str, ...]] = {}
+        for operation in self.trace.operations:
+            names = tuple(v.name for v in operation.variables if v.name in self.trained_names)
+            by_segment[operation.segment] = by_segment.get(operation.segment, ()) + names
+        return by_segment
+
+
+def _layer_name(operation: Operation) -> str:
+    """Where a convolution or dense layer lies, as in all/b1/0/1/conv."""
+    return operation.variables[0].name.removesuffix("/kernel").removesuffix("/conv2d")

@@ -1,0 +1,145 @@
+"""The graph of a host step: the device loop over weight updates, each of them the passes of its micro-batches, sums over the
+instances, and one move of every variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from emulator.layers import proxy_norm
+from emulator.program.cells import StageOrder
+from emulator.program.group import WorkerGroup
+from emulator.program.passes import RUN, STOP_AT_PASS, Passes
+from emulator.program.stages import ACCURACY, LOSS, LOST
+from emulator.program.training import Training
+from emulator.program.weights import Weights
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """The graph of one host step."""
+
+    training: Training
+    weights: Weights
+    order: StageOrder
+    outfeed: tf.QueueBase
+    stop: tf.Variable
+
+    def run(self, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The device loop over weight updates; the number of updates done, and what each instance of a group
+        requested at the end. Loss and accuracy of each update go into the outfeed while the loop runs."""
+        updates, group = tf.size(rates), self.training.group
+
+        def body(i: tf.Tensor, done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies([i]):
+                finished, stop_requests = self._update(tf.cast(rates[i], self.training.dtype))
+            return i + 1, done + tf.cast(finished, tf.int32), stop_requests
+
+        def goes_on(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([done]):
+                # instances end together, so each of them goes by what all requested in the update before
+                stop = tf.reduce_max(stop_requests) if group else self.stop.read_value()
+                return tf.logical_and(i < updates, tf.equal(stop, RUN))
+
+        start = (
+            group.barrier() if group else tf.constant(0),
+            tf.constant(0),
+            tf.zeros([group.size if group else 0], tf.int32),
+        )
+        _, done, stop_requests = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
+        return done, stop_requests
+
+    def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One weight update, whole or, after a request to stop in between, not at all; whether the update was done, and the
+        request of each instance of a group."""
+        values = self.weights.read()
+        step = self.weights.step.read_value()
+        passes, means = Passes(self.training, self.order, self.stop).means(values, step)
+        whole, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
+        if self.training.group:
+            stop_requests, means = self._all_reduce(passes, means, step)
+            whole = tf.reduce_max(stop_requests) < STOP_AT_PASS
+
+        def move() -> tf.Tensor:
+            with tf.control_dependencies(self._moves(values, means, rate, step)):
+                counted = self.weights.step.assign_add(1, read_value=False)
+            metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
+            metrics.append(means.get(LOST, tf.zeros([0, 2])))
+            with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
+                return tf.constant(True)
+
+        return tf.cond(whole, move, lambda: tf.constant(False)), stop_requests
+
+    def _all_reduce(
+        self, passes: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The request of each instance, and the means over all: gradients in as few sums as the buckets allow, in the
+        order of the backward pass, which need not be over for the first; the rest, which is small, in one."""
+        training, group = self.training, self.training.group
+        with tf.control_dependencies([passes]):
+            stop = self.stop.read_value()
+        stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
+        stop_requests = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * stop_request, training.dtype)
+        moved = [variable.name for variable in reversed(training.moved) if variable.trainable]
+        small = [name for name in means if name not in moved]
+        totals: dict[str, tf.Tensor] = {}
+        with tf.device(training.plan.stage_devices[0]):
+            for names in _buckets(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
+                                  training.plan.options.max_cross_replica_buffer_size):  # fmt: skip
+                totals |= _all_reduce_bucket(group, {name: means[name] for name in names})
+            totals |= _all_reduce_bucket(group, {**{name: means[name] for name in small}, "": stop_requests})
+        agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
+        means = {name: total / group.size for name, total in totals.items()}
+        cast = self.training.policy.cast_instances_mean
+        return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
+
+    def _moves(
+        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+    ) -> list[tf.Operation]:
+        """The operations that move every variable and slot."""
+        training, weights = self.training, self.weights
+        rate, decay = training.scale.rate(rate), training.weight_decay * training.scale.scale
+        moves = []
+        for variable in training.moved:
+            name, mean = variable.name, means[variable.name]
+            if not variable.trainable:
+                difference = (values[name] - mean) * (1 - variable.decay)
+                moves.append(weights.model[name].assign_sub(difference, read_value=False))
+                continue
+            master, slots = weights.state(name)
+            if variable.proxy:
+                mean = proxy_norm.chained(variable.proxy, master, mean)
+                mean += proxy_norm.decayed_rows(master) * decay
+            elif decay and training.decayed(name):
+                mean += master * decay
+            value, slots = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
+            moves += weights.put(name, self.training.policy.checked(value, f"the update of {name}"), slots, step)
+        return moves
+
+
+def _elements(x: tf.Tensor) -> int:
+    return int(np.prod(x.shape.as_list(), dtype=np.int64))
+
+
+def _buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The names in their order, in as few parts as fit into `most` bytes each; a larger tensor is a part by itself."""
+    parts: list[list[str]] = []
+    filled = 0
+    for name in names:
+        if not parts or filled + sizes[name] > most:
+            parts.append([])
+            filled = 0
+        parts[-1].append(name)
+        filled += sizes[name]
+    return parts
+
+
+def _all_reduce_bucket(group: WorkerGroup, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The sums of all instances' tensors of one dtype, by name, through one buffer."""
+    kind = next(iter(values.values())).dtype
+    flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)
+    parts = tf.split(group.all_reduce(flat), [_elements(x) for x in values.values()])
+    return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
