@@ -24,12 +24,12 @@ from harness.evaluation import input_benchmark
 from harness.options import sources
 from harness.processes.heartbeat import WorkerError
 from harness.reports import profile
+from harness.reports.layer_table import layer_table
 from harness.run import host_memory
 from harness.run.arguments import CLASSES, names_digest
 from harness.run.origin import Origin
 from harness.run.resolve import prepare
 from harness.run.run import Run
-from harness.run.summary import layer_table
 from log import LogError
 
 WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError, NotRegular)

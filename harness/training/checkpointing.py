@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from harness.checkpoints import averages, find, read, saved_state
+from harness.checkpoints import averages, find, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.saved_state import Call
 from harness.checkpoints.write import SaveError, Writer
@@ -76,7 +76,7 @@ class Checkpointer:
             **job.log.kept(iteration, stays=kind != SAFETY),
         }
 
-        def write() -> None:
+        def write_files() -> None:
             self._sync_rows()
             write.save(checkpoint, values, state)
             self._writer.newest = checkpoint.name
@@ -89,7 +89,7 @@ class Checkpointer:
             write.tidy(job.folder, checkpoint, most, job.run.length.is_checkpoint)
 
         self.settle()
-        self._writer.begin(write)
+        self._writer.begin(write_files)
         return checkpoint, values
 
     def settle(self, wait: bool = True) -> None:
