@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "test")]
+sys.path[:0] = [str(ROOT), str(ROOT / "test/helpers")]
 
 import tensorflow.compat.v1 as tf  # noqa: E402
 from instances import by_tf_config, succeeded  # noqa: E402

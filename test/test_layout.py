@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from base import plugins
+
+ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "console")
 FACES = ("ipu_utils", "log")

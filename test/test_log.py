@@ -17,6 +17,7 @@ import pytest
 from runs import succeed
 
 import log
+from base import plugins
 from base.storage import tables
 from base.storage.tables import Due
 from harness.checkpoints import find, manifest, saved_state, write
@@ -27,7 +28,7 @@ from harness.training import start
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = plugins.ROOT
 LENGTH = TrainingLength.of(images=100, global_batch=10, iterations=40, log_freq=5, batches_per_step=5)
 
 

@@ -7,13 +7,13 @@ import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from manual import COMMANDS, NOT_HERE, REFUSED
 from photos import write_imagenet
 
 import poprun
+from base import plugins
 from base.errors import OptionError
 from base.process import command_line
 from harness.commands import cli, gc_profile
@@ -21,7 +21,7 @@ from harness.processes import launch, poprun_options
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore", "inference_embedded")
 
 

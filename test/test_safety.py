@@ -17,9 +17,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
+from base import plugins
 from harness.checkpoints import find
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = plugins.ROOT
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3, "--precision", "32.32",
     "--optimiser", "momentum", "--no-validation",

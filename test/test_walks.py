@@ -7,12 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from runs import rows, succeed
 
-ROOT = Path(__file__).resolve().parent.parent
+from base import plugins
+
+ROOT = plugins.ROOT
 LEFT = {  # what each walk leaves: files, and rows of validation.csv
     "quickstart": (("quickstart/ckpt-8.index", "quickstart/training.svg"), {"quickstart-validation": 2, "quickstart-inference": 1}),
     "mini": (("mini/ckpt-2.index", "mini/ckpt/mean_of_two.index"), {"mini-validation": 1}),

@@ -1,0 +1,489 @@
+"""Data sets: finding and counting them, their streams against numpy, and what happens when they are damaged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import photos
+import pytest
+import tensorflow.compat.v1 as tf
+from splitmix import reference_below
+from streams import assert_equal, joined, opened, records, request, small, take
+
+from base import draws, plugins
+from base.errors import DataError
+from Datasets.formats import idx, tfrecord
+from Datasets.pipeline import augmentation
+from Datasets.sources import generated, locate
+from Datasets.sources.catalogue import published_spec
+from tools.datasets import rebuild_fashion_mnist
+
+_TRAIN = 200  # 5 files of 40
+_VALIDATION = 30
+_ROOT = plugins.ROOT
+
+
+@pytest.fixture
+def cifar_dir(tmp_path) -> Path:
+    for i in range(5):
+        (tmp_path / f"data_batch_{i + 1}.bin").write_bytes(records(_TRAIN // 5, i).tobytes())
+    (tmp_path / "test_batch.bin").write_bytes(records(_VALIDATION, 9).tobytes())
+    return tmp_path
+
+
+# --- CIFAR's records -------------------------------------------------------------------------------------------
+
+
+def reference_standardised(row: np.ndarray) -> np.ndarray:
+    image = row[-3072:].reshape(3, 32, 32).transpose(1, 2, 0).astype(np.float64)
+    return (image - image.mean()) / max(image.std(), 1 / np.sqrt(3072))
+
+
+def reference_augmented(row: np.ndarray, record: int, epoch: int, seed: int) -> np.ndarray:
+    """Standardise, mirror, frame with zeros, crop: one image at a time, float64."""
+    image = reference_standardised(row)
+    if reference_below(2, draws.key(seed, "data/flip"), epoch, record):
+        image = image[:, ::-1]
+    top = reference_below(9, draws.key(seed, "data/crop-top"), epoch, record)
+    left = reference_below(9, draws.key(seed, "data/crop-left"), epoch, record)
+    return np.pad(image, ((4, 4), (4, 4), (0, 0)))[top : top + 32, left : left + 32]
+
+
+def test_cifar_training_equals_the_reference(cifar_dir):
+    rows = np.concatenate([records(_TRAIN // 5, i) for i in range(5)])
+    rows[3, 1:] = 77  # a flat image: the deviation's lower limit
+    (cifar_dir / "data_batch_1.bin").write_bytes(rows[:40].tobytes())
+    source = opened("cifar-10", cifar_dir)
+    got = joined(take(lambda: source.train(request(batch_size=50, start=150)), 5))  # spans two epochs
+    position = got["position"]
+    assert position.tolist() == list(range(150, 400))
+    with tf.Graph().as_default(), tf.Session() as session:
+        order = session.run(draws.permuted(position % _TRAIN, position // _TRAIN, _TRAIN, draws.key(5, "data/order")))
+    assert 3 in order[50:]
+    expected = [reference_augmented(rows[r], int(r), int(p) // _TRAIN, 5) for r, p in zip(order, position, strict=True)]
+    np.testing.assert_allclose(got["image"], np.stack(expected), atol=2e-6)
+    assert got["label"].tolist() == rows[order, 0].tolist()
+    assert got["image"].dtype == np.float32 and got["label"].dtype == np.int32 and position.dtype == np.int64
+
+
+def test_every_record_once_per_epoch_in_another_order(cifar_dir):
+    source = opened("cifar-10", cifar_dir)
+    got = joined(take(lambda: source.train(request(batch_size=_TRAIN, augment=False)), 2))
+    images = got["image"].reshape(2, _TRAIN, -1)
+    epochs = [[image.tobytes() for image in epoch] for epoch in images]
+    assert set(epochs[0]) == set(epochs[1]) and len(set(epochs[0])) == _TRAIN
+    assert sum(a == b for a, b in zip(*epochs, strict=True)) < 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch_size": 1}, {"batch_size": 7}, {"batch_size": 450}, {"parallel_calls": 1}, {"cache": False}],
+    ids=str,
+)
+def test_batch_size_threads_and_cache_change_no_bit(cifar_dir, changes):
+    source = opened("cifar-10", cifar_dir)
+    first = {name: x[:400] for name, x in joined(take(lambda: source.train(request()), 25)).items()}
+    other = request(**changes)
+    second = joined(take(lambda: source.train(other), -(-400 // other.batch_size)))
+    assert_equal(first, {name: x[:400] for name, x in second.items()})
+
+
+def test_resumed_stream_is_the_later_part_and_blocks_are_shares(cifar_dir):
+    source = opened("cifar-10", cifar_dir)
+    unbroken = joined(take(lambda: source.train(request()), 30))
+    resumed = joined(take(lambda: source.train(request(start=16 * 17)), 13))
+    assert_equal({name: x[16 * 17 :] for name, x in unbroken.items()}, resumed)
+    shares = [joined(take(lambda k=k: source.train(request(start=32 * k, block=32, period=64)), 8)) for k in (0, 1)]
+    merged = {n: np.stack([s[n].reshape(4, 32, *s[n].shape[1:]) for s in shares], 1) for n in unbroken}
+    assert_equal({n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()})
+
+
+def test_seeds_differ(cifar_dir):
+    source = opened("cifar-10", cifar_dir)
+    a, b = (take(lambda s=s: source.train(request(seed=s)), 1)[0]["image"] for s in (1, 2))
+    assert not np.array_equal(a, b)
+
+
+def test_validation_is_every_image_once_in_order_and_padded(cifar_dir):
+    source = opened("cifar-10", cifar_dir)
+    elements = take(lambda: source.validation(request(batch_size=8)))
+    got, rows = joined(elements), records(_VALIDATION, 9)
+    assert len(elements) == 4 and got["label"].tolist() == [*rows[:, 0].tolist(), -1, -1]
+    np.testing.assert_allclose(got["image"][:_VALIDATION], [reference_standardised(row) for row in rows], atol=2e-6)
+    assert not got["image"][_VALIDATION:].any()
+    assert len(take(lambda: source.validation(request(batch_size=15)))) == 2
+
+
+def test_image_size_resizes_after_everything(cifar_dir):
+    source = opened("cifar-10", cifar_dir)
+    small = take(lambda: source.train(request()), 1)[0]["image"]
+    large = take(lambda: source.train(request(image_size=64)), 1)[0]["image"]
+    with tf.Graph().as_default(), tf.Session() as session:
+        expected = session.run(augmentation.resize(tf.constant(small), 64, 64))
+    np.testing.assert_array_equal(large, expected)
+    np.testing.assert_allclose(
+        large[:, 1, 1],
+        0.5625 * small[:, 0, 0] + 0.1875 * (small[:, 0, 1] + small[:, 1, 0]) + 0.0625 * small[:, 1, 1],
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"image_size": 48}, {"augment": False}], ids=str)
+def test_bytes_standardised_on_the_device_are_the_float_stream(cifar_dir, changes):
+    source = opened("cifar-10", cifar_dir)
+    for split in (source.train, source.validation):
+        floats = joined(take(lambda split=split: split(request(**changes)), 2))["image"]
+        sent = joined(take(lambda split=split: split(request(eight_bit=True, **changes)), 2))
+        assert sent["image"].dtype == np.uint8 and sent["image"].shape[1] == 32
+        with tf.Graph().as_default(), tf.Session() as session:
+            device = session.run(
+                source.on_device(tf.constant(sent["image"]), request(**changes), tf.constant(sent["moments"]))
+            )
+        np.testing.assert_array_equal(device, floats)
+
+
+def test_cifar_100_uses_the_fine_label_and_is_found_below_a_link(tmp_path):
+    real = tmp_path / "elsewhere" / "cifar-100-binary"
+    real.mkdir(parents=True)
+    (real / "train.bin").write_bytes(records(20, 1, 2, 100).tobytes())
+    (real / "test.bin").write_bytes(records(10, 2, 2, 100).tobytes())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "loop").symlink_to(tmp_path / "data")
+    source = opened("cifar-100", None, {"DATA_DIR": str(tmp_path / "data")})
+    assert (source.spec.train_images, source.spec.validation_images, source.spec.num_classes) == (20, 10, 100)
+    labels = joined(take(lambda: source.validation(request(batch_size=10))))["label"]
+    assert labels.tolist() == records(10, 2, 2, 100)[:, 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        (lambda d: (d / "data_batch_3.bin").write_bytes(b""), ["data_batch_3.bin", "0 bytes", "3073"]),
+        (lambda d: (d / "data_batch_3.bin").write_bytes(b"x" * 4000), ["data_batch_3.bin", "4000 bytes", "3073"]),
+        (
+            lambda d: (d / "test_batch.bin").write_bytes(b"\x0b" * 6146),
+            ["test_batch.bin", "record 0", "label 11", "0 to 9"],
+        ),
+        (lambda d: (d / "data_batch_1.bin").unlink(), ["lacks data_batch_1.bin"]),
+        (lambda d: [file.unlink() for file in d.iterdir()], ["cifar-10", "data_batch_1.bin", "cifar-10-batches-bin"]),
+    ],
+    ids=["empty", "cut", "label", "one missing", "all missing"],
+)
+def test_wrong_cifar_files_are_named(cifar_dir, damage, parts):
+    damage(cifar_dir)
+    with pytest.raises(DataError) as caught:
+        opened("cifar-10", cifar_dir)
+    assert all(part in str(caught.value) for part in parts) and str(cifar_dir) in str(caught.value)
+
+
+def test_missing_folders_and_inference():
+    for folder, environ, part in (
+        (None, {}, "DATA_DIR"),
+        (Path("/no/such"), {}, "/no/such"),
+        (None, {"DATA_DIR": "/nowhere"}, "/nowhere"),
+    ):
+        for name in ("cifar-10", "cifar-100", "imagenet"):
+            with pytest.raises(DataError, match=part):
+                opened(name, folder, environ)
+    rows = {
+        "/d/ImageNet/cifar": "imagenet",
+        "/d/cifar100": "cifar-100",
+        "x/cifar-100-binary": "cifar-100",
+        "/cifar": "cifar-10",
+        "/fashion": "fashion-mnist-full",
+    }
+    assert {path: locate.infer(path) for path in rows} == rows
+    with pytest.raises(DataError, match="--dataset"):
+        locate.infer("/data/pets")
+
+
+# --- Fashion-MNIST ---------------------------------------------------------------------------------------------
+
+
+def test_embedded_set_is_balanced_and_what_was_published(tmp_path):
+    source = opened("fashion-mnist", None, {"XDG_CACHE_HOME": str(tmp_path), "DATA_DIR": "/ignored"})
+    assert (source.spec.train_images, source.spec.validation_images) == (10_000, 2_000)
+    assert len(source.spec.class_names) == 10
+    splits = idx.unpacked(idx.EMBEDDED)
+    for (_, labels), each in zip(splits.values(), (1000, 200), strict=True):
+        assert Counter(labels.tolist()) == dict.fromkeys(range(10), each)
+    assert splits["train"][1][:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]  # the published order begins so
+    got = take(lambda: source.validation(request(batch_size=20)), 1)[0]
+    frame = np.pad(splits["t10k"][0][:20], ((0, 0), (2, 2), (2, 2))).astype(np.float64)
+    expected = (frame - frame.mean((1, 2), keepdims=True)) / frame.std((1, 2), keepdims=True)
+    np.testing.assert_allclose(got["image"], np.repeat(expected[..., None], 3, -1), atol=2e-6)
+    assert got["label"].tolist() == splits["t10k"][1][:20].tolist()
+
+
+def test_expansion_is_repeated_only_after_damage(tmp_path):
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    opened("fashion-mnist", None, environ)
+    folder = tmp_path / "cnn-harness" / "fashion-mnist-v1"
+    sums = json.loads((folder / "checksums.json").read_text())
+    made = folder.stat().st_ino
+    opened("fashion-mnist", None, environ)
+    assert folder.stat().st_ino == made
+    with (folder / "train.bin").open("r+b") as stream:
+        stream.seek(5000)
+        stream.write(b"\xff\xfe")
+    opened("fashion-mnist", None, environ)
+    assert folder.stat().st_ino != made
+    (folder / "test.bin").unlink()
+    opened("fashion-mnist", None, environ)
+    assert json.loads((folder / "checksums.json").read_text()) == sums
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]  # nothing temporary stays
+
+
+def test_two_processes_expand_at_once_without_tensorflow(tmp_path):
+    script = (
+        "import sys; from Datasets import fashion_mnist, cifar, imagenet; from Datasets._spec import OpenRequest; "
+        "from Datasets.sources.catalogue import published_spec; "
+        "source = fashion_mnist.DATASETS['fashion-mnist'](OpenRequest(None, {'XDG_CACHE_HOME': sys.argv[1]})); "
+        "print(source.spec.train_images, published_spec('imagenet').train_images, "
+        "'tensorflow' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    both = [
+        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for process in both:
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "10000 1281167 False\n"), err
+    assert [entry.name for entry in (tmp_path / "cnn-harness").iterdir()] == ["fashion-mnist-v1"]
+
+
+def test_unwritable_cache_falls_back_and_then_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
+    (tmp_path / "spare").mkdir()
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    assert opened("fashion-mnist", None, environ).spec.train_images == 10_000
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="XDG_CACHE_HOME"):
+        opened("fashion-mnist", None, environ)
+
+
+def test_full_set_from_idx_files_or_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with pytest.raises(DataError, match="apt install dataset-fashion-mnist"):
+        opened("fashion-mnist-full", None, environ)
+    with pytest.raises(DataError, match="needs no --data-dir"):
+        opened("fashion-mnist", tmp_path, environ)
+    for name, shape in zip(idx.IDX_FILES, ((30, 28, 28), (30,), (20, 28, 28), (20,)), strict=True):
+        header = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
+        (tmp_path / name).write_bytes(header + np.ones(shape, np.uint8).tobytes())
+    for name in ("fashion-mnist", "fashion-mnist-full"):
+        spec = opened(name, tmp_path, environ).spec
+        assert (spec.name, spec.train_images, spec.validation_images) == (name, 30, 20)
+    (tmp_path / idx.IDX_FILES[1]).write_bytes(header + b"cut")
+    with pytest.raises(DataError, match="cut short"):
+        opened("fashion-mnist-full", tmp_path, environ)
+
+
+@pytest.mark.skipif(not idx.holds_idx(idx.DEBIAN_FOLDER), reason="dataset-fashion-mnist is not installed")
+def test_embedded_file_is_rebuilt_from_the_package(capsys):
+    assert rebuild_fashion_mnist.main(["--check"]) == 0
+    assert "equal byte for byte" in capsys.readouterr().out or sys.platform != "linux"
+
+
+# --- ImageNet --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def imagenet_dir(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    photos.write_imagenet(folder, train=12, validation=7, shards=3)
+    return folder
+
+
+def test_imagenet_is_counted_and_permuted_and_crops_are_keyed(imagenet_dir):
+    source = opened("imagenet", imagenet_dir)
+    assert (source.spec.train_images, source.spec.validation_images, source.spec.image_size) == (12, 7, None)
+    stream = joined(take(lambda: source.train(small()), 6))
+    assert stream["position"].tolist() == list(range(24)) and stream["image"].shape == (24, 40, 40, 3)
+    assert stream["image"].min() >= 0 and 100 < stream["image"].max() <= 255
+    assert Counter(stream["label"][:12].tolist()) == Counter(stream["label"][12:].tolist())
+    assert len({image.tobytes() for image in stream["image"]}) == 24  # the second epoch crops otherwise
+    for other, count in ((small(batch_size=3, parallel_calls=1, cache=False), 8), (small(batch_size=24), 1)):
+        assert_equal(stream, joined(take(lambda other=other: source.train(other), count)))
+    resumed = joined(take(lambda: source.train(small(start=8)), 4))
+    assert_equal({name: x[8:] for name, x in stream.items()}, resumed)
+    other_seed = take(lambda: source.train(small(seed=6)), 1)[0]
+    assert not np.array_equal(other_seed["image"], stream["image"][:4])
+
+
+def test_imagenet_validation_pads_crops_centrally_and_takes_every_image_once(imagenet_dir):
+    source = opened("imagenet", imagenet_dir)
+    elements = take(lambda: source.validation(small(host_normalise=True)))
+    got = joined(elements)
+    assert len(elements) == 2 and (got["label"][:7] >= 0).all() and got["label"][7] == -1
+    assert not got["image"][7].any() and got["image"][:7].any((1, 2, 3)).all()
+    raw = joined(take(lambda: source.validation(small(batch_size=7))))["image"]
+    with tf.Graph().as_default(), tf.Session() as session:
+        picture = session.run(tf.image.decode_jpeg(photos.jpegs(13)[12], channels=3, dct_method="INTEGER_FAST"))
+        side = int(40 * 256 / 224)
+        size = [round(n * side / min(picture.shape[:2])) for n in picture.shape[:2]]
+        whole = session.run(augmentation.resize(picture[None], *size))[0]
+    top, left = (size[0] - 40) // 2, (size[1] - 40) // 2
+    np.testing.assert_array_equal(raw[0], whole[top : top + 40, left : left + 40])
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_imagenet_normalisation_is_the_same_on_host_and_device(imagenet_dir, unit):
+    source = opened("imagenet", imagenet_dir)
+    host = take(lambda: source.train(small(host_normalise=True, unit_normalise=unit)), 1)[0]["image"]
+    raw = take(lambda: source.train(small()), 1)[0]["image"]
+    with tf.Graph().as_default(), tf.Session() as session:
+        device = session.run(source.on_device(tf.constant(raw), small(unit_normalise=unit)))
+    np.testing.assert_allclose(host, device, atol=1e-5)
+    mean, deviation = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if unit else ([123.68, 116.78, 103.94], [1, 1, 1])
+    np.testing.assert_allclose(host, (raw.astype(np.float64) / (255 if unit else 1) - mean) / deviation, atol=2e-5)
+
+
+def test_imagenet_bytes_are_the_floats_cut_off(imagenet_dir):
+    source = opened("imagenet", imagenet_dir)
+    raw = take(lambda: source.train(small()), 1)[0]["image"]
+    asked = small(eight_bit=True, host_normalise=True)
+    sent = take(lambda: source.train(asked), 1)[0]["image"]
+    np.testing.assert_array_equal(sent, raw.astype(np.uint8))
+    with tf.Graph().as_default(), tf.Session() as session:
+        device = session.run(source.on_device(tf.constant(sent), asked))
+    np.testing.assert_allclose(device, sent - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
+
+
+def test_imagenet_evaluation_preprocessing_on_training_is_the_same_each_epoch(imagenet_dir):
+    source = opened("imagenet", imagenet_dir)
+    got = joined(take(lambda: source.train(small(augment=False)), 6))["image"]
+    assert {image.tobytes() for image in got[:12]} == {image.tobytes() for image in got[12:]}
+
+
+def test_crops_keep_to_the_box_and_png_is_read(tmp_path):
+    """One bright square in the dark, boxed: at least a tenth of it is in every crop."""
+    picture = np.zeros((200, 300, 3), np.uint8)
+    picture[150:190, 20:60] = 255
+    with tf.Graph().as_default(), tf.Session() as session:
+        encoded = session.run([tf.image.encode_jpeg(picture), tf.image.encode_png(picture)])
+    box = np.array([[150 / 200, 20 / 300, 190 / 200, 60 / 300]])
+    photos.write_shards(tmp_path, "train", [photos.example(data, 1, box) for data in encoded], 1)
+    got = joined(take(lambda: opened("imagenet", tmp_path).train(small(batch_size=60)), 1))
+    assert (got["image"].max((1, 2, 3)) > 200).all() and (got["label"] == 0).all()
+
+
+def test_missing_imagenet_shards_are_named(imagenet_dir, tmp_path):
+    (tmp_path / "train").mkdir()
+    for k in (0, 2):
+        (tmp_path / "train" / f"train-0000{k}-of-00003").symlink_to(imagenet_dir / f"train-0000{k}-of-00003")
+    with pytest.raises(DataError, match="lacks 1 of 3 train shards: train-00001-of-00003"):
+        opened("imagenet", tmp_path)
+    (tmp_path / "train" / "train-00001-of-00003").write_bytes(b"")
+    with pytest.raises(DataError, match="train-00001-of-00003 is empty"):
+        opened("imagenet", tmp_path)
+    (tmp_path / "train" / "train-00001-of-00003").write_bytes((imagenet_dir / "train-00001-of-00003").read_bytes())
+    source = opened("imagenet", tmp_path)
+    assert (source.spec.train_images, source.spec.validation_images) == (12, 0)
+    with pytest.raises(DataError, match="no validation-"):
+        source.validation(small())
+    (tmp_path / "train" / "train-00000-of-00004").write_bytes(b"")
+    with pytest.raises(DataError, match="of 00003, of 00004"):
+        opened("imagenet", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no train-[?]{5}-of-[?]{5} in"):
+        opened("imagenet", tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data, start: data[: start + 40], "record 1 is cut short"),
+        (lambda data, start: data[: start - 7], "record 1 is cut short"),
+        (lambda data, start: data[: start - 12] + b"\xff" * 3 + data[start - 9 :], "record 1 has an impossible length"),
+        (lambda data, start: data[:0], "is empty"),
+    ],
+    ids=["payload", "header", "length", "empty"],
+)
+def test_damaged_framing_is_named(imagenet_dir, tmp_path, change, words):
+    whole = imagenet_dir / "train-00000-of-00003"
+    start = int(tfrecord.RecordIndex([whole])._offsets[1])
+    (tmp_path / "train-00000-of-00001").write_bytes(change(whole.read_bytes(), start))
+    with pytest.raises(DataError, match=words) as caught:
+        opened("imagenet", tmp_path)
+    assert "train-00000-of-00001" in str(caught.value) or words == "hold no records"
+
+
+@pytest.mark.parametrize("spoilt", ["jpeg", "label", "bytes"])
+@pytest.mark.parametrize("where", [3, 5])  # 5 is alone in the last micro-batch of the validation
+def test_a_record_that_cannot_be_used_stops_the_stream_with_its_name(tmp_path, spoilt, where):
+    good = photos.jpegs(6)
+    rows = [photos.example(picture, 1) for picture in good]
+    rows[where] = photos.example(good[0][:3000], 1) if spoilt == "jpeg" else photos.example(good[0], 1001)
+    photos.write_shards(tmp_path, "train", rows, 2)
+    shard = photos.write_shards(tmp_path, "validation", rows, 2)[1]
+    if spoilt == "bytes":
+        for file in (shard, tmp_path / "train-00001-of-00002"):
+            data = bytearray(file.read_bytes())
+            at = int(tfrecord.RecordIndex([file])._offsets[where - 3])
+            data[at : at + 50] = b"\xff" * 50
+            file.write_bytes(data)
+    source = opened("imagenet", tmp_path)
+    reason = {"jpeg": "JPEG", "label": "from 1 to 1000", "bytes": "checksum does not match"}[spoilt]
+    for split in ("train", "validation"):
+        with pytest.raises(tf.errors.OpError, match=f"(?s)DataError.*{split}-00001-of-00002: record {where - 3}.*{reason}"):
+            take(lambda split=split: getattr(source, split)(small(batch_size=5)), 20)
+
+
+def test_a_set_of_unusable_records_ends_at_once(tmp_path):
+    photos.write_shards(tmp_path, "train", [photos.example(b"no picture", 1)] * 3, 1)
+    with pytest.raises(DataError, match="train-00000-of-00001: record 0"):
+        take(lambda: opened("imagenet", tmp_path).train(small()), 1)
+
+
+# --- Generated data --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "fashion-mnist", "imagenet"])
+def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
+    spec = published_spec(name)
+    asked = request(batch_size=3, image_size=48 if name == "imagenet" else 128, start=7)
+    source = generated.GeneratedSource(spec)
+    got = joined(take(lambda: source.train(asked), 2))
+    assert got["position"].tolist() == list(range(7, 13)) and len({image.tobytes() for image in got["image"]}) == 1
+    assert len(set(got["label"].tolist())) == 1 and 0 <= got["label"][0] <= spec.num_classes - 2
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = generated.synthetic(spec, asked, tf.range(6, dtype=tf.int64))
+        image, label = session.run(made)
+        device = session.run(source.on_device(made[0], asked))
+    np.testing.assert_array_equal(image, got["image"])
+    np.testing.assert_array_equal(label, got["label"])
+    sent = joined(take(lambda: source.train(replace(asked, eight_bit=True)), 2))
+    assert sent["image"].dtype == np.uint8
+    with tf.Graph().as_default(), tf.Session() as session:
+        moments = tf.constant(sent["moments"]) if "moments" in sent else None
+        unpacked = session.run(source.on_device(tf.constant(sent["image"]), asked, moments))
+    np.testing.assert_array_equal(unpacked, device)
+    if name == "imagenet":
+        assert image.min() >= 0 and image.max() <= 247 and abs(image.mean() - 127) < 5 and 48 < image.std() < 56
+        np.testing.assert_allclose(device, image - np.float32([123.68, 116.78, 103.94]), atol=1e-5)
+    else:
+        assert abs(image[0].mean()) < 1e-4 and abs(image[0].std() - 1) < 1e-4
+
+
+def test_generated_validation_is_padded_and_sizes_are_published():
+    spec = published_spec("fashion-mnist")
+    elements = take(lambda: generated.GeneratedSource(spec).validation(request(batch_size=300)))
+    labels = joined(elements)["label"]
+    assert len(elements) == 7 and (labels[:2000] >= 0).all() and (labels[2000:] == -1).all()
+    assert not elements[-1]["image"][200:].any()
+    sizes = {"imagenet": (1_281_167, 50_000), "cifar-10": (50_000, 10_000), "fashion-mnist": (10_000, 2_000)}
+    for name, size in sizes.items():
+        found = published_spec(name)
+        assert (found.train_images, found.validation_images) == size
+    with pytest.raises(DataError, match="cifar-10, cifar-100"):
+        published_spec("mnist")

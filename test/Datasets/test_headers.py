@@ -1,0 +1,222 @@
+"""What a picture's header promises is held against bounds before a decoder believes it, by every command that reads it."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import photos
+import pytest
+import tensorflow.compat.v1 as tf
+from PIL import Image
+from runs import run
+from streams import request
+
+from base.errors import DataError
+from base.storage import checksums
+from Datasets._spec import OpenRequest
+from Datasets.formats import image_folder, image_headers, tf_example, tfrecord, tfrecord_recovery
+from Datasets.imagenet import open_imagenet
+from Datasets.pipeline import decoding, image_files
+from Datasets.sources.catalogue import published_spec
+from tools.datasets import checks
+from tools.datasets.example_checks import ExampleChecker
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+
+
+def encoded(picture: Image.Image, form: str, **options) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, form, **options)
+    return out.getvalue()
+
+
+def scanned(scans: int, behind: bytes = b"") -> bytes:
+    """A JPEG with so many scans, each with a few bytes, and what a phone may put behind the picture."""
+    whole = encoded(Image.new("L", (64, 64)), "JPEG", progressive=True)
+    at = whole.index(b"\xff\xda")
+    return whole[:at] + whole[at:-2] * scans + b"\xff\xd9" + behind
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+def test_sizes_are_read_and_real_pictures_pass(form, mode):
+    for size in ((1, 1), (7, 300), (640, 48)):
+        data = encoded(Image.new("RGB", size, (1, 2, 3)).convert(mode if (form, mode) != ("JPEG", "P") else "L"), form)
+        assert image_headers.header(data)[:3] == (form, *size)
+        assert image_headers.fault(data) is None
+
+
+@pytest.mark.parametrize(
+    "form, mode, options",
+    [
+        ("JPEG", "L", {"optimize": True, "quality": 1}),
+        ("JPEG", "RGB", {"optimize": True, "quality": 1, "subsampling": "4:2:0"}),
+        ("JPEG", "L", {"progressive": True, "optimize": True}),
+        ("PNG", "1", {"optimize": True, "compress_level": 9}),
+        ("GIF", "P", {}),
+        ("BMP", "1", {}),
+    ],
+)
+def test_pictures_of_one_colour_pass(form, mode, options):
+    """The smallest files that real encoders make of large pictures."""
+    data = encoded(Image.new(mode, (3000, 3000)), form, **options)
+    assert image_headers.fault(data) is None
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("size", [(20_000, 20_000), (9_500, 9_500), (65_000, 1500), (0, 100), (100, 0)])
+def test_what_cannot_be_is_refused(form, size):
+    reason = image_headers.fault(photos.promising(*size, form))
+    assert f"says that it is {size[0]} x {size[1]} pixels" in reason
+    rule = "which is no picture" if 0 in size else "more than the" if size[0] == 20_000 else "bytes cannot hold"
+    assert rule in reason
+
+
+def test_frames_of_a_gif_count():
+    """A byte for each pixel of each frame, on top of the canvas' three."""
+    data = encoded(Image.new("P", (400, 400)), "GIF")
+    first = data.index(b",", 13)
+    for frames, refused in ((1, False), (9, False), (3000, True)):
+        many = data[:first] + data[first:-1] * frames + data[-1:]
+        assert image_headers.header(many).pixels == 400 * 400 + frames * 400 * 400 // 3
+        assert ("in all its frames" in (image_headers.fault(many) or "")) == refused
+
+
+def test_scans_of_a_jpeg_count_and_what_follows_it_does_not():
+    assert image_headers.fault(scanned(10)) is None
+    assert image_headers.fault(scanned(10, b"\xff\xda\x00\x08" * 1000)) is None
+    assert "more than the 200 scans" in image_headers.fault(scanned(300))
+    large = scanned(100, bytes(1 << 17)).replace(b"\x00\x40\x00\x40", (11_000).to_bytes(2, "big") * 2, 1)
+    assert "more than the 17 scans" in image_headers.fault(large)
+    assert (
+        image_headers.fault(scanned(300).replace(b"\xff\xc2", b"\xff\xc0")) is None
+    )  # the first scan has the whole picture
+    assert "more than 10000 segments" in image_headers.fault(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 20_000)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"text", b"RIFF????WEBPVP8 ", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"\xff" * 9]
+)
+def test_what_is_no_picture_is_said(data):
+    assert image_headers.fault(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"RIFF????WEBPVP8 ", "WebP"), (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"\0\0\0 ftypheic", "HEIC"),
+        (b"\0\0\0 ftypavif", "AVIF"), (b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cjP  ", "JPEG 2000"), (b"P6\n", "PNM"),
+    ],
+)  # fmt: skip
+def test_pictures_of_other_formats_are_to_be_converted(data, name):
+    reason = image_headers.fault(data)
+    assert reason == f"is {name}, which is not read; convert it to JPEG, PNG, GIF or BMP"
+    assert image_folder.BadFile(Path("x"), reason).advice == reason
+
+
+# --- The commands that read pictures
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory):
+    """Shards whose second record promises too much, and the folder they are in."""
+    folder = tmp_path_factory.mktemp("bombs")
+    good = encoded(Image.effect_noise((40, 40), 50).convert("RGB"), "PNG")
+    records = [tf_example.serialised(data, 1, "a") for data in (good, photos.promising(20_000, 20_000), good, good)]
+    photos.write_shards(folder, "train", records, 1)
+    (folder / "labels.txt").write_text("a\nb\n")
+    return folder
+
+
+@pytest.fixture
+def memory():
+    """What the test takes is bounded: a decoder that believed the header would take 1,200 MB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
+
+
+def test_training_names_it_or_goes_past_it(bombs, memory, capsys):
+    def stream(most: int):
+        source = open_imagenet(OpenRequest(str(bombs), {}, skip_bad=most))
+        with tf.Graph().as_default(), tf.Session() as session:
+            batches = tf.data.make_initializable_iterator(source.train(request(batch_size=4)))
+            session.run(batches.initializer)
+            return session.run(batches.get_next())["image"]
+
+    with pytest.raises(tf.errors.OpError, match="record 1 cannot be used: its picture says that it is 20000 x 20000 pixels"):
+        stream(0)
+    assert stream(1).shape[0] == 4
+    assert "record 1 is skipped: its picture says that it is 20000 x 20000" in capsys.readouterr().err
+
+
+def test_every_decoder_refuses_it(bombs, memory, tmp_path):
+    judge = ExampleChecker(True)
+    for form in FORMATS:
+        for size in ((20_000, 20_000), (9_500, 9_500)):
+            data = photos.promising(*size, form)
+            assert judge.picture(data) == image_headers.fault(data)
+            (tmp_path / "photo").write_bytes(data)
+            with pytest.raises(DataError, match=f"photo says that it is {size[0]} x {size[1]} pixels"):
+                image_files.load([str(tmp_path / "photo")], published_spec("imagenet"), request())
+    payload = tfrecord.RecordIndex([bombs / "train-00000-of-00001"]).payload(1)
+    assert "its picture says that it is 20000 x 20000" in judge.example(payload, 2)
+
+
+def test_a_line_of_pixels_is_not_resized_whole(memory):
+    """One pixel by sixty thousand, to 256 rows, would be fifteen million columns."""
+    line = encoded(Image.fromarray(np.arange(60_000, dtype=np.uint32).astype(np.uint8)[None]), "PNG")
+    with tf.Graph().as_default(), tf.Session() as session:
+        image = session.run(decoding.central_crop(decoding.whole(tf.constant(line)), 224))
+    assert image.shape == (224, 224, 3)
+
+
+# --- What is no file
+
+
+def test_nothing_waits_for_a_pipe(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    shard = folder / "train-00000-of-00001"
+    words = ("--dataset", "imagenet", "--data-dir", folder, "--model-size", 18, "--dry-run")
+    makes = {
+        "Is a pipe, not a file": os.mkfifo, "Is a device, not a file": lambda path: path.symlink_to("/dev/zero"),
+        "Is a directory": lambda path: path.mkdir(), "No such file or directory": lambda path: path.symlink_to("nowhere"),
+    }  # fmt: skip
+    for reason, make in makes.items():
+        make(shard)
+        said = run("train", *words)
+        assert (said.code, said.err.count("\n")) == (2, 1) and f"{shard} cannot be read: {reason}" in said.err
+        assert checks._checked_shard(shard, 2, None, None).findings == [(shard, None, f"cannot be read: {reason}")]
+        with pytest.raises(DataError, match=f"photograph {shard} cannot be read: {reason}"):
+            image_files.load([str(shard)], published_spec("imagenet"), request())
+        shard.rmdir() if shard.is_dir() else shard.unlink()
+    photos.write_shards(folder, "train", [b"x"], 1)
+    os.mkfifo(folder / "labels.txt")
+    said = run("train", *words)
+    assert said.code == 2 and "labels.txt cannot be read: Is a pipe, not a file" in said.err
+
+
+def test_lengths_that_contradict_one_another_end_the_search(tmp_path):
+    """Every twelve bytes begin a record that goes to the end: its checksum would be looked for in all bytes behind it."""
+    size, content = 1 << 18, b""
+    while len(content) < size:
+        length = (size - len(content) - 16).to_bytes(8, "little", signed=True)
+        content += length + checksums.masked_header(length).to_bytes(4, "little")
+    (tmp_path / "shard").write_bytes(content[:size])
+    found = tfrecord_recovery.walk(tmp_path / "shard", payloads=True)
+    assert found[-1].reason == tfrecord_recovery.GIVEN_UP and len(found) < 20
+    assert len(tfrecord_recovery.walk(tmp_path / "shard")) < 20
+
+
+def test_a_shard_of_zeros_is_refused_at_its_first_record(tmp_path):
+    """An interrupted download may leave gigabytes of them: each sixteen would be a record without bytes."""
+    shard = tmp_path / "train-00000-of-00001"
+    with shard.open("wb") as file:
+        file.truncate(1 << 36)
+    with pytest.raises(DataError, match="record 0 has an impossible length"):
+        tfrecord.RecordIndex([shard])

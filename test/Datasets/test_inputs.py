@@ -1,0 +1,315 @@
+"""What becomes of photographs on their way to the device: bytes, four channels, blocks, parts of a set, bad records."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import photos
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, framed, run, succeed, variables
+from streams import assert_equal, joined, opened, small, take
+
+from base.errors import DataError
+from base.storage import checksums
+from Datasets import imagenet
+from Datasets._spec import OpenRequest
+from Datasets.formats import tfrecord
+from Datasets.formats.tfrecord import RecordIndex
+from Datasets.pipeline import augmentation, batching
+
+TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
+         "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("photographs")
+    photos.write_imagenet(made, train=20, validation=8, shards=4)
+    return made
+
+
+@pytest.fixture
+def copy(folder, tmp_path) -> Path:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def tolerant(folder: Path, most: int):
+    return imagenet.open_imagenet(OpenRequest(str(folder), {}, skip_bad=most))
+
+
+# --- Order -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size, block", [(20, 1), (20, 4), (20, 7), (20, 20), (20, 50), (1, 3), (1000, 64)])
+def test_blocks_stay_together_and_every_record_comes_once(size, block):
+    """Also from one position to the next epoch's end, whatever the part that is asked for."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        position = tf.range(3 * size, dtype=tf.int64)
+        record, epoch = session.run(batching.record_and_epoch(position, size, 5, block))
+        part = session.run(batching.record_and_epoch(position[size // 2 : 2 * size], size, 5, block)[0])
+    np.testing.assert_array_equal(part, record[size // 2 : 2 * size])
+    np.testing.assert_array_equal(epoch, np.arange(3 * size) // size)
+    orders = record.reshape(3, size)
+    for order in orders:
+        assert sorted(order) == list(range(size))
+        inside = ((order[:-1] + 1) % min(block, size) != 0) & (order[:-1] + 1 < size)  # of a block
+        followed = np.diff(order)[inside]
+        assert (followed == 1).all()
+    if size // min(block, size) > 2:
+        assert not (orders[0] == orders[1]).all()
+
+
+def test_one_record_a_block_is_the_old_order():
+    with tf.Graph().as_default(), tf.Session() as session:
+        position = tf.range(40, dtype=tf.int64)
+        one, other = session.run([batching.record_and_epoch(position, 20, 5, 1), batching.record_and_epoch(position, 20, 5)])
+    np.testing.assert_array_equal(one, other)
+
+
+# --- On the way to the device ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"unit_normalise": True}, {"symmetric_normalise": True}])
+def test_four_channels_are_three_and_zeros(changes, folder):
+    source = opened("imagenet", folder)
+    asked = small(**changes)
+    batch = take(lambda: source.train(asked), 1)[0]
+    with tf.Graph().as_default(), tf.Session() as session:
+        image = tf.constant(batch["image"])
+        three, four = session.run([source.on_device(image, asked), source.on_device(image, replace(asked, fused=True))])
+    assert four.shape == (*three.shape[:-1], 4)
+    np.testing.assert_array_equal(four[..., :3], three)
+    assert not four[..., 3].any()
+
+
+def test_normalising_to_unit_deviation_divides_by_the_deviation(folder):
+    image = np.full([1, 2, 2, 3], 200.0, np.float32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        found = session.run(augmentation.normalise(tf.constant(image), small(unit_normalise=True, fused=True)))
+    expected = (200 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    np.testing.assert_allclose(found[0, 0, 0, :3], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size, precision, more", [("B0", "32.32", 288), ("B1", "32.32", 288)])
+def test_four_channels_make_the_stem_larger(size, precision, more):
+    """B0 5,288,836 and B1 7,794,472 with batch norm, as the original's tests have it."""
+    counts = [
+        int(re.search(r"Model: ([\d,]+) param", succeed(
+            "train", "--model", "efficientnet", "--model-size", size, "--dataset", "imagenet", "--generated-data",
+            "--batch-norm", "--dry-run", "--precision", precision, *words).out)[1].replace(",", ""))
+        for words in ((), ("--fused-preprocessing",))
+    ]  # fmt: skip
+    assert counts[1] - counts[0] == more
+    assert counts[1] == {"B0": 5_288_836, "B1": 7_794_472}[size] or counts[1] > counts[0]
+
+
+def test_bytes_and_four_channels_train_validate_and_resume(folder, tmp_path):
+    words = (*TRAIN, "--data-dir", folder, "--eight-bit-io", "--fused-preprocessing", "--hostside-norm")
+    result = succeed("train", *words, "--logs-path", tmp_path / "one")
+    assert "--hostside-norm is ignored: --eight-bit-io normalises on the device" in result.out
+    assert variables(tmp_path / "one", 3)[_stem(tmp_path / "one")].shape[2] == 4
+    succeed("train", *words, "--logs-path", tmp_path / "two", "--stop-after", 2)
+    succeed("restore", "--restore-path", tmp_path / "two")
+    assert_same_bits(variables(tmp_path / "one", 3), variables(tmp_path / "two", 3))
+    succeed("validation", "--restore-path", tmp_path / "one", "--no-logs")
+
+
+def _stem(folder: Path) -> str:
+    values = variables(folder, 3)
+    return next(name for name in sorted(values) if values[name].ndim == 4 and values[name].shape[2] in (3, 4))
+
+
+def test_small_pictures_ignore_what_photographs_have():
+    result = succeed("train", "--dataset", "fashion-mnist", "--dry-run", "--fused-preprocessing", "--shuffle-block", 8)
+    assert "--fused-preprocessing is ignored: fashion-mnist has no photographs" in result.out
+    assert "--shuffle-block 8 is ignored" in result.out
+
+
+def test_bytes_and_mixing_on_the_host_do_not_go_together(folder):
+    words = ("--eight-bit-io", "--mixup-alpha", 0.2, "--hostside-image-mixing")
+    result = run("train", *TRAIN, "--data-dir", folder, *words)
+    assert result.code == 2 and "mix on the device" in result.err and result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_bytes_of_small_pictures_lose_nothing(eight_bit, tmp_path):
+    """They are standardised on the device to the very bits of the host."""
+    words = ("--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 20, "--iterations", 3, "--seed", 3)
+    succeed("train", *words, "--no-validation", "--precision", "32.32", "--logs-path", tmp_path / "a")
+    succeed("train", *words, "--no-validation", "--precision", "32.32", "--eight-bit-io", "--logs-path", tmp_path / "b")
+    assert_same_bits(variables(tmp_path / "a", 3), variables(tmp_path / "b", 3))
+
+
+# --- Part of a set ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("percentage, train", [(100, 20), (99, 15), (50, 10), (25, 5)])
+def test_the_first_shards(percentage, train, folder):
+    source = imagenet.open_imagenet(OpenRequest(str(folder), {}, percentage=percentage))
+    assert source.spec.train_images == train
+
+
+def test_a_part_of_a_tree_is_refused(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(photos.jpegs(1)[0])
+    words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--no-validation", "--model-size", 18, "--dry-run")
+    succeed("train", *words)
+    result = run("train", *words, "--dataset-percentage-to-use", 50)
+    assert result.code == 2 and "has none; leave it out, or convert" in result.err and result.err.count("\n") == 1
+
+
+def test_too_small_a_part_is_refused(folder):
+    result = run("train", *TRAIN, "--data-dir", folder, "--dataset-percentage-to-use", 24)
+    assert result.code == 2 and "24 of 4 shards" in result.err and "give at least 25" in result.err
+    other = run("train", "--dataset", "fashion-mnist", "--dataset-percentage-to-use", 50)
+    assert other.code == 2 and "fashion-mnist has none" in other.err
+
+
+# --- Bad records -----------------------------------------------------------------------------------------------
+
+
+def strike(folder: Path, shard: str, record: int, kind: str) -> None:
+    """Damages one record of a shard."""
+    file = folder / shard
+    index, data = RecordIndex([file]), bytearray(file.read_bytes())
+    start, length = int(index._offsets[record]), int(index._lengths[record])
+    if kind == "payload":
+        data[start + length // 2] ^= 1
+    elif kind == "length":
+        data[start - 12] ^= 4
+    elif kind == "undecodable":
+        payload = photos.example(b"\xff\xd8\xff no picture", 3)
+        data[start - 12 : start + length + 4] = framed(payload)
+    elif kind == "label":
+        payload = photos.example(photos.jpegs(1)[0], 99_999)
+        data[start - 12 : start + length + 4] = framed(payload)
+    elif kind == "cut":
+        data = data[: start + length // 2]
+    elif kind == "empty":
+        data = bytearray()
+    file.write_bytes(data)
+
+
+KINDS = ("payload", "length", "undecodable", "label", "cut", "empty")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_record_is_named(kind, copy):
+    """File and record, in one line, and exit code 2 or 1."""
+    strike(copy, "train-00001-of-00004", 2, kind)
+    result = run("train", *TRAIN, "--iterations", 6, "--data-dir", copy, "--no-validation", "--no-logs")
+    assert result.code in (1, 2) and result.err.count("\n") == 1, result.err
+    assert "train-00001-of-00004" in result.err
+    if kind != "empty":
+        assert "record 2" in result.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_record_is_passed_over(kind, copy, folder, capfd):
+    """Its place is taken by the next good one, no other picture's place changes, and a restored stream is the same."""
+    strike(copy, "train-00001-of-00004", 2, kind)
+    source, lost = tolerant(copy, 5), {"length": 1, "cut": 3, "empty": 5}.get(kind, 0)
+    assert source.spec.train_images == 20 - lost
+    asked = small()
+    stream = joined(take(lambda: source.train(asked), 10))
+    assert stream["position"].tolist() == list(range(40))
+    told = capfd.readouterr().err
+    assert told.count("warning: ") == 1 and "train-00001-of-00004" in told and "(1 of at most 5)" in told
+    assert_equal({n: x[16:] for n, x in stream.items()}, joined(take(lambda: source.train(replace(asked, start=16)), 6)))
+    if not lost:
+        clean = joined(take(lambda: opened("imagenet", folder).train(small()), 10))
+        same = [np.array_equal(a, b) for a, b in zip(stream["image"], clean["image"])]
+        assert Counter(same)[False] == 2  # once in each epoch
+
+
+def test_one_bad_record_too_many_is_an_error(copy):
+    for record in (0, 3):
+        strike(copy, "train-00002-of-00004", record, "undecodable")
+    words = (*TRAIN, "--iterations", 8, "--data-dir", copy, "--no-validation", "--no-logs", "--skip-bad-records")
+    result = run("train", *words, 1)
+    assert result.code == 1 and "that makes 2, and --skip-bad-records is 1" in result.err
+    succeed("train", *words, 2)
+
+
+def test_where_nothing_can_stand_in_the_search_ends(copy):
+    for shard in sorted(copy.glob("train-*")):
+        for record in range(5):
+            strike(copy, shard.name, record, "label")
+    words = (*TRAIN, "--data-dir", copy, "--no-validation", "--no-logs", "--skip-bad-records", 100)
+    result = run("train", *words)
+    assert result.code == 1 and result.err.count("error: ") == 1
+    assert "cannot be used, nor can the 8 records after it" in result.err
+
+
+def test_a_bad_picture_does_not_count_in_validation(copy):
+    strike(copy, "validation-00001-of-00004", 0, "payload")
+    names = ("--data-dir", copy, "--skip-bad-records", 2)
+    out = succeed("train", *TRAIN, *names, "--no-logs").out
+    assert "7 images" in out
+
+
+# --- Keeping an index ------------------------------------------------------------------------------------------
+
+
+def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, monkeypatch):
+    cache = tmp_path_factory.mktemp("cache")
+    files = sorted(copy.glob("train-*"))
+    environ = {"XDG_CACHE_HOME": str(cache)}
+    monkeypatch.setattr(tfrecord, "_LEAST_CACHED", 0)
+    first = RecordIndex(files, environ=environ)
+    (kept,) = cache.rglob("records-*.npz")
+    with monkeypatch.context() as patched:
+        patched.setattr(tfrecord, "_walk_whole", None)  # nothing is walked again
+        again = RecordIndex(files, environ=environ)
+    assert [again.payload(k) for k in range(20)] == [first.payload(k) for k in range(20)]
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert len(RecordIndex(files, environ=environ)) == 20
+    files[0].write_bytes(files[0].read_bytes() + framed(first.payload(3)))
+    assert len(RecordIndex(files, environ=environ)) == 21
+
+
+def test_checksums_with_and_without_the_library():
+    random = np.random.default_rng(1)
+    for length in (0, 1, 3, 4, 511, 512, 513, 70_000):
+        data = random.bytes(length)
+        if length:
+            assert checksums.masked_in_numpy(data) == checksums.masked(data)
+    assert checksums.masked(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
+
+
+# --- The benchmark ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--eight-bit-io",), ("--train-with-valid-preprocessing",)])
+def test_the_benchmark_says_where_the_time_goes(words, folder, monkeypatch):
+    from harness.evaluation import input_benchmark
+
+    monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
+    result = succeed("train", *TRAIN, "--data-dir", folder, "--dataset-benchmark", *words)
+    named = re.findall(r"^  (\w+) +[\d.]+ ms a picture +([\d.]+) %$", result.out, re.M)
+    assert [name for name, _ in named] == ["read", "decode", "augment", "batch", "transfer"]
+    assert 99 < sum(float(share) for _, share in named) < 101
+    assert re.search(r"^mean throughput: [\d.]+ imgs/sec$", result.out, re.M)
+    assert " Saving to" not in result.out
+
+
+@pytest.mark.parametrize("script, more", [("train", ()), ("train", ("--generated-data",)), ("train", ("--synthetic-data",))])
+def test_the_benchmark_of_other_data(script, more, monkeypatch):
+    from harness.evaluation import input_benchmark
+
+    monkeypatch.setattr(input_benchmark.report, "__defaults__", (print, 0.1))
+    out = succeed(script, "--dataset", "fashion-mnist", "--model-size", 8, "--dataset-benchmark", *more).out
+    assert ("mean throughput: " in out) != ("--synthetic-data" in more)
+
+
+def test_a_set_that_cannot_be_opened_is_an_error_of_one_line(tmp_path):
+    with pytest.raises(DataError):
+        tolerant(tmp_path, 3)

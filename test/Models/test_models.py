@@ -1,0 +1,934 @@
+"""The models: published sizes and counts, names, that both readers agree, and the layers against float64 numpy."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from networks import CLASSES, network, options_of, traced
+
+from emulator.layers.tensor_layers import TensorLayers, initial_value
+from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
+from emulator.program.runtime import new_graph, session_config
+from Models import _segments, efficientnet
+from Models._layers import GLOROT, Initial, NormPolicy, Variable
+
+GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
+G16 = {"group_dim": 16, "expand_ratio": 4}
+SIZES = {
+    ("resnet", "imagenet"): (10, 14, 18, 26, 34, 50, 101, 152),
+    ("resnet", "cifar"): (8, 11, 14, 20, 29, 32, 38, 44, 47, 56, 65, 110),
+    ("resnext", "imagenet"): (14, 26, 50, 101, 152),
+    ("resnext", "cifar"): (11, 29, 38, 47, 56, 65),
+    ("efficientnet", "imagenet"): ("CIFAR", *(f"B{i}" for i in range(8))),
+    ("efficientnet", "cifar"): ("CIFAR", *(f"B{i}" for i in range(8))),
+}
+EVERY_MODEL = [(*key, size) for key, sizes in SIZES.items() for size in sizes if key != ("efficientnet", "cifar")]
+
+
+def evaluated(make, feeds=None):
+    """The values of what `make` builds in a new graph from placeholders of the arrays in `feeds`."""
+    feeds = feeds or {}
+    with new_graph().as_default(), tf.Session(config=session_config()) as session:
+        held = {key: tf.placeholder(value.dtype, value.shape) for key, value in feeds.items()}
+        return session.run(make(**held), {held[key]: value for key, value in feeds.items()})
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+# --- sizes ---
+
+
+def test_sizes_are_those_of_the_tables():
+    for (name, family), sizes in SIZES.items():
+        assert set(importlib.import_module(f"Models.{name}").sizes(family)) == set(sizes)
+
+
+def rows(name, family, changes, counts, **more):
+    return [(name, family, size, {**changes, **more}, count) for size, count in counts.items()]
+
+
+def bs(*counts):
+    return {f"B{i}": count for i, count in enumerate(counts)}
+
+
+PARAMETERS = [
+    *rows("resnet", "imagenet", GN, {10: 5_423_016, 18: 11_693_736, 34: 21_801_896}),
+    *rows("resnet", "imagenet", GN, {14: 10_064_936, 26: 15_995_176, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}),
+    *rows("resnet", "imagenet", BN, {50: 25_610_152}),
+    *rows("resnet", "imagenet", BN, {50: 25_610_152 + 3136}, channels=4),
+    *rows("resnext", "imagenet", GN, {14: 9_411_880, 26: 15_389_480, 50: 25_028_904, 101: 44_177_704, 152: 59_951_400}),
+    *rows("resnext", "imagenet", GN, {14: 9_415_016}, channels=4),
+    *rows("resnet", "cifar", GN, {8: 75_290, 14: 172_506, 20: 269_722, 32: 464_154, 44: 658_586, 110: 1_727_962}),
+    *rows("resnet", "cifar", BN, {8: 75_770, 14: 173_434, 20: 271_098, 32: 466_426, 44: 661_754, 110: 1_736_058}),
+    *rows("resnet", "cifar", GN, {11: 127_642, 29: 313_114, 56: 591_322}),
+    *rows("resnext", "cifar", GN, {11: 403_162, 29: 1_293_786}),
+    *rows("resnext", "cifar", BN, {29: 1_308_154}),
+    *rows("resnext", "cifar", GN, {29: 4_775_754}, widenet=True),
+    *rows(
+        "efficientnet",
+        "imagenet",
+        GN,
+        bs(5_288_548, 7_794_184, 9_109_994, 12_233_232, 19_341_616, 30_389_784, 43_040_704, 66_347_960),
+    ),
+    *rows("efficientnet", "imagenet", GN, bs(5_288_836, 7_794_472), channels=4),
+    *rows("efficientnet", "imagenet", BN, {"B0": 5_330_564, "B4": 19_466_816}),
+    # B6's first block is 56 wide, and 56 // 16 = 3 groups do not divide it: two groups are taken. A count with
+    # kernels of 56 // 3 = 18 inputs, which no convolution can have, gives 39,825,464
+    *rows(
+        "efficientnet",
+        "imagenet",
+        G16,
+        bs(5_913_796, 8_332_120, 9_504_122, 12_590_896, 19_328_168, 28_715_320, 39_830_504, 59_210_264),
+    ),
+    *rows(
+        "efficientnet",
+        "imagenet",
+        {**G16, "groups": 1, "proxy_norm": True},
+        {"B0": 5_964_980, "B1": 8_407_160, "B4": 19_478_936, "B5": 28_922_920},
+    ),
+    *rows("efficientnet", "cifar", GN, {"CIFAR": 1_077_932}),
+    *rows("efficientnet", "cifar", G16, {"CIFAR": 1_683_420}),
+]
+
+
+@pytest.mark.parametrize(("size", "dim", "told"), [
+    ("B6", 16, ["block1a/b: 56 channels do not divide into the 3 groups of --group-dim 16: 2 groups of 28"]),
+    ("B0", 32, ["block3b/b, block4a/b: 240 channels do not divide into the 7 groups of --group-dim 32: 6 groups of 40"]),
+    *((f"B{k}", dim, []) for k in range(8) for dim in (1, 16) if (k, dim) != (6, 16)),
+])  # fmt: skip
+def test_groups_that_do_not_divide_are_told(size, dim, told):
+    module, options = options_of("efficientnet", "imagenet", model_size=size, group_dim=dim)
+    assert module.notes(options) == told
+
+
+@pytest.mark.parametrize("name, family, size, changes, count", PARAMETERS)
+def test_parameters(name, family, size, changes, count):
+    assert traced(name, family, size, **changes).parameters == count
+
+
+def test_moving_statistics_count_but_are_not_trained():
+    grouped, batch = traced("resnet", "imagenet", 50, **GN), traced("resnet", "imagenet", 50, **BN)
+    assert batch.trainable_parameters == grouped.trainable_parameters == grouped.parameters
+    moving = [variable for variable in batch.variables if "/moving_" in variable.name]
+    assert sum(variable.elements for variable in moving) == batch.parameters - batch.trainable_parameters == 53_120
+    assert {(variable.decay, variable.trainable) for variable in moving} == {(0.97, False)}
+    assert {variable.initial for variable in moving} == {0.0, 1.0}
+
+
+# size: side, 10^9 multiply-adds, 10^6 elements put out by convolutions; native and half resolution
+EFFICIENTNETS = {
+    "B0": [(224, 0.386, 6.74), (160, 0.198, 3.44)],
+    "B1": [(240, 0.687, 10.87), (176, 0.377, 5.88)],
+    "B2": [(260, 0.994, 13.82), (196, 0.587, 7.97)],
+    "B3": [(300, 1.827, 23.81), (204, 0.870, 11.13)],
+    "B4": [(380, 4.394, 49.46), (252, 1.952, 21.86)],
+    "B5": [(456, 10.266, 98.82), (328, 5.424, 51.53)],
+    "B6": [(528, 19.068, 167.34)],
+    "B7": [(600, 37.746, 289.87)],
+}
+EFFICIENTNETS_G16 = {
+    "B0": [(224, 0.635, 4.97), (160, 0.325, 2.54)],
+    "B1": [(240, 1.112, 8.03), (176, 0.606, 4.34)],
+    "B2": [(260, 1.522, 10.16), (196, 0.891, 5.86)],
+    "B3": [(300, 2.731, 17.53), (204, 1.291, 8.19)],
+    "B4": [(380, 6.183, 36.10), (252, 2.743, 15.95)],
+    "B5": [(456, 13.501, 71.90), (328, 7.097, 37.48)],
+    "B6": [(528, 24.305, 121.65)],  # two groups in the first block, as above; three would be 23.954
+    "B7": [(600, 44.862, 210.44)],
+}
+
+
+@pytest.mark.parametrize("changes, table", [({}, EFFICIENTNETS), (G16, EFFICIENTNETS_G16)], ids=["G1", "G16"])
+def test_efficientnet_work(changes, table):
+    for size, entries in table.items():
+        for side, giga, mega in entries:
+            found = traced("efficientnet", "imagenet", size, side=side, **changes)
+            assert found.multiply_adds / 1e9 == pytest.approx(giga, abs=0.000501), (size, side)
+            # the table leaves out squeeze and excitation and the classifier
+            outside = [x for x in found.operations if x.kind == "conv" and "/SE/" not in x.name]
+            assert sum(x.result.elements for x in outside) / 1e6 == pytest.approx(mega, abs=0.00501), (size, side)
+            assert mega < found.activation_elements / 1e6 < 1.004 * mega
+
+
+@pytest.mark.parametrize(
+    "name, size, changes, giga, mega",
+    [
+        ("resnet", 18, {}, 1.82, 2.48),
+        ("resnet", 34, {}, 3.67, 3.74),
+        ("resnet", 50, {}, 4.11, 11.11),
+        ("resnet", 101, {}, 7.83, 16.23),
+        ("resnet", 152, {}, 11.56, 22.56),
+        ("resnext", 50, {}, 4.26, 14.40),
+        ("resnext", 101, {}, 8.01, 21.23),
+        ("resnext", 101, {"convolution_groups": 64}, 15.52, 31.21),
+        ("resnext", 101, {"group_dim": 8}, 16.48, 31.21),
+    ],
+)
+def test_residual_work(name, size, changes, giga, mega):
+    """Published counts; a percent of slack for the multiply-adds, which are counted with other small layers."""
+    found = traced(name, "imagenet", size, **changes)
+    # basic networks: this project projects in the first unit of the first stage as well, others do not
+    extra = [x for x in found.operations if x.kind == "conv" and x.name == "all/b1/0/p" and size in (18, 34)]
+    multiply_adds = found.multiply_adds - sum(x.multiply_adds for x in extra)
+    elements = found.activation_elements - sum(x.result.elements for x in extra)
+    assert multiply_adds / 1e9 == pytest.approx(giga, rel=0.01)
+    assert elements / 1e6 == pytest.approx(mega, abs=0.00501)
+
+
+def test_parameters_of_the_wide_resnexts():
+    assert traced("resnext", "imagenet", 101, convolution_groups=64).parameters / 1e6 == pytest.approx(83.46, abs=0.005)
+    assert traced("resnext", "imagenet", 101, group_dim=8).parameters / 1e6 == pytest.approx(88.79, abs=0.005)
+
+
+def test_operations_of_a_small_network_by_hand():
+    found = traced("resnet", "cifar", 8)
+    first = found.operations[0]
+    assert (first.kind, first.segment, first.name) == ("conv", "b0", "all/b0")
+    assert (first.source, first.result) == (Shape(32, 32, 3), Shape(32, 32, 16))
+    assert first.multiply_adds == 32 * 32 * 16 * 27
+    stages = [32**2 * 16 * 16, 16**2 * 32 * 16, 16**2 * 32 * 32, 8**2 * 64 * 32, 8**2 * 64 * 64]
+    counts = [2, 1, 1, 1, 1]
+    assert found.multiply_adds == first.multiply_adds + 9 * sum(n * c for n, c in zip(counts, stages)) + 640
+    kept = 3 * 32**2 * 16 + 2 * 16**2 * 32 + 2 * 8**2 * 64 + 10
+    assert found.activation_elements == kept
+    assert found.activation_bytes(2) * 2 == found.activation_bytes(4)
+    assert [x.kind for x in found.operations if x.segment == "b2/0"] == [
+        "subsample",
+        *["conv", "norm", "relu", "conv", "norm", "add"],
+    ]
+
+
+# --- names ---
+
+
+def test_segments_of_resnet50():
+    units = [f"b{stage}/{unit}" for stage, count in ((1, 3), (2, 4), (3, 6), (4, 3)) for unit in range(count)]
+    expected = ["b0", *(name for unit in units for name in (unit, f"{unit}/relu")), "reduce_mean", "fc1"]
+    assert list(traced("resnet", "imagenet", 50).segments) == expected
+
+
+def test_segments_of_efficientnet_b0():
+    text = """block0 block1a/b block1a/c block2a block2a/b block2a/c block2b block3a block3a/b block3a/c block3b
+        block4a block4a/b block4a/c block4b block4c block5a block5a/b block5a/c block5b block5c block6a block6a/b
+        block6a/c block6b block6c block6d block7a block7a/b block7a/c Top"""
+    listed = text.split()
+    found = list(traced("efficientnet", "imagenet", "B0").segments)
+    assert [name for name in found if not name.endswith("/SE")] == listed
+    gates = [name for name in found if name.endswith("/SE")]
+    assert gates == [f"block{stage}a/SE" for stage in range(1, 8)]  # the older split name, between /b and /c
+    assert all(found[found.index(name) - 1] == name[:-2] + "b" for name in gates)
+    assert list(traced("efficientnet", "imagenet", "B0", se=False).segments) == listed
+
+
+@pytest.mark.parametrize(
+    "size, repeats",
+    [
+        ("CIFAR", (1, 2, 2, 3, 3, 4, 1)),
+        ("B0", (1, 2, 2, 3, 3, 4, 1)),
+        ("B1", (2, 3, 3, 4, 4, 5, 2)),
+        ("B2", (2, 3, 3, 4, 4, 5, 2)),
+        ("B3", (2, 3, 3, 5, 5, 6, 2)),
+        ("B4", (2, 4, 4, 6, 6, 8, 2)),
+        ("B5", (3, 5, 5, 7, 7, 9, 3)),
+        ("B6", (3, 6, 6, 8, 8, 11, 3)),
+        ("B7", (4, 7, 7, 10, 10, 13, 4)),
+    ],
+)
+def test_blocks_of_efficientnet(size, repeats):
+    names = [f"block{i + 1}{'abcdefghijklm'[unit]}" for i, count in enumerate(repeats) for unit in range(count)]
+    _, options = options_of("efficientnet", "imagenet", model_size=size)
+    assert [block.name for block in efficientnet.blocks(options)] == names
+
+
+@pytest.mark.parametrize("name, family, size", EVERY_MODEL)
+def test_names_are_unique_and_every_segment_counts(name, family, size):
+    found = traced(name, family, size)
+    assert len(set(found.segments)) == len(found.segments)
+    variables = [variable.name for variable in found.variables]
+    assert len(set(variables)) == len(variables)
+    assert all(variable.startswith("all/") for variable in variables)
+    assert {operation.segment for operation in found.operations} == set(found.segments)
+
+
+def named(found, prefix):
+    return {
+        variable.name.removeprefix(prefix): variable.shape
+        for variable in found.variables
+        if variable.name.startswith(prefix)
+    }
+
+
+def test_variables_of_resnet():
+    found = traced("resnet", "imagenet", 50, **GN)
+    norms = {
+        f"{scope}/GroupNorm/{kind}": (n,)
+        for scope, n in (("p", 256), ("1", 64), ("2", 64), ("3", 256))
+        for kind in ("beta", "gamma")
+    }
+    assert named(found, "all/b1/0/") == {
+        "p/conv/conv2d/kernel": (1, 1, 64, 256),
+        "1/conv/conv2d/kernel": (1, 1, 64, 64),
+        "2/conv/conv2d/kernel": (3, 3, 64, 64),
+        "3/conv/conv2d/kernel": (1, 1, 64, 256),
+        **norms,
+    }
+    assert named(found, "all/b0/") == {
+        "conv/conv2d/kernel": (7, 7, 3, 64),
+        "GroupNorm/beta": (64,),
+        "GroupNorm/gamma": (64,),
+    }
+    assert named(found, "all/fc1/") == {"dense/kernel": (2048, 1000), "dense/bias": (1000,)}
+    small = named(traced("resnet", "cifar", 8), "all/b2/0/")
+    kinds = ("beta", "gamma", "moving_mean", "moving_variance")
+    assert small == {
+        "1/conv/conv2d/kernel": (3, 3, 16, 32),
+        "2/conv/conv2d/kernel": (3, 3, 32, 32),
+        **{f"{conv}/batch_norm/{kind}": (32,) for conv in "12" for kind in kinds},
+    }
+    grouped = named(traced("resnext", "imagenet", 50), "all/b2/0/")
+    assert grouped["2/conv/conv2d/kernel"] == (3, 3, 8, 256)
+
+
+def test_variables_of_efficientnet():
+    found = traced("efficientnet", "imagenet", "B0")
+    norms = {
+        f"{scope}/GroupNorm/{kind}": (n,) for scope, n in (("a", 96), ("b", 96), ("c", 24)) for kind in ("beta", "gamma")
+    }
+    assert named(found, "all/block2a/") == {
+        "a/conv/conv2d/kernel": (1, 1, 16, 96),
+        "b/conv/conv2d/kernel": (3, 3, 1, 96),
+        "SE/1/conv/conv2d/kernel": (1, 1, 96, 4),
+        "SE/1/conv/conv2d/bias": (4,),
+        "SE/2/conv/conv2d/kernel": (1, 1, 4, 96),
+        "SE/2/conv/conv2d/bias": (96,),
+        "c/conv/conv2d/kernel": (1, 1, 96, 24),
+        **norms,
+    }
+    assert named(found, "all/Top/") == {
+        "conv/conv2d/kernel": (1, 1, 320, 1280),
+        "GroupNorm/beta": (1280,),
+        "GroupNorm/gamma": (1280,),
+        "logits/dense/kernel": (1280, 1000),
+        "logits/dense/bias": (1000,),
+    }
+    assert not any(name.startswith("a/") for name in named(found, "all/block1a/"))  # nothing to expand
+    assert named(traced("efficientnet", "imagenet", "B0", **G16), "all/block2a/")["b/conv/conv2d/kernel"] == (3, 3, 16, 64)
+
+
+# --- two readers ---
+
+
+class Asked(dict):
+    """Weights that remember which were asked for."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.names = set()
+
+    def __getitem__(self, name):
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("name, family, size", EVERY_MODEL)
+def test_readers_agree(name, family, size):
+    """Segment by segment, the graph has the shapes that were counted, and needs the variables that were counted."""
+    changes = {"batch_norm": True} if size in ("B1", 14, 50) else {}
+    segments, side = network(name, family, size, **changes)
+    counting = CountingLayers()
+    shape = Shape(side, side, 3)
+    with new_graph().as_default():
+        variables = trace(segments, side).variables
+        weights = Asked({variable.name: tf.placeholder(tf.float32, variable.shape) for variable in variables})
+        tensors = TensorLayers(weights, training=True, positions=tf.placeholder(tf.int64, [None]))
+        x = tf.placeholder(tf.float32, [None, side, side, 3])
+        with counting.scope("all"), tensors.scope("all"):
+            for segment in segments:
+                shape, x = segment.apply(counting, shape), segment.apply(tensors, x)
+                counted = list(shape) if len(x.shape) == 4 else [shape.channels]
+                assert x.shape.as_list() == [None, *counted], segment.name
+    moving = {variable.name for variable in variables if not variable.trainable}
+    assert weights.names | moving == {variable.name for variable in variables}
+    assert set(tensors.statistics) == moving
+    assert shape == Shape(1, 1, CLASSES[family])
+
+
+@pytest.mark.usefixtures("short_efficientnet")
+@pytest.mark.parametrize(
+    "name, family, size, side, changes",
+    [
+        ("resnet", "imagenet", 14, 37, {}),
+        ("resnet", "cifar", 8, 32, BN),
+        ("resnext", "imagenet", 14, 33, BN),
+        ("resnext", "cifar", 11, 32, {"widenet": True}),
+        ("efficientnet", "cifar", "CIFAR", 32, {}),
+        ("efficientnet", "cifar", "CIFAR", 32, G16),
+        ("efficientnet", "imagenet", "B0", 41, {"use_relu": True, "se": False, "top_width": 0}),
+        ("efficientnet", "imagenet", "B0", 41, {"use_relu6": True, "se": False, "fix_stem_head": True, **BN}),
+    ],
+)
+def test_networks_run_and_every_weight_has_a_gradient(name, family, size, side, changes):
+    segments, _ = network(name, family, size, **changes)
+    variables = trace(segments, side).variables
+
+    def make(images):
+        weights = {variable.name: initial_value(variable, 3) for variable in variables}
+        layers = TensorLayers(weights, training=True, seed=3, positions=tf.range(2, dtype=tf.int64))
+        out = _segments.run(segments, layers, images)
+        trained = [weights[variable.name] for variable in variables if variable.trainable]
+        loss = tf.reduce_sum(tf.square(out - 1.0))
+        with_statistics = TensorLayers(weights, training=False)
+        return out, tf.gradients(loss, trained), _segments.run(segments, with_statistics, images)
+
+    out, gradients, evaluation = evaluated(make, {"images": random(1, 2, side, side, 3)})
+    assert out.shape == evaluation.shape == (2, CLASSES[family])
+    assert np.isfinite(out).all() and np.isfinite(evaluation).all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+# --- strides and shortcuts ---
+
+
+def sides(found):
+    """The output side of every spatial convolution, by the block's number."""
+    spatial = [x for x in found.operations if x.kind == "conv" and x.name.endswith("/b")]
+    return [[x.result.height for x in spatial if x.name.startswith(f"all/block{i}")] for i in range(1, 8)]
+
+
+def test_sides_of_efficientnet():
+    assert sides(traced("efficientnet", "imagenet", "B0")) == [
+        [112], [56] * 2, [28] * 2, [14] * 3, [14] * 3, [7] * 4, [7]
+    ]  # fmt: skip
+    # the size for CIFAR: neither the stem nor the second stage strides
+    small = traced("efficientnet", "cifar", "CIFAR")
+    assert small.operations[0].result == Shape(32, 32, 16)
+    assert sides(small) == [[32], [32] * 2, [16] * 2, [8] * 3, [8] * 3, [4] * 4, [4]]
+
+
+def test_the_stride_of_a_bottleneck_sits_on_its_3x3():
+    for name in ("resnet", "resnext"):
+        convs = [x for x in traced(name, "imagenet", 50).operations if x.kind == "conv"]
+        strided = [(x.name, x.kernel) for x in convs if x.stride == 2]
+        rest = [(f"all/b{i}/0/{conv}", kernel) for i in (2, 3, 4) for conv, kernel in (("p", 1), ("2", 3))]
+        assert strided == [("all/b0", 7), *rest]
+
+
+def test_shortcuts():
+    def of_kind(found, kind, ending=""):
+        return [x.name for x in found.operations if x.kind == kind and x.name.endswith(ending)]
+
+    basic, deep = traced("resnet", "cifar", 20), traced("resnet", "cifar", 29)
+    assert of_kind(basic, "subsample") == ["all/b2/0", "all/b3/0"] and not of_kind(basic, "conv", "/p")
+    assert of_kind(deep, "conv", "/p") == ["all/b1/0/p", "all/b2/0/p", "all/b3/0/p"] and not of_kind(deep, "subsample")
+    assert of_kind(traced("resnet", "imagenet", 18), "conv", "/p") == [f"all/b{i}/0/p" for i in (1, 2, 3, 4)]
+
+
+def test_zero_gamma_where_a_bottleneck_has_an_identity_shortcut():
+    for name, changes in (("resnet", GN), ("resnet", BN), ("resnext", GN)):
+        zero = {v.name.split("/GroupNorm")[0].split("/batch_norm")[0]
+                for v in traced(name, "imagenet", 50, **changes).variables
+                if v.name.endswith("gamma") and v.initial == 0}  # fmt: skip
+        assert zero == {f"all/b{stage}/{unit}/3" for stage, n in ((1, 3), (2, 4), (3, 6), (4, 3)) for unit in range(1, n)}
+    for name, family, size in (("resnet", "imagenet", 18), ("resnet", "cifar", 20), ("efficientnet", "imagenet", "B0")):
+        gammas = [v.initial for v in traced(name, family, size).variables if v.name.endswith("gamma")]
+        assert set(gammas) == {1.0}
+
+
+def test_subsample():
+    x = random(2, 2, 5, 5, 3)
+    found = evaluated(lambda x: TensorLayers({}, training=True).subsample(x, 2, 8), {"x": x})
+    expected = np.zeros((2, 3, 3, 8), np.float32)
+    expected[..., 2:5] = x[:, ::2, ::2]
+    assert np.array_equal(found, expected)
+
+
+# --- norms that models choose ---
+
+
+class Noted(CountingLayers):
+    """Counts, and notes the norms and the survival probabilities."""
+
+    def __init__(self):
+        super().__init__()
+        self.policies, self.survivals, self.rates = {}, {}, {}
+
+    def norm(self, x, policy, **more):
+        self.policies[self.path()] = policy
+        return super().norm(x, policy, **more)
+
+    def drop_path(self, x, survival):
+        self.survivals[self.path()] = survival
+        return super().drop_path(x, survival)
+
+    def dropout(self, x, rate):
+        self.rates[self.path()] = rate
+        return super().dropout(x, rate)
+
+
+def noted(name, family, size, **changes):
+    layers = Noted()
+    segments, side = network(name, family, size, **changes)
+    _segments.run(segments, layers, Shape(side, side, 3))
+    return layers
+
+
+@pytest.mark.parametrize(
+    "name, family, size, changes, expected",
+    [
+        ("resnet", "imagenet", 50, {}, {("group", 1.53e-5, 32)}),
+        ("resnext", "imagenet", 50, {}, {("group", 1.53e-5, 32)}),
+        ("resnet", "imagenet", 50, BN, {("batch", 1e-5, 32)}),
+        ("resnet", "cifar", 20, {}, {("batch", 1e-5, 16)}),
+        ("resnet", "cifar", 20, {**BN, "batch_norm": False}, {("none", 1e-5, 16)}),
+        ("efficientnet", "imagenet", "B0", {}, {("group", 1e-3, 4)}),
+        ("efficientnet", "imagenet", "B0", BN, {("batch", 1e-3, 4)}),
+    ],
+)
+def test_norm_policies(name, family, size, changes, expected):
+    for two_pass in (False, True):
+        found = noted(name, family, size, two_pass=two_pass, **changes)
+        assert {(p.kind, p.epsilon, p.groups) for p in found.policies.values()} == expected
+        assert {p.two_pass for p in found.policies.values()} == {two_pass}
+
+
+def test_never_more_norm_groups_than_channels():
+    norm = NormPolicy(kind="group", groups=32)
+    parts = efficientnet.Parts(norm=norm, activation="swish", group_dim=1, se=True)
+    assert [parts.norm_for(channels).groups for channels in (8, 32, 64)] == [8, 32, 32]
+
+
+def test_no_norm_leaves_no_trace():
+    found = traced("resnet", "cifar", 20, batch_norm=False, group_norm=False)
+    assert not [x for x in found.operations if x.kind == "norm"]
+    assert {v.name.rpartition("/")[2] for v in found.variables} == {"kernel", "bias"}
+
+
+def test_numbers_that_do_not_divide_are_refused_by_name():
+    layers = CountingLayers()
+    with layers.scope("all"), layers.scope("b1"):
+        with pytest.raises(TraceError, match=r"all/b1: 6 input and 8 output channels do not divide into 4 convolution"):
+            layers.conv(Shape(4, 4, 6), 8, 3, GLOROT, groups=4)
+        with pytest.raises(TraceError, match=r"all/b1: 8 input and 6 output channels do not divide into 4 convolution"):
+            layers.conv(Shape(4, 4, 8), 6, 3, GLOROT, groups=4)
+        with pytest.raises(TraceError, match=r"all/b1: 6 channels do not divide into 4 norm groups"):
+            layers.norm(Shape(4, 4, 6), NormPolicy(kind="group", groups=4))
+    with pytest.raises(TraceError, match="64 channels do not divide into 48 norm groups"):
+        traced("resnet", "imagenet", 50, groups=48)
+    with pytest.raises(TraceError, match="all/block0: 32 channels do not divide into 24 norm groups"):
+        traced("efficientnet", "imagenet", "B0", groups=24)
+    with pytest.raises(ValueError, match="group norm: 6 channels do not divide into 4 groups"):
+        evaluated(lambda x: norm_of(x, NormPolicy(kind="group", groups=4)), {"x": random(0, 1, 2, 2, 6)})
+
+
+# --- dropout and drop-path ---
+
+
+def kept(method, positions, amount, *, seed=5, scope="all", training=True, shape=(3, 3, 40)):
+    """What is left of ones."""
+
+    def make():
+        layers = TensorLayers({}, training=training, seed=seed, positions=tf.constant([*positions], tf.int64))
+        with layers.scope(scope):
+            return getattr(layers, method)(tf.ones([len(positions), *shape]), amount)
+
+    return evaluated(make)
+
+
+METHODS = [("dropout", 0.3, 0.7), ("drop_path", 0.7, 0.7)]
+
+
+@pytest.mark.parametrize("method, amount, survival", METHODS)
+def test_masks_belong_to_the_sample_position(method, amount, survival):
+    positions = [7, 8, 9, 1 << 33, 0, 3]
+    whole = kept(method, positions, amount)
+    parts = [kept(method, positions[a:b], amount) for a, b in ((0, 1), (1, 4), (4, 6))]
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert np.array_equal(kept(method, positions[::-1], amount), whole[::-1])
+
+
+@pytest.mark.parametrize("method, amount, survival", METHODS)
+def test_masks_have_the_right_rate_and_scale(method, amount, survival):
+    n = 4000
+    shape = (1, 1, 40) if method == "dropout" else (2, 2, 3)
+    mask = kept(method, range(n), amount, shape=shape)
+    assert set(np.unique(mask)) == {np.float32(0), np.float32(1) / np.float32(survival)}
+    draws = (mask.reshape(n, -1) > 0).astype(np.float64)
+    if method == "drop_path":
+        assert (draws == draws[:, :1]).all()  # a sample as a whole
+        draws = draws[:, :1]
+    assert abs(draws.mean() - survival) < 4.5 * math.sqrt(survival * (1 - survival) / draws.size)
+    for axis in range(draws.ndim):  # no element and no sample is favoured
+        means = draws.mean(axis=axis)
+        assert np.abs(means - survival).max() < 6 * math.sqrt(survival * (1 - survival) / draws.shape[axis]) + 1e-9
+
+
+@pytest.mark.parametrize("method, amount, survival", METHODS)
+def test_masks_differ_by_layer_and_seed(method, amount, survival):
+    masks = [kept(method, range(200), amount, **change) for change in ({}, {"seed": 6}, {"scope": "other"})]
+    agreement = survival**2 + (1 - survival) ** 2  # of independent masks
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert abs((masks[i] == masks[j]).mean() - agreement) < 0.18
+    assert np.array_equal(masks[0], kept(method, range(200), amount))
+
+
+@pytest.mark.parametrize("method, amount, survival", METHODS)
+def test_nothing_is_dropped_in_evaluation_or_at_rate_zero(method, amount, survival):
+    assert (kept(method, range(50), amount, training=False) == 1).all()
+    assert (kept(method, range(50), 0.0 if method == "dropout" else 1.0) == 1).all()
+
+
+def test_what_efficientnet_drops():
+    found = noted("efficientnet", "imagenet", "B0")
+    blocks, skips = "1a 2a 2b 3a 3b 4a 4b 4c 5a 5b 5c 6a 6b 6c 6d 7a", "2b 3b 4b 4c 5b 5c 6b 6c 6d"
+    survivals = {name: 1 - 0.2 * i / 16 for i, name in enumerate(blocks.split())}
+    assert found.survivals == pytest.approx({f"all/block{name}": survivals[name] for name in skips.split()})
+    assert found.rates == {"all/Top": 0.2}
+    tables = {"B1": 0.2, "B2": 0.3, "B3": 0.3, "B4": 0.4, "B5": 0.4, "B6": 0.5, "B7": 0.5, "CIFAR": 0.0}
+    for size, rate in tables.items():
+        assert noted("efficientnet", "imagenet", size).rates == {"all/Top": rate}
+    assert noted("efficientnet", "imagenet", "B0", dropout_rate=0.0).rates == {"all/Top": 0.0}
+    assert set(noted("efficientnet", "imagenet", "B0", block_survival_prob=1.0).survivals.values()) == {1.0}
+
+
+# --- initial values ---
+
+
+def initial(variables, seed):
+    return dict(evaluated(lambda: {variable.name: initial_value(variable, seed) for variable in variables}))
+
+
+def variance_expected(name, model, shape):
+    """The rule as the papers' code states it: (variance, whether uniform)."""
+    if name.endswith("dense/kernel"):
+        return 2 / sum(shape), True
+    height, width, fan_in, fan_out = shape
+    if model != "efficientnet":
+        return 1 / (height * width * fan_in), False
+    return 2 / (height * width * (fan_in if "/b/" in name else fan_out)), False
+
+
+@pytest.mark.parametrize(
+    "model, family, size, changes",
+    [
+        ("resnet", "cifar", 20, {}),
+        ("resnext", "cifar", 11, {}),
+        ("efficientnet", "imagenet", "B0", {}),
+        ("efficientnet", "cifar", "CIFAR", G16),
+    ],
+)
+def test_initial_values(model, family, size, changes):
+    variables = traced(model, family, size, **changes).variables
+    for name, value in initial(variables, 11).items():
+        if not name.endswith("kernel"):
+            constant = 1.0 if name.endswith(("gamma", "moving_variance")) else 0.0
+            assert (value == constant).all()
+            continue
+        variance, uniform = variance_expected(name, model, value.shape)
+        deviation, n = math.sqrt(variance), value.size
+        # fourth moments: 1.8 for the uniform, below 2.4 for the cut normal
+        assert abs(value.astype(np.float64).var() / variance - 1) < 5 * math.sqrt(1.4 / n) + 2 / n, name
+        assert abs(value.astype(np.float64).mean()) < 5 * deviation / math.sqrt(n), name
+        bound = math.sqrt(3) if uniform else 2 / 0.87962566
+        assert np.abs(value).max() <= bound * deviation * (1 + 1e-6), name
+        if n > 2000:
+            assert np.abs(value).max() > 0.97 * bound * deviation, name  # as far as it may
+
+
+def test_initial_values_depend_on_seed_and_name_alone():
+    variables = traced("resnet", "cifar", 8).variables
+    first, backwards = initial(variables, 4), initial(variables[::-1][3:], 4)
+    assert all(np.array_equal(value, first[name]) for name, value in backwards.items())
+    kernels = [name for name in first if name.endswith("kernel")]
+    other = initial(variables, 5)
+    assert not any(np.array_equal(first[name], other[name]) for name in kernels)
+    rule = Initial(1.0, "fan_in")
+    same_shape = initial([Variable(name, (3, 3, 8, 8), rule) for name in ("all/x/kernel", "all/y/kernel")], 4)
+    assert not np.array_equal(*same_shape.values())
+
+
+# --- convolutions ---
+
+
+def padded(x, kernel, stride, value=0.0):
+    """SAME: the odd one of the padding goes below and to the right."""
+    amounts = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[1:3]]
+    return np.pad(x, [(0, 0), *((a // 2, a - a // 2) for a in amounts), (0, 0)], constant_values=value)
+
+
+def windows(x, kernel, stride, value=0.0):
+    """[batch, rows, columns, channels, kernel, kernel] of the padded x."""
+    every = np.lib.stride_tricks.sliding_window_view(padded(x, kernel, stride, value), (kernel, kernel), (1, 2))
+    return every[:, ::stride, ::stride]
+
+
+def numpy_conv(x, weights, stride=1, groups=1):
+    """SAME convolution in float64; output channels of one group are neighbours."""
+    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    parts = zip(np.split(x, groups, -1), np.split(weights, groups, -1))
+    return np.concatenate(
+        [np.einsum("nxycij,ijco->nxyo", windows(part, len(w), stride), w, optimize=True) for part, w in parts], -1
+    )
+
+
+@pytest.mark.parametrize("onednn", ["1", "0"])
+@pytest.mark.parametrize(
+    "side, kernel, stride, channels, filters, groups",
+    [
+        (8, 3, 1, 4, 6, 1),
+        (8, 3, 2, 4, 6, 1),
+        (9, 3, 2, 4, 6, 1),
+        (8, 1, 2, 4, 6, 1),
+        (14, 7, 2, 3, 8, 1),
+        (8, 5, 2, 12, 12, 12),  # depthwise
+        (8, 3, 1, 12, 12, 3),
+        (8, 3, 2, 8, 16, 4),
+        (7, 5, 1, 8, 4, 2),
+        (8, 3, 1, 4, 8, 4),  # one input channel a group, but two outputs
+    ],
+)
+def test_conv(monkeypatch, onednn, side, kernel, stride, channels, filters, groups):
+    """Forward against numpy and, by directional differences of it, backward; natively grouped and split."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)  # read again whenever a graph is built
+    x = random(1, 2, side, side, channels)
+    w = random(2, kernel, kernel, channels // groups, filters) / kernel
+    expected = numpy_conv(x, w, stride, groups)
+    weight = random(3, *expected.shape)
+
+    def make(x, w):
+        layers = TensorLayers({"conv/conv2d/kernel": w}, training=True)
+        y = layers.conv(x, filters, kernel, GLOROT, stride=stride, groups=groups)
+        return y, tf.gradients(tf.reduce_sum(y * weight), [x, w])
+
+    y, (dx, dw) = evaluated(make, {"x": x, "w": w})
+    assert y.shape == expected.shape and np.abs(y - expected).max() < 1e-5
+    along_x, along_w = random(4, *x.shape), random(5, *w.shape)
+    # linear in x and in w: the derivative along a direction is the value there
+    assert (dx * along_x).sum(dtype=np.float64) == pytest.approx(
+        (weight * numpy_conv(along_x, w, stride, groups)).sum(), abs=2e-3
+    )
+    assert (dw * along_w).sum(dtype=np.float64) == pytest.approx(
+        (weight * numpy_conv(x, along_w, stride, groups)).sum(), abs=2e-3
+    )
+
+
+def test_conv_bias_pooling_and_means():
+    x = random(1, 2, 5, 6, 3)
+
+    def make(x):
+        weights = {"conv/conv2d/kernel": tf.zeros([1, 1, 3, 4]), "conv/conv2d/bias": tf.range(4.0)}
+        layers = TensorLayers(weights, training=False)
+        return layers.conv(x, 4, 1, GLOROT, bias=True), layers.max_pool(x, 3, 2), layers.global_mean(x)
+
+    biased, pooled, mean = evaluated(make, {"x": x})
+    assert np.array_equal(biased, np.broadcast_to(np.float32([0, 1, 2, 3]), (2, 5, 6, 4)))
+    assert np.array_equal(pooled, windows(x, 3, 2, -np.inf).max((-1, -2)))
+    assert np.abs(mean - x.mean((1, 2), keepdims=True)).max() < 1e-6
+
+
+# --- norms ---
+
+
+def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
+    """(layers, y) of one norm."""
+    channels = x.shape[-1]
+    scope = {"group": "GroupNorm", "batch": "batch_norm"}[policy.kind]
+    weights = {
+        f"{scope}/gamma": tf.ones([channels]) if gamma is None else gamma,
+        f"{scope}/beta": tf.zeros([channels]) if beta is None else beta,
+        **(moving or {}),
+    }
+    layers = TensorLayers(weights, training=training)
+    return layers.norm(x, policy), layers.statistics
+
+
+def numpy_group_norm(x, gamma, beta, groups, epsilon):
+    """group(c) = c mod groups, one sample at a time, channel by channel, float64."""
+    x = x.astype(np.float64)
+    y = np.empty_like(x)
+    for n in range(len(x)):
+        for g in range(groups):
+            members = [c for c in range(x.shape[-1]) if c % groups == g]
+            part = x[n][..., members]
+            y[n][..., members] = (part - part.mean()) / np.sqrt(part.var() + epsilon)
+    return y * gamma + beta
+
+
+def numpy_batch_norm(x, gamma, beta, epsilon):
+    x = x.astype(np.float64)
+    return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + epsilon) * gamma + beta
+
+
+def slope(function, arguments, index, direction):
+    """The derivative of a float64 function of several arrays along a direction of one of them."""
+    step = 1e-5
+
+    def at(t):
+        moved = [argument.astype(np.float64) for argument in arguments]
+        moved[index] = moved[index] + t * direction
+        return function(*moved)
+
+    return (at(step) - at(-step)) / (2 * step)
+
+
+def assert_norm(policy, reference, x, tolerance=2e-5):
+    """Value, and gradients along random directions, against a float64 reference(x, gamma, beta)."""
+    channels = x.shape[-1]
+    gamma, beta, weight = 1 + 0.3 * random(7, channels), random(8, channels), random(9, *x.shape)
+
+    def make(x, gamma, beta):
+        y, _ = norm_of(x, policy, gamma, beta)
+        return y, tf.gradients(tf.reduce_sum(y * weight), [x, gamma, beta])
+
+    y, gradients = evaluated(make, {"x": x, "gamma": gamma, "beta": beta})
+    assert np.abs(y - reference(x, gamma, beta)).max() < tolerance
+    for index, gradient in enumerate(gradients):
+        direction = random(10 + index, *gradient.shape)
+        expected = slope(lambda *a: (weight * reference(*a)).sum(), [x, gamma, beta], index, direction)
+        found = (gradient.astype(np.float64) * direction).sum()
+        scale = np.linalg.norm(gradient)
+        assert abs(found - expected) < 10 * tolerance * max(scale, 1.0)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4, 12])
+def test_group_norm(groups, two_pass):
+    policy = NormPolicy(kind="group", groups=groups, epsilon=1.53e-5, two_pass=two_pass)
+    x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
+    assert_norm(policy, lambda *a: numpy_group_norm(*a, groups, policy.epsilon), x)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_contiguous_groups_are_neighbours(groups):
+    policy = NormPolicy(kind="group", groups=groups, epsilon=1e-5, two_pass=True, contiguous=True)
+    order = np.arange(12).reshape(groups, -1).T.ravel()  # strided groups of the channels in this order are neighbours
+
+    def reference(x, gamma, beta):
+        y = np.empty_like(x, shape=x.shape)
+        y[..., order] = numpy_group_norm(x[..., order], 1, 0, groups, policy.epsilon)
+        return y * gamma + beta
+
+    x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
+    assert_norm(policy, reference, x)
+    by_hand = x[:, :, :, : 12 // groups]
+    first = reference(x, 1, 0)[:, :, :, : 12 // groups]
+    assert np.abs(first - (by_hand - by_hand.mean((1, 2, 3), keepdims=True)) / np.sqrt(
+        by_hand.var((1, 2, 3), keepdims=True) + 1e-5)).max() < 1e-4  # fmt: skip
+
+
+def test_group_norm_adds_epsilon_to_the_variance():
+    x = 1e-3 * random(6, 2, 4, 4, 8)
+    for epsilon in (1.53e-5, 1e-3):
+        policy = NormPolicy(kind="group", groups=4, epsilon=epsilon, two_pass=True)
+        y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
+        assert np.abs(y - numpy_group_norm(x, 1, 0, 4, epsilon)).max() < 1e-6
+
+
+def test_two_passes_keep_digits_that_one_pass_loses():
+    x = random(6, 2, 8, 8, 8) + 3000
+    expected = numpy_group_norm(x, 1, 0, 4, 1e-5)
+    policies = [NormPolicy(kind="group", groups=4, two_pass=two_pass) for two_pass in (False, True)]
+    one, two = evaluated(lambda x: [norm_of(x, policy)[0] for policy in policies], {"x": x})
+    assert np.isfinite(one).all()  # even where rounding makes the difference of squares negative
+    assert np.abs(two - expected).max() < 5e-3 < np.abs(one - expected).max()
+
+
+def test_group_norm_is_the_same_in_evaluation_and_alone():
+    policy = NormPolicy(kind="group", groups=4)
+    x = random(6, 3, 4, 4, 8)
+    together, evaluation = evaluated(lambda x: [norm_of(x, policy, training=t)[0] for t in (True, False)], {"x": x})
+    alone = evaluated(lambda x: norm_of(x, policy)[0], {"x": x[1:2]})
+    assert np.array_equal(together, evaluation) and np.allclose(together[1:2], alone, atol=1e-6)
+
+
+def test_batch_norm():
+    policy = NormPolicy(kind="batch", epsilon=1e-5)
+    x = random(6, 3, 4, 5, 6) * np.arange(1, 7, dtype=np.float32) + 0.5
+    assert_norm(policy, lambda *a: numpy_batch_norm(*a, policy.epsilon), x)
+
+
+def test_batch_norm_takes_epsilon_as_it_is():
+    """A wrapper raised 1e-5 to 1.001e-5: visible when the variance is smaller."""
+    x = 1e-4 * random(6, 8, 4, 4, 3)
+    for epsilon in (1e-5, 1e-3):
+        policy = NormPolicy(kind="batch", epsilon=epsilon)
+        y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
+        expected = numpy_batch_norm(x, 1, 0, epsilon)
+        assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_batch_norm_reports_the_mean_and_the_biased_variance():
+    x = random(6, 2, 1, 2, 5) + 3
+    statistics = evaluated(lambda x: norm_of(x, NormPolicy(kind="batch"))[1], {"x": x})
+    assert list(statistics) == ["batch_norm/moving_mean", "batch_norm/moving_variance"]
+    mean, variance = statistics.values()
+    assert np.abs(mean - x.mean((0, 1, 2))).max() < 1e-5
+    assert np.abs(variance - x.astype(np.float64).var((0, 1, 2))).max() < 1e-5  # four values: unbiased is a third more
+
+
+def test_batch_norm_of_a_single_value_has_no_variance():
+    y, statistics = evaluated(lambda x: norm_of(x, NormPolicy(kind="batch")), {"x": random(6, 1, 1, 1, 5)})
+    assert (y == 0).all() and (statistics["batch_norm/moving_variance"] == 0).all()
+
+
+def test_batch_norm_in_evaluation_uses_the_moving_statistics():
+    x, mean, variance = random(6, 2, 3, 3, 5), random(7, 5), np.float32([0.5, 1, 2, 1e-6, 4])
+    gamma, beta = random(8, 5), random(9, 5)
+
+    def make(x):
+        moving = {"batch_norm/moving_mean": tf.constant(mean), "batch_norm/moving_variance": tf.constant(variance)}
+        return norm_of(x, NormPolicy(kind="batch", epsilon=1e-3), gamma, beta, training=False, moving=moving)
+
+    y, statistics = evaluated(make, {"x": x})
+    expected = (x.astype(np.float64) - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+    assert statistics == {} and np.abs(y - expected).max() < 1e-4
+
+
+# --- a whole network in numpy ---
+
+
+def numpy_resnet8(weights, images):
+    """ResNet-8 for CIFAR in training, in float64: logits and batch statistics."""
+    statistics = {}
+
+    def conv_norm(x, place, stride=1):
+        x = numpy_conv(x, weights[f"all/{place}/conv/conv2d/kernel"], stride)
+        scope = f"all/{place}/batch_norm"
+        statistics[f"{scope}/moving_mean"], statistics[f"{scope}/moving_variance"] = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        return numpy_batch_norm(x, weights[f"{scope}/gamma"], weights[f"{scope}/beta"], 1e-5)
+
+    x = np.maximum(conv_norm(images, "b0"), 0)
+    for stage, width in ((1, 16), (2, 32), (3, 64)):
+        stride = 1 if stage == 1 else 2
+        extra = (width - x.shape[-1]) // 2
+        shortcut = np.pad(x[:, ::stride, ::stride], [(0, 0)] * 3 + [(extra, extra)])
+        y = np.maximum(conv_norm(x, f"b{stage}/0/1", stride), 0)
+        x = np.maximum(shortcut + conv_norm(y, f"b{stage}/0/2"), 0)
+    return x.mean((1, 2)) @ weights["all/fc1/dense/kernel"].astype(np.float64) + weights["all/fc1/dense/bias"], statistics
+
+
+def test_resnet8_equals_numpy():
+    segments, side = network("resnet", "cifar", 8)
+    variables = trace(segments, side).variables
+    weights = initial(variables, 2)
+    for i, variable in enumerate(variables):  # leave nothing at zero or one
+        if variable.trainable and not isinstance(variable.initial, Initial):
+            weights[variable.name] = weights[variable.name] + 0.3 * random(i, *variable.shape)
+    images = random(99, 4, side, side, 3)
+
+    def make(images):
+        layers = TensorLayers({name: tf.constant(value) for name, value in weights.items()}, training=True)
+        return _segments.run(segments, layers, images), layers.statistics
+
+    logits, statistics = evaluated(make, {"images": images})
+    expected, expected_statistics = numpy_resnet8(weights, images)
+    assert expected.std() > 0.3
+    assert np.abs(logits - expected).max() < 1e-4
+    assert set(statistics) == set(expected_statistics)
+    for name, value in expected_statistics.items():
+        assert np.abs(statistics[name] - value).max() < 1e-4, name

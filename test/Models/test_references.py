@@ -1,0 +1,166 @@
+"""Whole networks against other people's definitions of them: EfficientNet as Keras has it, ResNet and ResNeXt as timm
+has them. Weights and moving statistics are generated, never trained; what is measured is the largest difference of a
+logit, in deviations of the logits.
+
+Keras is here, so it runs; timm needs torch, so its logits were recorded (references/record_timm.py). A ResNet-18 or
+34 of timm has no projection in the first unit of the first stage, this project's has one: with moving statistics
+it is an identity, with the batch's timm was given a projection too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from references import generated
+from timm_networks import recorded
+
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.plan.trace import trace
+from emulator.program.runtime import new_graph, session_config
+from Models import _segments
+from tools import foreign
+
+TOLERANCE = {"float64": 1e-8, "float32": 1e-4}
+slow = pytest.mark.slow
+KERAS, RESNET, TIMM, _ = foreign.LAYOUTS
+
+
+def network(name, **changes):
+    """The segments of a model for ImageNet with batch norm, without dropout and drop-connect; and its options."""
+    module = importlib.import_module(f"Models.{name}")
+    fields = {field.name for field in dataclasses.fields(module.Options)}
+    defaults = {key: value for key, value in module.DEFAULTS["imagenet"].items() if key in fields}
+    if name == "efficientnet":
+        changes |= {"dropout_rate": 0.0, "block_survival_prob": 1.0}
+    options = module.Options(**{**defaults, "batch_norm": True, "group_norm": False, **changes})
+    return module.build(options, "imagenet", 1000, False), options
+
+
+def shapes(segments, side):
+    return {variable.name: variable.shape for variable in trace(segments, side).variables}
+
+
+def run(segments, values, images, training=False, dtype="float32"):
+    """This project's network: the logits and the batch statistics."""
+    with new_graph().as_default(), tf.Session(config=session_config()) as session:
+        weights = {name: tf.placeholder(dtype, value.shape) for name, value in values.items()}
+        picture = tf.placeholder(dtype, [None, *images.shape[1:]])
+        layers = TensorLayers(weights, training=training)
+        out = _segments.run(segments, layers, picture)
+        feeds = {weights[name]: value for name, value in values.items()}
+        return session.run((out, layers.statistics), {**feeds, picture: images})
+
+
+def with_statistics(segments, values, images):
+    """Generated weights with moving statistics that fit them and the pictures, more or less: with any others a network
+    of gates and swish fades to a constant or explodes. The small constant holds channels back that hardly vary."""
+    _, found = run(segments, values, images, training=True)
+    random = np.random.Generator(np.random.PCG64(5))
+    fit = dict(values)
+    for name in sorted(name for name in found if name.endswith("moving_mean")):
+        variance = name.removesuffix("mean") + "variance"
+        away = random.uniform(-0.1, 0.1, (2, found[name].size)).astype(np.float32)
+        fit[name] = found[name] + away[0] * np.sqrt(found[variance])
+        fit[variance] = found[variance] * np.exp(away[1]) + 0.01
+    return fit
+
+
+def assert_close(ours, theirs, dtype):
+    """Within the tolerance, and worth comparing: finite, of order one, different from picture to picture."""
+    assert np.isfinite(theirs).all() and 0.1 < theirs.std() < 10
+    assert np.abs(theirs[0] - theirs[1]).max() > 0.05
+    assert ours.dtype == dtype
+    assert np.abs(ours - theirs).max() < TOLERANCE[dtype] * theirs.std()
+
+
+# --- timm ---
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("name", "model", "size"),
+    [
+        ("resnet18", "resnet", 18),
+        ("resnet34", "resnet", 34),
+        ("resnet50", "resnet", 50),
+        ("resnext50", "resnext", 50),
+        pytest.param("resnet101", "resnet", 101, marks=slow),
+        pytest.param("resnet152", "resnet", 152, marks=slow),
+        pytest.param("resnext101", "resnext", 101, marks=slow),
+        ("efficientnet_b0", "efficientnet", "B0"),
+    ],
+)
+def test_equals_the_recorded_network_of_timm(name, model, size):
+    record, _ = recorded(name)
+    segments, _ = network(model, model_size=size)
+    side = int(record["side"])
+    values = generated.weights(shapes(segments, side), int(record["weight_seed"]))
+    images = generated.pictures(len(record["batch"]), side, int(record["picture_seed"]))
+    assert_close(run(segments, values, images, training=True, dtype="float64")[0], record["batch"], "float64")
+    if model == "efficientnet":
+        return  # with generated moving statistics it fades; Keras is asked below
+    projected = [key for key in values if "b1/0/p/" in key and size in (18, 34)]
+    values = generated.weights(
+        {key: v.shape for key, v in values.items() if key not in projected}, int(record["weight_seed"])
+    )
+    values |= foreign.identities(shapes(segments, side), values)
+    for dtype in TOLERANCE:
+        assert_close(run(segments, values, images, dtype=dtype)[0], record["inference"], dtype)
+
+
+# --- Keras ---
+
+
+@pytest.fixture
+def keras_in_float64():
+    """Keras' networks in float64, and in FP32 again afterwards."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.backend.clear_session()
+
+
+def filled_in(theirs, values, options):
+    """Our values put into a Keras network."""
+    for layer in theirs.layers:
+        for weight in layer.weights:
+            name = f"{layer.name}/{weight.name}"
+            ours = foreign.clean(name)
+            if KERAS.ours(ours, options):
+                weight.assign(KERAS.value_back(ours, values[KERAS.ours(ours, options)]))
+
+
+@pytest.mark.parametrize(
+    ("size", "side"),  # even and odd sides
+    [("B0", 96), ("B0", 65), *(pytest.param(f"B{k}", 64 + k, marks=slow) for k in range(1, 8))],
+)
+def test_efficientnet_equals_keras(size, side, keras_in_float64):
+    definition = getattr(keras.applications, f"EfficientNet{size}")
+    theirs = definition(weights=None, input_shape=(side, side, 3), classifier_activation=None)
+    segments, options = network("efficientnet", model_size=size)
+    wanted = shapes(segments, side)
+    places = {f"{layer.name}/{w.name}": w.shape for layer in theirs.layers for w in layer.weights}
+    found = {KERAS.ours(foreign.clean(n), options): KERAS.value(n, np.empty(s)).shape for n, s in places.items()}
+    assert {name: shape for name, shape in found.items() if name} == wanted
+
+    images = generated.pictures(3, side, seed=31)
+    values = with_statistics(segments, generated.weights(wanted, seed=30), images)
+    filled_in(theirs, values, options)
+    for layer in theirs.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    # Keras begins with a factor 1/255, which it rounds to FP32, and, untrained, a normalisation to mean 0 and variance 1
+    pictures = keras.ops.convert_to_tensor(images / np.float64(np.float32(1 / 255)))
+    inference = theirs(pictures, training=False).numpy()
+    for dtype in TOLERANCE:
+        assert_close(run(segments, values, images, dtype=dtype)[0], inference, dtype)
+    assert_close(
+        run(segments, values, images, training=True, dtype="float64")[0], theirs(pictures, training=True).numpy(), "float64"
+    )

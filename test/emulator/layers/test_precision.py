@@ -1,0 +1,483 @@
+"""Half precision is half: on numpy's grid to the bit, forward and backward, in every model; stochastic rounding keeps the
+mean; and a run in 16.16 is as repeatable as one in FP32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from networks import options_of
+from runs import assert_same_bits, run, succeed, variables
+
+from emulator.layers import half, policy, proxy_norm
+from emulator.layers.half import Rounding
+from emulator.layers.tensor_layers import TensorLayers, initial_value
+from emulator.layers.watch import GradientWatch
+from emulator.plan.machine import Machine
+from emulator.plan.options import DeviceOptions
+from emulator.plan.plan import resolve
+from emulator.plan.precision import ALL, OFF, named
+from emulator.plan.trace import trace
+from emulator.program import stages
+from emulator.program.cells import Cells, StageOrder
+from emulator.program.runtime import new_graph, session_config
+from emulator.program.stages import Network, chunks
+from harness.commands import cli
+from harness.run.resolve import prepare
+from Models._layers import NormPolicy, ProxyRule
+
+slow = pytest.mark.slow
+RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+FINITE = HALVES[np.isfinite(HALVES)]
+GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
+BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation --iterations 4"
+
+
+def evaluated(*tensors):
+    with tf.Session(config=session_config()) as session:
+        return session.run(tensors)
+
+
+NEAREST = Rounding()
+
+
+def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
+    with new_graph().as_default():
+        counters = () if noise is None else (tf.constant(noise, tf.uint64),)
+        return evaluated(half.on_grid(tf.constant(values), rounding, counters))[0]
+
+
+def as_numpy(values: np.ndarray) -> np.ndarray:
+    """numpy's own conversion; what overflows is NaN."""
+    with np.errstate(all="ignore"):
+        found = values.astype(np.float16).astype(np.float32)
+    return np.where(np.isinf(found), np.float32(np.nan), found)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Equal to the last bit, signs of nought too; any NaN equals any other."""
+    nan = np.isnan(one) & np.isnan(other)
+    return bool(np.all(nan | (one.view(np.uint32) == other.view(np.uint32))))
+
+
+def representable(values: np.ndarray) -> bool:
+    return same_bits(values, as_numpy(values))
+
+
+# --- the grid ---
+
+
+def test_rounding_is_numpys_to_the_bit():
+    draw = np.random.default_rng(0)
+    halves = FINITE[FINITE >= 0].astype(np.float64)
+    between = ((halves[1:] + halves[:-1]) / 2).astype(np.float32)  # ties
+    edges = [f(between, np.float32(to)) for f, to in ((np.nextafter, 0), (np.nextafter, np.inf))]
+    anything = draw.integers(0, 2**32, 1 << 20, dtype=np.uint32).view(np.float32)
+    extremes = np.float32([65504, 65519.99, 65520, 65536, -65520, 1e-8, 2.0**-25, -(2.0**-25), 2.0**-24, 0.0, -0.0, np.inf])
+    values = np.concatenate([anything, between, -between, *edges, FINITE.astype(np.float32), extremes])
+    assert same_bits(rounded(values), as_numpy(values))
+
+
+def test_overflow_saturates_where_asked():
+    found = rounded(np.float32([1e5, -6e34, np.inf, 65519, np.nan, 3]), Rounding(saturate=True))
+    np.testing.assert_array_equal(found, np.float32([65504, -65504, 65504, 65504, np.nan, 3]))
+
+
+@pytest.mark.parametrize("value", [1 + 2.0**-12, -(3 + 5 * 2.0**-11), 7e-8, -3.1e-5, 2049.3, 0.1])
+def test_stochastic_rounding_keeps_the_mean(value):
+    """Both neighbours, as often as they are near: the mean of 200,000 is within five standard errors."""
+    count = 200_000
+    found = rounded(np.full(count, value, np.float32), Rounding(stochastic=True), 7).astype(np.float64)
+    exact = float(np.float32(value))
+    steps = sorted(set(found))
+    assert len(steps) == 2 and steps[0] < exact < steps[1] and representable(np.float32(steps))
+    assert np.diff(steps)[0] == pytest.approx(float(np.spacing(np.float16(abs(steps[0] if value > 0 else steps[1])))))
+    assert abs(found.mean() - exact) < 5 * found.std() / np.sqrt(count)
+    again = rounded(np.full(count, value, np.float32), Rounding(stochastic=True), 7)
+    other = rounded(np.full(count, value, np.float32), Rounding(stochastic=True), 8)
+    assert same_bits(found.astype(np.float32), again) and not same_bits(again, other)
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_accumulation_is_numpys_in_half(count):
+    """A gradient, its share and the sum are halves, one after another."""
+    draw = np.random.default_rng(5)
+    total, x = draw.normal(size=(2, 5000)).astype(np.float16), (draw.normal(size=5000) * 300).astype(np.float32)
+    share = (x.astype(np.float16).astype(np.float32) / np.float32(count)).astype(np.float16)
+    expected = (total[0] + share).astype(np.float32)
+    with new_graph().as_default():
+        tensors = tf.constant(total[0].astype(np.float32)), tf.constant(x)
+        (found,) = evaluated(half.added(*tensors, count, NEAREST))
+    assert same_bits(found, expected)
+
+
+def test_stochastic_rounding_leaves_halves_alone():
+    values = FINITE.astype(np.float32)
+    assert same_bits(rounded(values, Rounding(stochastic=True), 3), values)
+
+
+# --- the vocabulary ---
+
+
+def on_layers(build, *arrays: np.ndarray):
+    """What a function of (layers, *tensors) gives in half, and its gradients; the arrays are halves."""
+    with new_graph().as_default():
+        tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
+        y = build(TensorLayers({}, training=True, rounding=Rounding()), *tensors)
+        dy = tf.constant(np.random.default_rng(9).normal(size=y.shape).astype(np.float16).astype(np.float32))
+        return evaluated(y, *(g for g in tf.gradients(y, tensors, dy)))
+
+
+PAIRS = np.random.default_rng(1).choice(FINITE, (2, 1 << 16)).reshape(2, 256, 1, 1, 256)
+
+
+@pytest.mark.parametrize(
+    ("build", "reference"),
+    [
+        (lambda layers, a, b: layers.add(a, b), lambda a, b: a + b),
+        (lambda layers, a, b: layers.gate(a, b), lambda a, b: a * b),
+        (lambda layers, a, b: layers.relu(a), lambda a, b: np.maximum(a, np.float16(0))),
+    ],
+    ids=["add", "multiply", "maximum"],
+)
+def test_arithmetic_is_numpys_to_the_bit(build, reference):
+    with np.errstate(all="ignore"):
+        expected = reference(*PAIRS).astype(np.float32)
+    expected = np.where(np.isinf(expected), np.float32(np.nan), expected)
+    with new_graph().as_default():
+        layers = TensorLayers({}, training=True, rounding=Rounding())
+        (found,) = evaluated(build(layers, *(tf.constant(each.astype(np.float32)) for each in PAIRS)))
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "swish"])
+def test_transcendental_functions_of_every_half(name):
+    """Within half a unit of the exact value, and FP16's own result for 99.9 % of all halves."""
+    x = FINITE.astype(np.float32).reshape(-1, 1, 1, 1)
+    with new_graph().as_default():
+        (found,) = evaluated(getattr(TensorLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
+    exact = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        exact = (1 if name == "sigmoid" else exact) / (1 + np.exp(-exact))
+    best = exact.astype(np.float16).astype(np.float64)
+    unit = np.spacing(np.abs(best).astype(np.float16)).astype(np.float64)
+    assert representable(found)
+    assert np.mean(found == best) >= 0.999
+    assert np.abs(found - exact).max() <= (0.501 * unit).max()
+    assert (np.abs(found - exact) <= 0.51 * unit + 2.0**-25).all()
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_products_of_matrices_are_rounded_once(dense):
+    """A float64 reference rounded once, but for what lies within FP32's own error of a boundary."""
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=(4, 6, 6, 32)).astype(np.float16).astype(np.float32)
+    weights = draw.normal(size=(1, 1, 32, 16)).astype(np.float16).astype(np.float32) / 8
+    with new_graph().as_default():
+        layers = TensorLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
+        (found,) = evaluated(layers.conv(tf.constant(x), 16, 1, None))
+    exact = x.astype(np.float64).reshape(-1, 32) @ weights.astype(np.float64).reshape(32, 16)
+    error = 32 * 2.0**-24 * (np.abs(x.reshape(-1, 32)) @ np.abs(weights.reshape(32, 16)))
+    lower, upper = (as_numpy((exact + sign * error).astype(np.float32)) for sign in (-1, 1))
+    found = found.reshape(-1, 16)
+    assert ((lower <= found) & (found <= upper)).all()
+    assert np.mean(lower == upper) > 0.9
+
+
+# --- whole models ---
+
+SHALLOW = {"block_survival_prob": 0.5, "depth_coefficient": 0.3}
+MODELS = {
+    "resnet": ("resnet", "cifar", 8, BN, 16), "resnet-group": ("resnet", "cifar", 11, {**GN, "groups": 4}, 16),
+    "resnext": ("resnext", "cifar", 11, {**GN, "groups": 4}, 16),
+    "efficientnet": ("efficientnet", "cifar", "CIFAR", {**GN, **SHALLOW, "dropout_rate": 0.5}, 16),
+    "efficientnet-batch": ("efficientnet", "cifar", "CIFAR", {**BN, **SHALLOW}, 16),
+    "efficientnet-proxy": ("efficientnet", "cifar", "CIFAR", {**GN, **SHALLOW, "groups": 1, "proxy_norm": True}, 16),
+    "squeezenet": ("squeezenet", "cifar", None, {}, 64),
+}  # fmt: skip
+
+
+class Listening(TensorLayers):
+    """Keeps every layer's result."""
+
+    def __init__(self, *words, **named_words):
+        super().__init__(*words, **named_words)
+        self.kept: dict[str, tf.Tensor] = {}
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name in ("conv", "norm", "norm_activation", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "dense",
+                    "dropout", "drop_path", "relu", "concat", "proxy_norm_activation", "subsample"):  # fmt: skip
+
+            def kept(*arguments, **options):
+                y = value(*arguments, **options)
+                self.kept[f"{len(self.kept)} {self.path(name)}"] = y[0] if isinstance(y, tuple) else y
+                return y
+
+            return kept
+        return value
+
+
+# the inputs at which gradients arrive at operations that an IPU executes, by the kind of operation; AddN: what meets there
+ARRIVING = {
+    "ReluGrad": (0,), "Relu6Grad": (0,), "SigmoidGrad": (1,), "MaxPoolGrad": (2,), "BiasAddGrad": (0,), "Slice": (0,),
+    "StridedSliceGrad": (4,), "FusedBatchNormGradV3": (0,), "Conv2DBackpropInput": (2,), "Conv2DBackpropFilter": (2,),
+    "DepthwiseConv2dNativeBackpropInput": (2,), "DepthwiseConv2dNativeBackpropFilter": (2,), "AddN": range(9),
+    "BroadcastTo": (0,),
+}  # fmt: skip
+
+
+def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
+    """Each gradient of samples that arrives at an operation of the backward pass, but for those that fused operations round
+    inside; the loss is no operation of the network."""
+    found = {}
+    for op in graph.get_operations():
+        places = ARRIVING.get(op.type, ())
+        if op.type == "MatMul" and "MatMul_grad" in op.name:
+            places = (0, 1)
+        elif op.type == "Mul" and "mul_grad" in op.name and op.inputs[0].shape.rank == 4:  # dy x factor, and x x dy
+            places = (int(op.name.endswith("Mul_1")),)
+        inputs = [(k, op.inputs[k]) for k in places if k < len(op.inputs) and op.name.startswith("gradients")]
+        found |= {f"{op.type} {op.name} {k}": x for k, x in inputs if x.dtype == tf.float32 and x.shape.rank in (2, 4)}
+    return {place: x for place, x in found.items() if x.shape[0] == batch}
+
+
+def called(name: str, precision, listeners: list, recompute: bool = False):
+    """One call of a small network, forward and backward, and the layers that took part, in the graph."""
+    model, family, size, changes, side = MODELS[name]
+    module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
+    segments = module.build(options, family, 10, False)
+    counted = trace(segments, side)
+    plan = resolve(DeviceOptions(enable_recomputation=recompute), counted, Machine(2, 0), micro_batch=4, precision=precision)
+    trained = {}
+    for o in counted.operations:
+        trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)
+
+    def listening(*words, **named_words):
+        listeners.append(Listening(*words, **named_words))
+        return listeners[-1]
+
+    def loss(logits, features):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=features["label"], logits=logits)
+
+    network = Network(stages=chunks(plan, segments, trained), plan=plan, policy=policy.PrecisionPolicy(precision, 1), loss=loss,
+                      hits=lambda logits, label: tf.zeros([4]), scaled=lambda x: 128 * x)  # fmt: skip
+    draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
+    features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
+                "position": tf.range(4, dtype=tf.int64)}  # fmt: skip
+    cells = Cells(StageOrder(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
+    weights = {v.name: _used(v) for v in counted.variables}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "TensorLayers", listening)
+        return stages.run_pass(network, weights, features, cells, GradientWatch((), frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("name", "stochastic"),
+    [(n, False) for n in MODELS] + [pytest.param(n, True, marks=() if n == "resnet" else slow) for n in MODELS],
+)
+def test_everything_in_a_model_is_half(name, stochastic):
+    """What each layer puts out, and what arrives at each operation of the backward pass, also where several readers of one
+    tensor hand back gradients; and at random, with recomputation."""
+    listeners = []
+    precision = named("16.32", stochastic=ALL if stochastic else OFF)
+    with new_graph().as_default() as graph:
+        found = called(name, precision, listeners, recompute=stochastic)
+        whole = called(name, precision, listeners) if stochastic else found
+        kept = {f"{k} {place}": x for k, layers in enumerate(listeners) for place, x in layers.kept.items()}
+        gradients = arriving(graph, 4)
+        with tf.Session(config=session_config()) as session:
+            results, backward, found, whole = session.run((kept, gradients, found, whole))
+    assert_same_bits(found, whole)  # whether segments are differentiated apart
+    for place, value in (*results.items(), *backward.items()):
+        assert np.isfinite(value).all() and representable(value), place
+    kinds = [place.split()[0] for place in backward]
+    assert kinds.count("Conv2DBackpropFilter") >= 7 and kinds.count("AddN") >= 3, sorted(kinds)
+    assert sum(bool(np.any(value)) for value in backward.values()) > 0.9 * len(backward)
+    assert all(np.isfinite(value).all() for value in found.values())
+
+
+def _used(variable):
+    value = initial_value(variable, 5, tf.float32)
+    return value if not variable.trainable or variable.proxy else tf.cast(tf.cast(value, tf.half), tf.float32)
+
+
+@pytest.mark.parametrize("kind", ["batch", "group", "proxy"])
+@pytest.mark.parametrize("activation", ["relu", "swish"])
+def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
+    """What arrives at the first convolution's result is half, and so is the gradient of the norm inside."""
+    draw = np.random.default_rng(4)
+    policy = NormPolicy(kind="batch" if kind == "batch" else "group", epsilon=1e-3, groups=4)
+    x = draw.normal(size=(4, 6, 6, 16)).astype(np.float16).astype(np.float32)
+    with new_graph().as_default():
+        scope = {"batch": "batch_norm", "group": "GroupNorm"}.get(kind)
+        weights = {f"{scope}/gamma": tf.ones([16]), f"{scope}/beta": tf.zeros([16])} if scope else {}
+        rule = ProxyRule(activation, 0.03)
+        if not scope:
+            weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
+        weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
+        layers, raw = TensorLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
+        y = layers.conv(raw, 16, 1, None)  # a convolution that changes nothing: nor does it change the gradient
+        if kind == "proxy":
+            y, _ = layers.proxy_norm_activation(y, policy, rule, scaled=True)
+        else:
+            y = layers.norm_activation(y, policy, activation)
+        dy = tf.constant(draw.normal(size=(4, 6, 6, 16)).astype(np.float32))  # not half, as from a convolution
+        out, of_input = evaluated(y, *tf.gradients(y, [raw], dy))
+    assert representable(out) and representable(of_input)
+    assert np.abs(of_input).max() > 0.1
+
+
+# --- runs ---
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory) -> Path:
+    """The folder of a run in 16.16, which is the default."""
+    folder = tmp_path_factory.mktemp("halves") / "run"
+    assert "precision 16.16 (stochastic rounding of updates)" in succeed("train", *BASE.split(), "--logs-path", folder).out
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["16.16", "16.32", "32.32"])
+def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
+    folder = halves if precision == "16.16" else tmp_path / "run"
+    if precision != "16.16":
+        succeed("train", *BASE.split(), "--precision", precision, "--logs-path", folder)
+    found = variables(folder, 4)
+    kinds = {name: value.dtype for name, value in found.items()}
+    master = np.float16 if precision == "16.16" else np.float32
+    for name, kind in kinds.items():
+        fine = "moving" in name
+        assert kind == (np.int64 if name == "global_step" else np.float32 if fine else master), name
+    assert any(name.endswith("Momentum") for name in kinds)
+    before = variables(folder, 0)
+    assert all(np.isfinite(value).all() for value in found.values())
+    assert not np.array_equal(before["all/b1/0/1/conv/conv2d/kernel"], found["all/b1/0/1/conv/conv2d/kernel"])
+
+
+@pytest.mark.parametrize("words", ["", *(pytest.param(w, marks=slow) for w in RESUMED)])
+def test_half_runs_resume_to_the_bit(words, halves, tmp_path):
+    given = [*BASE.split(), *words.split()]
+    whole = tmp_path / "whole" if words else halves
+    if words:
+        succeed("train", *given, "--logs-path", whole)
+    succeed("train", *given, "--logs-path", tmp_path / "parts", "--stop-after", 2)
+    succeed("restore", "--restore-path", tmp_path / "parts")
+    assert_same_bits(variables(whole, 4), variables(tmp_path / "parts", 4))
+
+
+@pytest.mark.parametrize("words", ["", pytest.param("--stochastic-rounding all", marks=slow)])
+def test_half_is_the_same_for_every_layout(words, tmp_path):
+    one = "--gradient-accumulation-count 4 --fold 1"
+    other = "--gradient-accumulation-count 2 --replicas 2 --fold 1 --enable-recomputation --shards 2 --pipeline --pipeline-splits auto"
+    base = BASE.replace("--iterations 4", "--iterations 2")
+    for k, layout in enumerate((one, other)):
+        succeed("train", *base.split(), *words.split(), *layout.split(), "--logs-path", tmp_path / str(k))
+    assert_same_bits(variables(tmp_path / "0", 2), variables(tmp_path / "1", 2))
+
+
+def test_ways_of_rounding_differ_and_options_say_what_they_do(halves, tmp_path):
+    found = {"": variables(halves, 4)}
+    for words in ("--no-stochastic-rounding", "--stochastic-rounding all"):
+        succeed("train", *BASE.split(), *words.split(), "--logs-path", tmp_path / words)
+        found[words] = variables(tmp_path / words, 4)
+    kinds = list(found)
+    for i, one in enumerate(kinds):
+        for other in kinds[i + 1 :]:
+            assert any(found[one][name].tobytes() != found[other][name].tobytes() for name in found[one]), (one, other)
+
+
+@pytest.mark.parametrize(("precision", "option", "forced"), [("16.16", "fp32", np.float32), ("32.32", "fp16", np.float16)])
+def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, forced, tmp_path):
+    words = f"{BASE} --precision {precision} --force-weight-to-{option} fc1 batch_norm --logs-path {tmp_path / 'run'}"
+    result = succeed("train", *words.split())
+    assert f"weights in {option.upper()}: fc1 batch_norm" in result.out
+    other = np.float16 if forced is np.float32 else np.float32
+    for name, value in variables(tmp_path / "run", 4).items():
+        if "moving" in name:
+            assert value.dtype == np.float32
+        elif name != "global_step":
+            assert value.dtype == (forced if "fc1" in name or "batch_norm" in name else other), name
+    assert "Validation top-1" in succeed("validation", "--restore-path", tmp_path / "run", "--no-logs").out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "--force-weight-to-fp16 fcl",
+            "--force-weight-to-fp16 fcl: no trained variable's name contains it; did you mean fc1",
+        ),
+        ("--force-weight-to-fp32 fc1 --force-weight-to-fp16 dense", "both name all/fc1/dense/kernel"),
+    ],
+)
+def test_what_cannot_be_forced(words, expected):
+    result = run("train", *BASE.split(), *words.split(), "--dry-run")
+    assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+
+
+def test_an_fp32_copy_keeps_what_half_would_lose(tmp_path):
+    succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--logs-path", tmp_path / "run")
+    found = variables(tmp_path / "run", 4)
+    name = "all/b1/0/1/conv/conv2d/kernel"
+    assert (found[name].dtype, found[f"{name}/fp32"].dtype, found[f"{name}/Momentum"].dtype) == (
+        np.float16, np.float32, np.float32)  # fmt: skip
+    np.testing.assert_array_equal(found[name], found[f"{name}/fp32"].astype(np.float16))
+    assert not representable(found[f"{name}/fp32"])
+    out = succeed("train", *BASE.split(), "--offload-fp32-weight-copy", "--precision", "32.32", "--dry-run").out
+    assert "--offload-fp32-weight-copy changes nothing" in out
+
+
+def test_overflow_is_nan_or_saturates(tmp_path):
+    """A loss scale that no half can hold: gradients are lost, or cut off."""
+    words = [*BASE.split(), "--loss-scaling", "1e7", "--iterations", "1"]
+    lost = run("train", *words, "--logs-path", tmp_path / "lost")
+    assert lost.code == 1 and "is not finite after update 1: a smaller --loss-scaling than 1e+07 may" in lost.err
+    assert " --loss-scaling 128\n" in lost.out  # of the command that goes on
+    succeed("train", *words, "--keep-going", "--logs-path", tmp_path / "nan")
+    assert np.isnan(variables(tmp_path / "nan", 1)["all/fc1/dense/kernel"]).any()
+    succeed("train", *words, "--saturate-on-overflow", "--analyse-nans", "--logs-path", tmp_path / "cut")
+    assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()
+
+
+def test_a_checkpoint_in_half_validates_and_begins_another_run(halves, tmp_path):
+    out = succeed("validation", "--restore-path", halves, "--no-logs").out
+    assert "Validation top-1 accuracy [ckpt-4]" in out
+    succeed("train", *BASE.split(), "--precision", "32.32", "--init-path", halves, "--logs-path", tmp_path / "more")
+    start, kept = variables(tmp_path / "more", 0), variables(halves, 4)
+    np.testing.assert_array_equal(start["all/fc1/dense/kernel"], kept["all/fc1/dense/kernel"].astype(np.float32))
+
+
+@pytest.mark.parametrize(("words", "said", "name"), [
+    ("--precision 16.32", "16.32 (rounding to nearest)", "_16.32"),
+    ("--precision 16.32 --stochastic-rounding ON", "16.32 (stochastic rounding everywhere)", "_16.32_SR"),
+    ("--precision 16.32 --stochastic-rounding RI_prng_stable", "16.32 (stochastic rounding everywhere)", "_16.32_SR"),
+    ("--precision 16.32 --stochastic-rounding all", "16.32 (stochastic rounding everywhere)", "_16.32_SR"),
+    ("--precision 16.32 --stochastic-rounding update", "16.32 (rounding to nearest)", "_16.32"),
+    ("--precision 16.32 --no-stochastic-rounding", "16.32 (rounding to nearest)", "_16.32_noSR"),
+    ("--stochastic-rounding ON", "16.16 (stochastic rounding of updates)", "_16.16"),
+    ("--stochastic-rounding all", "16.16 (stochastic rounding everywhere)", "_16.16_SR"),
+    ("--precision 32.32 --stochastic-rounding all", "32.32", "_32.32"),
+])  # fmt: skip
+def test_what_rounds_at_random_is_said_and_in_the_name(words, said, name):
+    """Stochastic rounding that is asked for with FP32 masters is of results and gradients; the default is not asked for."""
+    run = prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
+    assert str(run.plan.precision) == said and run.name.endswith(name)
+    told = [note for note in run.notes if "rounded at random (all)" in note]
+    assert len(told) == (name == "_16.32_SR" and not words.endswith("all"))
+    recorded = {"stochastic_rounding": run.options.device.stochastic_rounding, "precision": run.plan.precision.name}
+    again = prepare(cli.parse(BASE.split(), "restore", recorded, environ={}).options, {})
+    assert (str(again.plan.precision), again.name) == (said, run.name)
+
+
+def test_precisions_by_name():
+    assert [str(named(name)) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
+    precision = named("16.16", stochastic="all", saturate_on_overflow=True)
+    assert str(precision) == "16.16 (stochastic rounding everywhere, overflow saturates)"
+    result = run("train", *BASE.split(), "--precision", "16.8")
+    assert result.code == 2
+    assert "16.16" in result.err and result.err.count("\n") <= 2

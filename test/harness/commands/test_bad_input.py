@@ -1,0 +1,498 @@
+"""What the commands say to wrong input: one complete line on standard error, exit code 2, nothing written over."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import Result, rows, run, succeed
+
+from base import plugins
+from harness.checkpoints import read, run_record, saved_state
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.run import arguments
+from harness.training.start import known_names
+
+ROOT = plugins.ROOT
+SCRIPTS = ("train", "validation", "restore")
+GENERATED = ("--dataset", "cifar-10", "--generated-data", "--model-size", "8", "--batch-size", "10")
+RECORD = 3073
+
+
+def refused(script: str, *words: object) -> str:
+    """The error's first line without its head; the call must have written nothing to standard output."""
+    result = run(script, *words)
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    first = result.err.splitlines()[0]
+    head = f"{script}.py: error: "
+    assert first.startswith(head)
+    assert len(first) > len(head) + 10 and not first.endswith(":")
+    assert result.err.count(": error: ") == 1
+    assert result.out == ""
+    return first[len(head) :]
+
+
+def tree(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below a folder: content and time of change."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """The current folder is an empty one, and what a refused call leaves there is a failure."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Result:
+    """A run of one update."""
+    folder = tmp_path_factory.mktemp("finished")
+    words = ("--iterations", 1, "--no-validation", "--seed", 3, "--log-dir", folder)
+    return succeed("train", *GENERATED, *words)
+
+
+@pytest.mark.parametrize("script", ["train", "validation"])
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        ("--no-such-option 3", "command line: unknown option --no-such-option"),
+        ("--lr-shedule cosine", "unknown option --lr-shedule; did you mean --lr-schedule"),
+        ("--config nosuch", "no configuration 'nosuch'"),
+        ("--config quickstart --config-path missing.yml", "configuration file missing.yml: No such file or directory"),
+        ("--config quickstart --config-path .", "configuration file .: Is a directory"),
+        ("--model alexnet", "no model 'alexnet'"),
+        ("--lr-schedule linear", "no learning-rate schedule 'linear'"),
+        ("--dataset mnist", "no data set 'mnist'; did you mean fashion-mnist"),
+        ("--epochs many", "epochs is 'many' but must be a finite number"),
+        ("--optimiser adam", "optimiser is 'adam' but must be one of SGD, momentum"),
+        ("--batch-size 4 --micro-batch-size 8", "--batch-size 4 and --micro-batch-size 8 are two spellings"),
+        ("--iterations 3 --epochs 2", "--iterations 3 and --epochs 2.0 exclude each other"),
+        ("", "no data set given: --dataset fashion-mnist needs no files"),
+        ("stray", "command line: 'stray' is not an option; options begin with --"),
+        ("--dataset cifar-10 stray", "command line: --dataset: takes one value, but was given cifar-10 stray"),
+        ("--dataset cifar-10", "data set cifar-10 needs its files (data_batch_1.bin, "),
+        ("--dataset cifar-10 --data-dir nowhere", "data set cifar-10: --data-dir nowhere is not a folder"),
+        ("--dataset cifar-10 --data-dir .", "data set cifar-10: no data_batch_1.bin in ."),
+        ("--dataset imagenet --data-dir nowhere", "data set imagenet: --data-dir nowhere is not a folder"),
+        ("--data-dir nowhere", "no data set can be inferred from --data-dir nowhere"),
+        ("--dataset fashion-mnist --data-dir .", "data set fashion-mnist: --data-dir . lacks the IDX files"),
+        ("--dataset cifar-10 --generated-data --groups 5 --group-norm", "16 channels do not divide into 5 norm groups"),
+        ("--dataset cifar-10 --generated-data --name-suffix ../x", "--name-suffix '../x' must not contain"),
+        ("--dataset cifar-10 --generated-data --available-memory-proportion .1 .2 .3", "has 3 values but needs 1, or 2"),
+        (
+            "--dataset cifar-10 --generated-data --base-learning-rate 2000",
+            "base_learning_rate_exponent is '2000' but must lie between -126 and 64",
+        ),
+        ("--dataset cifar-10 --generated-data --log-dir file/x", "cannot make a run folder in file/x"),
+        ("--dataset cifar-10 --generated-data --dry-run --log-dir file/x", "run folder in file/x: Not a directory"),
+        ("--dataset cifar-10 --generated-data --dry-run --logs-path file", "cannot make a run folder in file: File exists"),
+        ("--dataset cifar-10 --generated-data --dry-run --logs-path /proc/x", "cannot make a run folder in /proc/x: "),
+        (f"--dataset cifar-10 --generated-data --dry-run --logs-path {'x' * 300}", ": File name too long"),
+    ],
+)
+def test_wrong_options(script, words, part, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    assert part in refused(script, *words.split())
+    assert list(tree(tmp_path)) == ["file"]
+
+
+def test_a_schedule_without_its_numbers():
+    assert "lr_decay_rate and lr_drops not given" in refused("train", *GENERATED, "--lr-schedule", "exponential")
+
+
+def test_a_batch_that_cannot_be_cut_evenly():
+    message = refused("train", *GENERATED, "--global-batch-size", 64)
+    assert message == ("--global-batch-size 64 is not a multiple of micro-batch 10 x replicas 1 = 10; nearest: 60 or 70")
+
+
+def test_an_error_in_a_block_names_file_and_line(tmp_path):
+    (tmp_path / "my.yml").write_text("base: &base\n  dataset: cifar-10\nmine:\n  <<: *base\n  micro_bath_size: 3\n")
+    message = refused("train", "--config", "mine", "--config-path", "my.yml")
+    assert message == (
+        "my.yml:5: mine: unknown key 'micro_bath_size'; did you mean micro_batch_size, batch_size or valid_batch_size?"
+    )
+
+
+def cifar(folder: Path) -> Path:
+    """CIFAR-10's six files with four records each."""
+    folder.mkdir()
+    records = np.zeros((4, RECORD), np.uint8)
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        records.tofile(folder / name)
+    return folder
+
+
+def imagenet(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "train-00000-of-00001").write_bytes(b"no record")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "make, damage, part",
+    [
+        (cifar, lambda f: (f / "data_batch_3.bin").write_bytes(b""), "data_batch_3.bin is 0 bytes, not a positive multiple of "
+         "the record length 3073"),
+        (cifar, lambda f: os.truncate(f / "data_batch_3.bin", 5000), "data_batch_3.bin is 5000 bytes, not a positive multiple"),
+        (cifar, lambda f: os.truncate(f / "test_batch.bin", 0), "test_batch.bin is 0 bytes, not a positive multiple"),
+        (cifar, lambda f: (f / "data_batch_5.bin").unlink(), "lacks data_batch_5.bin"),
+        (cifar, lambda f: (f / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(RECORD - 1)), "record 0 has label 11, outside 0 "
+         "to 9"),
+        (imagenet, lambda f: None, "train-00000-of-00001"),
+        (imagenet, lambda f: (f / "train-00000-of-00001").write_bytes(b""), "train-00000-of-00001 is empty"),
+        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "train.tfrecord"), "data set imagenet: no "
+         "train-?????-of-????? in "),
+        (imagenet, lambda f: (f / "train-00000-of-00001").rename(f / "validation-00000-of-00001"), "data set imagenet: no "
+         "train-?????-of-????? in "),
+    ],
+)  # fmt: skip
+def test_damaged_data(tmp_path, make, damage, part):
+    folder = make(tmp_path / f"{make.__name__}-data")
+    damage(folder)
+    before = tree(tmp_path)
+    name = "cifar-10" if make is cifar else "imagenet"
+    assert part in refused("train", "--dataset", name, "--data-dir", folder, "--log-dir", tmp_path / "logs")
+    assert part in refused("train", "--data-dir", folder)  # the data set inferred from the folder's name
+    assert tree(tmp_path) == before
+
+
+def test_data_that_is_whole_is_accepted(tmp_path):
+    """So that the errors above are about the damage."""
+    folder = cifar(tmp_path / "cifar-10-batches-bin")
+    result = run("train", "--data-dir", tmp_path, "--dry-run")
+    assert result.err.startswith("train.py: error: no data set can be inferred from --data-dir")
+    result = run("train", "--dataset", "cifar-10", "--data-dir", tmp_path, "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    assert "20 training and 4 validation images" in result.out
+    assert tree(tmp_path) == tree(folder.parent)
+
+
+# Run folders
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "path, parts",
+    [
+        ("nowhere", {"is not a folder", "no such folder"}),
+        ("empty", {"holds no checkpoint"}),
+        ("file", {"is not a folder", "no such folder"}),
+        ("empty/ckpt-3", {"is not a folder", "no such folder"}),
+    ],
+)
+def test_restore_paths_without_a_run(script, path, parts, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("kept")
+    message = refused(script, "--restore-path", path, *GENERATED)
+    assert message.startswith(f"--restore-path {path}")
+    assert any(part in message for part in parts)
+    assert list(tree(tmp_path)) == ["file"]
+
+
+def test_restore_needs_a_path():
+    assert refused("restore") == "--restore-path is needed: the folder of the run, as in logs/<run>"
+    assert refused("restore", "--epochs", 3).startswith("--restore-path is needed")
+    assert refused("restore", "--restore-path").startswith("--restore-path is needed")
+
+
+@pytest.mark.parametrize(
+    "content, part",
+    [
+        (b"", "arguments.json is missing or empty, and nothing else tells the options of that training"),
+        (b"{", "arguments.json cannot be read"),
+        (b"\xff\xfe", "arguments.json cannot be read"),
+        (b"[]", "arguments.json is damaged: it must hold one JSON object"),
+        (b"3", "arguments.json is damaged: it must hold one JSON object"),
+        (b"{}", "arguments.json is missing or empty, and nothing else tells the options of that training"),
+        (None, "arguments.json is missing or empty, and nothing else tells the options of that training"),
+        ("nowhere", "arguments.json cannot be read: No such file"),
+        (b'{"dataset": "cifar-10", "model": "alexnet"}', "/run/arguments.json): no model 'alexnet'"),
+        (b'{"dataset": "cifar-10", "epochs": "many"}', "/run/arguments.json is damaged: epochs is 'many'"),
+        pytest.param(b'{"asked": 3}', "arguments.json"),
+        pytest.param(b"[" * 100_000, "arguments.json cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_damaged_record_of_a_run(script, content, part, finished, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for file in finished.folder.glob("ckpt-*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    if isinstance(content, bytes):
+        (folder / "arguments.json").write_bytes(content)
+    elif content:
+        (folder / "arguments.json").symlink_to(content)
+    before = tree(tmp_path)
+    assert part in refused(script, "--restore-path", folder)
+    assert tree(tmp_path) == before
+
+
+NO_RECORD = {
+    "asked": (3, []), "run_id": (7,), "parameters": (-1, "9"), "instance": (-1, True), "instance_folders": (-1, [1], "ab"),
+    "total_replicas": (0, -1, 1.5, True, {}, [[1]], "x", "9" * 400, 1e308), "total_batch_size": (0, 2.0, 2**31),
+    "image_size": ("32",), "symmetric_input": ("no",), "instances": (-3,), "iterations_per_epoch": ("x",), "seed": (-1, "3"),
+    "checkpoint_path": ([],), "sources": ([],), "init_path": (7, ["a"]), "lars_skip_list": ([[1]], {}), "validation": ("no",),
+    "weight_avg_exp": (["0.9"],), "epochs": ({"a": 1}, 1e999), "model_size": (1.5,), "poly_lr_decay_power": ("2",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_RECORD)
+def test_what_a_run_cannot_have_recorded_is_named(name, tmp_path):
+    for value in NO_RECORD[name]:
+        (tmp_path / "arguments.json").write_text(json.dumps({"model": "resnet", name: value}))
+        with pytest.raises(CheckpointError, match=f"arguments.json is damaged: {name} is .* but must be"):
+            run_record.options(tmp_path)
+        if name != "asked":
+            assert f"{name} is " in arguments.wrong_option({"asked": {name: value}})
+    may_be_empty = name in ("run_id", "seed", "image_size", "init_path", "epochs")
+    assert (arguments.wrong_option({name: None}) is None) == may_be_empty
+
+
+def test_null_stands_for_no_value_that_every_run_has(finished):
+    recorded = json.loads((finished.folder / "arguments.json").read_text())
+    empty = {name for name, value in recorded.items() if value is None}
+    may_be = {name for name in recorded if arguments.wrong_option({**recorded, name: None}) is None}
+    assert arguments.wrong_option(recorded) is None and empty <= may_be
+    for name in ("optimiser", "precision", "weight_decay", "momentum", "model_size", "batch_norm", "dataset", "parameters"):
+        told = f"{name} is null but must be "
+        assert arguments.wrong_option({**recorded, name: None}).startswith(told)
+        assert arguments.wrong_option({**recorded, "asked": {name: None}}).startswith(told)
+    told = arguments.wrong_option({**recorded, "iterations": None, "epochs": None})
+    assert told == "iterations is null but must be a number where epochs is null"
+
+
+def test_a_run_that_was_alone_has_one_instance():
+    assert arguments.wrong_option({"instances": 1, "instance": 3}) == "instance is 3 but must be below instances, which is 1"
+    assert arguments.wrong_option({"instances": 4, "instance": 3}) is arguments.wrong_option({"instance": 3}) is None
+
+
+@pytest.mark.parametrize("script", ["train", "restore"])
+def test_a_run_goes_on_with_no_other_seed(script, without_manifests):
+    record = without_manifests / "arguments.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "seed": None}))
+    assert f"{record} does not tell the run's seed" in refused(script, "--restore-path", without_manifests)
+    assert run(script, "--restore-path", without_manifests, "--seed", 3, "--dry-run").code == 0
+    record.write_text(json.dumps({**json.loads(record.read_text()), "seed": 2}))
+    message = refused(script, "--restore-path", without_manifests)
+    assert f"({record}): the seed is 2, but 3 in the run's states" in message and "give --seed 3" in message
+    assert run(script, "--restore-path", without_manifests, "--seed", 2, "--dry-run").code == 0  # this one is asked for
+    (without_manifests / "ckpt-1.state.json").write_text('{"iteration": 1}')  # as older versions wrote it
+    assert "but 3 in the run's states" in refused(script, "--restore-path", without_manifests)  # in that of ckpt-0
+    (without_manifests / "ckpt-0.state.json").unlink()
+    assert run(script, "--restore-path", without_manifests, "--dry-run").code == 0
+
+
+@pytest.mark.parametrize("name", ["run_id", "arguments.json", "arguments.json, damaged"])
+def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
+    record = without_manifests / "arguments.json"
+    values = json.loads(record.read_text())
+    if name == "run_id":
+        record.write_text(json.dumps({**values, "run_id": None}))
+        told = f"warning: {record} does not tell the run's run_id: {values['run_id']}, as in its states\n"
+    else:
+        record.rename(without_manifests / "arguments_restore.json")
+        told = f"warning: {record} is missing or empty; arguments_restore.json tells the options\n"
+    if "damaged" in name:
+        record.write_text('{"instances": -3}')
+        told = f"warning: {record} is damaged: instances is -3 but must be"
+    for script in ("restore", "validation")[: 1 if name == "run_id" else 2]:
+        out = succeed(script, "--restore-path", without_manifests, "--dry-run").out
+        assert out.count(told) == 1 and (name == "run_id" or "arguments_restore.json tells the options" in out)
+
+
+def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
+    """Which its states tell of where the record of that call is lost."""
+    newest, record = Checkpoint.at(without_manifests, 1), without_manifests / "arguments_restore.json"
+    state = saved_state.read(newest)
+    newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
+    told = f"ckpt-1 is of a later call of the run than {without_manifests}/arguments.json"
+    for content in (None, b"", b"{ }\n"):
+        if content is not None:
+            record.write_bytes(content)
+        warned = succeed("validation", "--restore-path", without_manifests, "--dry-run").out
+        assert told in warned and "arguments_restore.json of that call is missing or empty" in warned
+        for script in ("restore", "train"):
+            message = refused(script, "--restore-path", without_manifests)
+            assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
+    shutil.copy(without_manifests / "arguments.json", record)
+    assert "later call" not in succeed("restore", "--restore-path", without_manifests, "--dry-run").out
+    values = json.loads(record.read_text())
+    for calls, stale in (([*state["calls"], ["ab", 0], ["cd", 1]], False), ([["ef", 0]], False), (state["calls"], True)):
+        record.write_text(json.dumps({**values, "calls": calls}))  # of a later call, of another branch, of an earlier one
+        lost = run_record.lost(without_manifests)
+        assert lost == (f"ckpt-1 is of a later call of the run than {record}" if stale else None)
+    record.unlink()
+    newest.state_path.write_text(json.dumps({**state, "run_id": "another", "calls": [["ab", 7]]}))
+    assert run_record.lost(without_manifests) is None  # what came from elsewhere tells nothing of this run
+
+
+def test_the_names_that_the_weights_know_stay_those_of_the_training(without_manifests):
+    """Whatever labels.txt says where the run goes on."""
+    record, newest = without_manifests / "arguments.json", Checkpoint.at(without_manifests, 1)
+    recorded = json.loads(record.read_text())
+    for known in ("0123", None):  # None: nobody has told it
+        record.write_text(json.dumps({**recorded, "class_names": known}))
+        assert known_names(without_manifests, newest).get("class_names") == known
+    assert not known_names(without_manifests, None)
+
+
+def test_weights_whose_record_is_damaged_begin_no_run(without_manifests):
+    (without_manifests / "arguments.json").write_text('{"image_size": "32"}')
+    before = tree(without_manifests)
+    assert "image_size is '32' but must be" in refused("train", *GENERATED, "--init-path", without_manifests)
+    assert tree(without_manifests) == before
+
+
+NO_STATE = {
+    "host_steps": (-1, 1e999, 1.5, None, "1"), "seconds": (-1, 1e999, math.nan, "1", 10**400), "updates_per_step": (0, 2.5),
+    "window": ({}, 3, [3], [[1]], [["1", 0]], [[1, 2]], [[1, math.nan]], [[10**400, 0]]), "open": ([[1, 2]], [[1, -1]]),
+    "iteration": (None, "1", -1, 1.0, True), "rolling": (1,), "run_id": (None, 3), "seed": (None, -1, "3"),
+    "calls": ({}, [["a", 1e999]], [["a", -1]], [["a"]], [[1, 1]], ["ab"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_STATE)
+def test_a_state_that_cannot_be_is_as_good_as_lost(name, tmp_path):
+    """Whatever reads it believes every value: the meter, the calls of the run, the search for the newest checkpoint."""
+    found = Checkpoint.at(tmp_path, 1)
+    for value in NO_STATE[name]:
+        found.state_path.write_text(json.dumps({"iteration": 1, "host_steps": 1, name: value}))
+        assert saved_state.read(found) == {}, value
+    sound = {"iteration": 1, "host_steps": 1, "open": [[math.inf, 1]], "calls": [["a", 0]]}
+    found.state_path.write_text(json.dumps(sound))
+    assert saved_state.read(found) == sound
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
+    before = tree(finished.folder)
+    for script, *more in (("train",), ("train", "--dry-run"), ("validation",)):
+        message = refused(script, *GENERATED, *more, "--logs-path", finished.folder)
+        assert message.startswith(f"--logs-path {finished.folder} holds a run already; give another folder")
+        assert f"python restore.py --restore-path {finished.folder} --epochs NUMBER" in message
+    assert tree(finished.folder) == before
+    record = {"dataset": "cifar-10"}
+    (tmp_path / "arguments.json").write_text(json.dumps(record))
+    assert "holds a run already" in refused("train", *GENERATED, "--logs-path", ".")
+    assert json.loads((tmp_path / "arguments.json").read_text()) == record
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (("--epochs", "many"), "epochs is 'many'"),
+        (("--model-size", "21"), "no model size 21"),
+        (("--model-size", "14"), "parameters, that of this call"),
+        (("--stop-after", "1"), "--stop-after 1: the run has done 1 updates already"),
+        (("stray",), "takes one value, but was given"),
+        (("--nonsense",), "unknown option --nonsense"),
+    ],
+)
+@pytest.mark.parametrize("script", ["train", "restore"])
+def test_a_refused_restore_leaves_the_run_as_it_is(script, words, part, finished):
+    before = tree(finished.folder)
+    assert part in refused(script, "--restore-path", finished.folder, *words)
+    assert tree(finished.folder) == before
+
+
+def test_a_network_that_does_not_fit_its_checkpoint(finished):
+    before = tree(finished.folder)
+    result = run("validation", "--restore-path", finished.folder, "--model-size", 14, "--log-dir", "new")
+    assert result.code == 2
+    assert re.search(r"^validation.py: error: checkpoint \S+ckpt-\d+ does not fit the network asked for: ", result.err)
+    assert tree(finished.folder) == before
+
+
+@pytest.fixture
+def without_manifests(finished, tmp_path) -> Path:
+    for kept in finished.folder.iterdir():
+        if not kept.name.endswith(".manifest.json"):
+            (tmp_path / kept.name).write_bytes(kept.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize("file, content", [("ckpt-1.state.json", b"[]"), ("ckpt-1.data-00000-of-00001", b"junk")])
+def test_damaged_files_of_a_run_without_manifests(file, content, without_manifests):
+    (without_manifests / file).write_bytes(content)
+    chosen, _, (warning,) = read.newest(without_manifests)
+    assert chosen.iteration == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
+
+
+def test_averages_and_rows_that_are_lost_do_not_stop_a_run(without_manifests):
+    (without_manifests / "ckpt-1.state.json").write_bytes(b'{"window": 3}')
+    (without_manifests / "training.csv").write_bytes(b"\xff\xfe\n")
+    result = run("restore", "--restore-path", without_manifests, "--iterations", 2)
+    assert result.code == 0, result.err
+    assert (
+        "steps and averages go on from the rows of training.csv" in result.out and "training.csv had 1 damaged" in result.out
+    )
+    assert [(row["step"], row["iteration"]) for row in rows(without_manifests / "training.csv")] == [("2", "2")]
+
+
+# In a process of its own
+
+ASK = """
+import sys
+sys.path.insert(0, {root!r})
+from harness.commands import entry
+import {script}
+code = entry.run_command({script!r}, {script}.main, sys.argv[1:])
+assert not [name for name in sys.modules if name.split(".")[0] == "tensorflow"], "TensorFlow was imported"
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_questions_about_options_do_not_import_tensorflow(script):
+    calls = [(("--help",), 0, "usage: "), (("--no-such-option",), 2, ""), (("--model", "efficientnet", "-h"), 0, "usage: ")]
+    if script != "restore":
+        calls += [
+            ((*GENERATED, "--explain"), 0, "model "),
+            ((*GENERATED, "--seed", "3", "--dry-run"), 0, "--batch-size is an older"),
+        ]
+        calls += [(("--dataset", "cifar-10", "--data-dir", "nowhere"), 2, "")]
+    for words, code, start in calls:
+        result = subprocess.run([sys.executable, "-c", ASK.format(root=str(ROOT), script=script), *words],
+                                capture_output=True, text=True, timeout=60)  # fmt: skip
+        assert "TensorFlow was imported" not in result.stderr
+        assert (result.returncode, result.stdout[: len(start)]) == (code, start), result.stderr
+        assert bool(result.stderr) == (code == 2)
+        if "--dry-run" in words:  # only training has a learning rate and weight updates
+            assert all(
+                (told in result.stdout) == (script == "train") for told in ("learning rate", "Updates: ", " updates per")
+            )
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    result = subprocess.run([sys.executable, str(ROOT / "train.py"), *GENERATED, "--dry-run"], capture_output=True, timeout=60,
+                            cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_exit_code_and_one_line_of_the_program(script, tmp_path):
+    result = subprocess.run([sys.executable, str(ROOT / f"{script}.py"), "--restore-path", "nowhere"],
+                            capture_output=True, text=True, timeout=60, cwd=tmp_path)  # fmt: skip
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(rf"{script}\.py: error: --restore-path nowhere.*\n", result.stderr)
+
+
+@pytest.mark.parametrize("script", ["train.py", "poprun.py", "tools/import_weights.py"])
+def test_a_python_without_the_packages(script):
+    """The system's own, as in `python train.py`, ended with a traceback."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-S", ROOT / script, "--help"], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert re.search(r": error: Python package \w+ is not installed in .*; `make setup` installs it", done.stderr)

@@ -1,0 +1,167 @@
+"""What a process may lack: standard streams, memory, threads, a clock that only goes forward."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from base import plugins
+from base.process import command_line, quiet
+from harness.checkpoints import averages, find, read
+from harness.checkpoints.checkpoint import CheckpointError
+from harness.commands import gc_profile
+from harness.reports import mlperf, profile
+from log import LogError, RunLog, new_run_folder
+
+ROOT = plugins.ROOT
+
+
+class ResourceExhaustedError(Exception):
+    """As TensorFlow's."""
+
+
+ResourceExhaustedError.__module__ = "tensorflow.python.framework.errors_impl"
+OOM = "OOM when allocating tensor with shape[4096,112,112,64] and type float on /device:CPU:0 by allocator cpu"
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (MemoryError(), "out of memory"),
+        (MemoryError("Unable to allocate 9.3 GiB for an array"), "out of memory"),
+        (ImportError("libtensorflow_cc.so.2: failed to map segment from shared object"), "ulimit -v"),
+        (ImportError("libx.so: cannot allocate memory in static TLS block"), "ulimit -v"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (ResourceExhaustedError(f"Graph execution error:\n\n{OOM}\n\t [[{{node conv}}]]"), OOM),
+    ],
+)
+def test_too_little_memory_or_too_few_threads_are_one_line(capsys, error, said):
+    def main(words: list[str]) -> int:
+        raise error
+
+    assert command_line.run("train.py", main, [], ()) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and said in told and told.startswith("train.py: error: "), told
+    if not isinstance(error, (ImportError, RuntimeError)):
+        assert all(
+            knob in told for knob in ("--micro-batch-size", "--gradient-accumulation-count", "--enable-recomputation")
+        )
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a fault of ours"), ImportError("no such name"), ModuleNotFoundError(name="x")]
+)
+def test_other_errors_keep_their_traceback(error):
+    def main(words: list[str]) -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        command_line.run("train.py", main, [], ())
+    assert quiet.starved(error) is None
+
+
+def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
+    start, begun = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(begun) == 3:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError) as refused:
+        quiet._try_threads(5)
+    assert "ulimit -u" in quiet.starved(refused.value)
+    assert len(begun) == 3 and not any(thread.is_alive() for thread in begun)
+
+
+def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch, capsys):
+    def nowhere(*_: object, **__: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    def main(words: list[str]) -> int:
+        return int(nowhere())
+
+    assert command_line.run("train.py", main, [], ()) == 1
+    assert capsys.readouterr().err.endswith("; set TMPDIR to a folder that can be written\n")
+    monkeypatch.setattr("tempfile.mkdtemp", nowhere)
+    with pytest.raises(LogError, match="set TMPDIR"):
+        new_run_folder("name", "logs", None, keep=False)
+
+
+@pytest.mark.parametrize("look", [read.latest, find.select, read.initial, averages.candidates])
+def test_a_folder_of_another_user_is_not_called_empty(monkeypatch, tmp_path, look):
+    def forbidden(path: object = ".") -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", forbidden)  # who is root may look everywhere
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
+        look(tmp_path)
+
+
+def test_a_log_on_a_full_disk_is_named(tmp_path):
+    log = RunLog(tmp_path)
+    log._text.close()
+    with open("/dev/full", "w") as full:
+        log._text = full
+        with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/log.txt'"):
+            log.note("a line")
+        log.note("the console still hears")
+    log.close()
+
+
+OPENING = """
+import os, sys
+from base.process import command_line, quiet
+
+def main(words):
+    with open(words[0], "wb") as file:
+        assert file.fileno() > 2, file.fileno()
+        os.write(2, b"what a library says")
+        print("said"), print("told", file=sys.stderr), sys.stderr.isatty(), sys.stdin.read()
+        return 0
+
+sys.exit(command_line.run("train.py", main, None, ()))
+"""
+
+
+@pytest.mark.parametrize("closed", ["0 1 2", "2", "1", "0 2"])
+def test_files_do_not_take_the_place_of_streams_that_are_closed(tmp_path, closed):
+    kept = os.open(tmp_path / "kept", os.O_WRONLY | os.O_CREAT)
+    close = " ".join(f"{number}{'<' if number == '0' else '>'}&-" for number in closed.split())
+    command = ["sh", "-c", f'exec "$@" {close}', "sh", sys.executable, "-c", OPENING, str(tmp_path / "file")]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=kept, stderr=kept, check=False, timeout=60)
+    os.close(kept)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_profile_is_seen_with_any_clock(tmp_path, capfd):
+    written = tmp_path / f"{profile.STEM}.json"
+    write = "import os, sys; open(sys.argv[1], 'w').write('{}'); os.utime(sys.argv[1], (1, int(sys.argv[2])))"
+    for year in ("100", "50"):  # the clock stands long before this process began, and goes back further
+        assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", write, str(written), year]) == 0
+        assert "wrote no profile" not in capfd.readouterr().err
+    assert gc_profile.main(["-d", str(tmp_path), "--", "true"]) == 0
+    assert "wrote no profile" in capfd.readouterr().err
+
+
+def test_mlperf_s_times_do_not_go_back(monkeypatch):
+    lines: list[str] = []
+    now = iter([2e9, *[1e9] * 20])
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    run = SimpleNamespace(options=SimpleNamespace(logging=SimpleNamespace(mlperf_logging=True)))
+    events = mlperf.Events(run, SimpleNamespace(folder=None, note=lines.append))
+    for key in ("one", "two", "three"):
+        events._event(key)
+    times = [json.loads(line.removeprefix(":::MLLOG "))["time_ms"] for line in lines]
+    assert times == sorted(times) and abs(times[0] - 2e12) < 60_000

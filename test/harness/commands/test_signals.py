@@ -1,0 +1,321 @@
+"""A run that is told to stop keeps what it has done: real processes, real signals, at many moments. Every command ends by a
+signal with one line, whenever it comes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from runs import assert_same_bits, run, succeed, timeless, variables
+
+import train
+from base import plugins
+from base.process.early import BEFORE
+from base.process.signals import Lasting, Signals, StopRequest
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.write import Writer
+from harness.processes.team import Team
+from harness.programs import compiling, executables
+from harness.run.cluster import ALONE
+from harness.training import endings
+from harness.training.job import Job
+from log import RunLog
+
+ROOT = plugins.ROOT
+# one host step of 16 updates, each of several micro-batches: nothing is due in between
+WORDS = (
+    "--dataset fashion-mnist --model-size 8 --batch-size 16 --gradient-accumulation-count 16 --fold 1 --iterations 16 --seed 3 "
+    "--precision 32.32 --optimiser momentum --log-freq 16 --no-validation"
+)
+
+
+def started(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "train.py", *map(str, words)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def await_line(process: subprocess.Popen[str], beginning: str) -> None:
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return
+    raise AssertionError(f"no line {beginning}: {process.stderr.read()}")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    succeed("train", *WORDS.split(), "--logs-path", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "delay"),
+    [
+        (signal.SIGINT, 1.0),
+        *(pytest.param(signal.SIGTERM, d, marks=pytest.mark.slow) for d in (0, 0.2, 0.4, 0.7, 1.4)),
+    ],
+)
+def test_a_signal_inside_a_host_step_loses_nothing(number, delay, unbroken, tmp_path):
+    folder = tmp_path / "run"
+    process = started(*WORDS.split(), "--logs-path", folder)
+    await_line(process, "  fingerprint")  # of the initial checkpoint: the host step begins
+    time.sleep(delay)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, err
+    assert "stopping at the next micro-batch" in err and f"train.py: stopped by {number.name}" in err
+    assert "Traceback" not in err and f"Stopped: {number.name}" in out
+    assert re.search(rf"Go on: .*restore\.py --restore-path {folder}", out)
+    done = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
+    assert done <= 16  # on a busy machine the signal may come late
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 16), variables(folder, 16))
+    assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
+
+
+def test_a_terminal_that_goes_away_stops_a_run_which_saves(unbroken, tmp_path):
+    """The kernel sends SIGHUP, a shell sends another one, and every line from then on is an error of the system."""
+    folder, (ours, terminal) = tmp_path / "run", os.openpty()
+    command = [sys.executable, "-u", "train.py", *WORDS.split(), "--logs-path", str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+                               preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))  # fmt: skip
+    os.close(terminal)
+    seen = b""
+    while b"  fingerprint" not in seen:
+        seen += os.read(ours, 4096)
+    process.send_signal(signal.SIGSTOP)  # one that is stopped for a while goes on as if nothing had been
+    process.send_signal(signal.SIGCONT)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(120) == 129
+    assert "Stopped: SIGHUP" in (folder / "log.txt").read_text() and "Go on: " in (folder / "log.txt").read_text()
+    newest = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
+    assert f"The newest checkpoint is ckpt-{newest}." in (folder / "log.txt").read_text()
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 16), variables(folder, 16))
+    assert timeless(unbroken / "training.csv") == timeless(folder / "training.csv")
+
+
+def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch):
+    def stopped():
+        raise StopRequest(signal.SIGHUP)
+
+    monkeypatch.setattr(executables, "import_tensorflow", lambda run: stopped())
+    result = run("restore", "--restore-path", unbroken, "--iterations", 70)
+    assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
+    told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
+    assert re.fullmatch(told, result.out)
+    monkeypatch.setattr(train.entry, "restore_path", lambda *_: stopped())  # in its first second
+    assert re.fullmatch(told, run("restore", "--restore-path", unbroken, "--iterations", 70).out)
+    result = run("train", "--model-size", 8)
+    assert result.code == 129 and re.fullmatch(r"Nothing was saved.\nBegin again: .*train\.py --model-size 8\n", result.out)
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")  # one process alone would begin another run
+    assert run("train", "--model-size", 8).out == "Nothing was saved.\nBegin again:     the same call of poprun\n"
+
+
+def test_a_run_that_is_stopped_before_it_recorded_its_options_names_the_whole_call(unbroken, monkeypatch):
+    def stopped(*_):
+        raise StopRequest(signal.SIGTERM)
+
+    monkeypatch.setattr(compiling, "training_program", stopped)
+    words = ("--restore-path", unbroken, "--iterations", 70, "--abs-learning-rate", 0.001)
+    result = run("restore", *words)
+    assert result.code == 143 and not (unbroken / "arguments_restore.json").exists()
+    (line,) = re.findall("^Go on: +(.*)", result.out, re.M)
+    assert line.endswith(f"restore.py {' '.join(map(str, words))}") and line in (unbroken / "log.txt").read_text()
+
+
+def test_a_run_that_is_stopped_before_it_saved_says_how_to_begin_again(monkeypatch, tmp_path):
+    def stopped(*_):
+        raise StopRequest(signal.SIGTERM)
+
+    monkeypatch.setattr(compiling, "training_program", stopped)
+    folder = tmp_path / "run"
+    result = run("train", *WORDS.split(), "--logs-path", folder)
+    assert result.code == 143
+    assert f"Stopped: SIGTERM\nThere is no checkpoint in {folder}; delete it before the same call\n" in result.out
+    assert re.search(rf"\nNothing was saved.\nBegin again: .*train\.py --dataset .* --logs-path {folder}\n$", result.out)
+
+
+def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path, capsys):
+    """And not what else lies in the folder, such as a damaged checkpoint that was left out."""
+    Path(Checkpoint.at(tmp_path, 6).prefix + ".index").touch()
+    logging = SimpleNamespace(logs=True, logs_path=None)
+    stopped = SimpleNamespace(options=SimpleNamespace(logging=logging), cluster=ALONE)
+    none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
+    for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
+        with Writer(newest) as writer:
+            endings.stopped(Job(stopped, Team(), tmp_path, RunLog(None)), writer, "", "SIGTERM")
+        assert told in capsys.readouterr().out
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    """The first one waits for a micro-batch that takes long."""
+    words = "--dataset fashion-mnist --model-size 8 --batch-size 10000 --precision 32.32 --iterations 4 --no-validation"
+    process = started(*words.split(), "--no-logs")
+    await_line(process, "  fingerprint")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped at once" in err
+    assert time.monotonic() - sent < 30  # no speed, but that nothing was waited for
+
+
+def test_a_signal_while_the_graph_is_built_leaves_at_once(tmp_path):
+    process = started(*WORDS.split(), "--logs-path", tmp_path / "run")
+    await_line(process, "Total Parameters")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in err and "train.py: stopped by SIGTERM" in err
+    assert "Go on" not in out or list((tmp_path / "run").glob("ckpt-0.index"))
+
+
+def test_one_process_at_a_time_writes_a_run(unbroken, tmp_path):
+    """The lock ends with the process, however that ends."""
+    folder = tmp_path / "run"
+    process = started(*WORDS.split(), "--logs-path", folder)
+    await_line(process, "  fingerprint")
+    second = run("restore", "--restore-path", folder)
+    assert second.code == 2 and second.err.count("\n") == 1
+    assert f"the run in {folder} is being written by another process (pid {process.pid})" in second.err
+    process.kill()
+    process.communicate(timeout=60)
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 16), variables(folder, 16))
+
+
+def test_the_earlier_handlers_come_back(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    succeed("train", *WORDS.replace("--iterations 16", "--iterations 1").split(), "--logs-path", tmp_path / "run")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_during_validation_leaves_a_run_that_is_validated_on_restore(tmp_path):
+    folder = tmp_path / "run"
+    words = WORDS.replace("--no-validation", "").replace("--iterations 16", "--iterations 2")
+    process = started(*words.split(), "--valid-batch-size", 1, "--logs-path", folder)
+    await_line(process, "Validation program ready")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in err
+    restored = succeed("restore", "--restore-path", folder, "--valid-batch-size", 500)
+    assert "Validation top-1 accuracy [ckpt-2]" in restored.out
+
+
+# Every command, whenever it comes: small programs instead of trainings
+
+COMMANDS = (
+    "train.py", "restore.py", "validation.py", "weight_avg.py", "inference_embedded.py", "poprun.py", "Datasets/verify.py",
+    "Datasets/convert.py", "harness/commands/gc_profile.py", "harness/commands/gc_info.py", "tools/compare_runs.py", "tools/import_weights.py",
+    "tools/findings.py",
+)  # fmt: skip
+# runs a script; a signal comes at the first import after its handlers are there, if nothing large has been imported before
+WHILE_IMPORTING = """
+import builtins, os, runpy, signal, sys
+path, number = sys.argv[1], int(sys.argv[2])
+real = builtins.__import__
+def interrupted(name, *more, **named):
+    if callable(signal.getsignal(signal.SIGTERM)) and not {"argparse", "emulator", "yaml"} & set(sys.modules):
+        signal.raise_signal(number)
+    return real(name, *more, **named)
+sys.argv, sys.path[0] = [path], os.path.dirname(os.path.abspath(path))
+if path.startswith(("Datasets", "harness")):  # python -m
+    sys.path[0] = os.getcwd()
+builtins.__import__ = interrupted
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def python(program: str, *words: object, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+@pytest.mark.parametrize(("k", "path"), list(enumerate(COMMANDS)))
+def test_a_signal_while_a_script_imports_is_one_line(k, path):
+    number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[k % 3]
+    done = python(WHILE_IMPORTING, path, number.value)
+    assert done.returncode == 128 + number, done.stderr
+    assert done.stderr.strip().count("\n") == 0 and f": stopped by {number.name}{BEFORE}\n" in done.stderr
+
+
+IN_A_COMMAND = """
+import os, signal, sys, threading, time
+from base.process import command_line, early
+me = os.getpid()
+early.begin("it")
+def main(words):
+    %s
+    return 0
+sys.exit(command_line.run("it", main, None, ()))
+"""
+SAVING = "try: os.kill(me, signal.SIGHUP); time.sleep(9)\n    except BaseException: os.kill(me, %s); time.sleep(0.3); print('saved'); raise"
+MOMENTS = {
+    "in the middle": ("os.kill(me, signal.SIGTERM); time.sleep(9)", 143, "", "it: stopped by SIGTERM"),
+    "in a destructor": (
+        "D = type('D', (), {'__del__': lambda self: signal.raise_signal(signal.SIGINT)}); D(); time.sleep(9)",
+        130, "", "it: stopped by SIGINT",
+    ),
+    "where a library makes an error of it": (
+        "try: signal.raise_signal(signal.SIGINT)\n    except BaseException: raise ImportError('initialisation failed') from None",
+        130, "", "it: stopped by SIGINT",
+    ),
+    "at exit": ("import atexit; atexit.register(lambda: os.kill(me, signal.SIGINT))", 130, "", "it: stopped by SIGINT"),
+    "a terminal and its shell": (SAVING % "signal.SIGHUP", 129, "saved\n", "it: stopped by SIGHUP"),
+    "a terminal, then the system": (SAVING % "signal.SIGTERM", 129, "saved\n", "it: stopped by SIGHUP"),
+    "in a long call of a library": (  # which no handler interrupts
+        "import ctypes; once = lambda: (time.sleep(1), os.kill(me, signal.SIGINT))\n"
+        "    take, lock = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64); take(lock)\n"
+        "    threading.Thread(target=lambda: (once(), once())).start(); take(lock)",
+        130, "", "stopped at once",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_ends_a_command_in_one_line(moment):
+    body, code, out, err = MOMENTS[moment]
+    done = python(IN_A_COMMAND % body)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, out, err)
+
+
+def test_nohup_is_honoured():
+    body = "os.kill(me, signal.SIGHUP); time.sleep(0.1)"
+    done = python(IN_A_COMMAND % body, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Broken(io.StringIO):
+    """A stream whose other end has gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
+    signals = Signals()
+    print("dropped", file=Lasting(Broken(errno.EIO), signals))
+    with pytest.raises(BrokenPipeError):
+        print("told", file=Lasting(Broken(errno.EPIPE), signals))
+    signals.received = signal.SIGINT
+    print("dropped", file=Lasting(Broken(errno.EPIPE), signals))
+    with pytest.raises(OSError, match="No space"):
+        print("told", file=Lasting(Broken(errno.ENOSPC), signals))

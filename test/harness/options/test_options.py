@@ -1,0 +1,632 @@
+"""Every option: that it exists with the right type and default, and that it changes something a person can see or
+is a hint that is said to be one.
+
+The rows are held against the catalogues, so a new option without a row fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from runs import program, succeed
+
+from base import plugins
+from emulator.plan.options import DeviceOptions
+from emulator.plan.trace import CountingLayers
+from harness.commands import cli
+from harness.options.catalogue import Option, section_options
+from harness.options.sections import SECTIONS
+from harness.run.resolve import prepare
+from harness.run.run import Run
+from Models import _segments
+
+TESTS = {path.name: path for path in (plugins.ROOT / "test").rglob("test_*.py")}
+EMULATOR = plugins.ROOT / "emulator"
+SCRIPTS = ("train", "validation", "restore")
+MODELS, SCHEDULES = plugins.names("Models"), plugins.names("LR_Schedules")
+TEXTS, REALS, WHOLES = (str,), (float,), (int,)  # several values
+
+
+# 1. Names, types, defaults. A default of None is filled in from the model or
+# the data (second table). Flags whose --no- form is the original's option have its positive name and are on.
+
+SHARED = {
+    "main": {
+        "model": (str, "resnet"), "lr_schedule": (str, "stepped"), "restore_path": (str, None), "help": (bool, False),
+        "config": (str, None), "config_path": (str, None), "explain": (bool, False), "dry_run": (bool, False),
+        "summary": (bool, False), "release": (str, None),
+    },
+    "dataset": {
+        "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
+        "synthetic_data": (bool, False), "generated_data": (bool, False), "dataset_cache": (bool, True),
+        "normalise_input": (bool, False), "symmetric_input": (bool, False), "image_size": (int, None), "num_classes": (int, None), "train_with_valid_preprocessing": (bool, False),
+        "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
+        "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
+        "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
+        "shuffle_block": (int, 1), "skip_bad_records": (int, 0), "dataset_benchmark": (bool, False),
+    },
+    "training": {
+        "micro_batch_size": (int, None), "gradient_accumulation_count": (int, 1), "global_batch_size": (int, None),
+        "epochs": (float, None), "iterations": (int, None), "keep_going": (bool, False), "stop_after": (int, None),
+        "base_learning_rate_exponent": (float, None), "abs_learning_rate": (float, None), "weight_decay": (float, None),
+        "loss_scaling": (float, 128.0), "label_smoothing": (float, None), "optimiser": (str, "SGD"),
+        "momentum": (float, 0.9), "rmsprop_decay": (float, None), "rmsprop_base_decay_exp": (float, None),
+        "rmsprop_epsilon": (float, 0.001), "offload_fp32_weight_copy": (bool, False), "variable_filter": (TEXTS, ()),
+        "init_path": (str, None), "distributed": (bool, False), "worker_timeout": (float, 60.0), "syncs_per_epoch": (int, 0),
+        "epochs_per_sync": (float, 0.0), "stable_norm": (bool, None), "weight_avg_N": (WHOLES, ()),
+        "weight_avg_exp": (REALS, ()), "lars_epsilon": (float, 0.0), "lars_eeta": (float, 0.001),
+        "lars_skip_list": (TEXTS, ("beta", "gamma", "bias")), "lars_weight_decay": (float, None),
+        "lamb_beta1": (float, 0.9), "lamb_beta2": (float, 0.999), "lamb_epsilon": (float, 1e-6),
+        "lamb_weight_decay": (float, None), "lamb_skip_list": (TEXTS, ("beta", "gamma", "bias")),
+    },
+    "checkpoint": {
+        "ckpts_per_epoch": (int, 1), "epochs_per_ckpt": (int, 0), "ckpt_epochs_offset": (float, 0.0),
+        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "safety_ckpt_minutes": (float, 10.0), "validation": (bool, True),
+        "valid_batch_size": (int, None), "latency": (bool, False),
+    },
+    "device": {
+        "shards": (int, 1), "replicas": (int, 1), "pipeline": (bool, False), "pipeline_splits": (TEXTS, ()),
+        "pipeline_schedule": (str, "Interleaved"), "max_cross_replica_buffer_size": (int, 10485760),
+        "min_remote_tensor_size": (int, 128), "rts": (bool, False), "precision": (str, "16.16"), "fp32_accumulators": (bool, False),
+        "enable_half_partials": (bool, False), "gather_conv_output": (bool, False), "stochastic_rounding": (str, "ON"),
+        "batches_per_step": (int, 1000), "device": (str, "auto"), "select_ipu": (TEXTS, ("AUTO",)), "sharding_exclude_filter": (TEXTS, ()),
+        "sharding_include_filter": (TEXTS, ()), "fp_exceptions": (bool, False), "enable_recomputation": (bool, False),
+        "seed": (int, None), "identical_replica_seeding": (bool, False), "gc_profile": (str, None), "profile": (str, None),
+        "available_memory_proportion": (REALS, ()), "disable_variable_offloading": (bool, False),
+        "enable_conv_dithering": (bool, False), "internal_exchange_optimisation_target": (str, None),
+        "compile_only": (bool, False), "memory_check": (bool, True), "on_demand": (bool, True), "prefetch_depth": (int, None),
+        "fold": (str, "auto"), "fold_memory": (int, 1024), "num_io_tiles": (int, 0), "BN_span": (int, 1), "saturate_on_overflow": (bool, False),
+        "scheduling_algorithm": (str, "choose-best"), "max_reduce_many_buffer_size": (int, 0),
+        "profile_compilation": (bool, False), "executable_cache": (bool, True),
+        "executable_cache_path": (str, None), "executable_cache_size": (int, 1000), "gcl_method": (str, None),
+        "gcl_max_broadcast_size": (int, None), "poplar_sync_configuration": (str, None),
+        "force_weight_to_fp16": (TEXTS, ()), "force_weight_to_fp32": (TEXTS, ()), "force_unstable_norm": (bool, False),
+        "gradient_mean_reduce_re": (TEXTS, ()), "only_use_slic_vmac_16": (bool, False), "analyse_nans": (bool, False),
+    },
+    "logging": {
+        "log_dir": (str, "./logs/"), "logs_path": (str, None), "name_suffix": (str, None), "logs_per_epoch": (int, None),
+        "log_freq": (int, None), "logs": (bool, True), "log_all_instances": (bool, False),
+        "mlperf_logging": (bool, False), "wandb": (bool, False), "wandb_project": (str, "tf-cnn"),
+    },
+}  # fmt: skip
+SOME_SCRIPTS = {
+    "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ())}},
+    "restore": {"logging": {"wandb_id": (str, None)}},
+    "train": {},
+}
+RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
+            "BN_decay": (float, None), "contiguous_groups": (bool, False)}  # fmt: skip
+OF_MODEL = {
+    "resnet": RESIDUAL,
+    "squeezenet": {"use_bypass": (bool, False)},
+    "resnext": {**RESIDUAL, "convolution_groups": (int, 32), "group_dim": (int, 4), "widenet": (bool, False)},
+    "efficientnet": {
+        "model_size": (str, None), "dropout_rate": (float, None), "block_survival_prob": (float, 0.8), "se": (bool, True),
+        "depth_divisor": (int, 8), "top_width": (int, 1280), "use_relu": (bool, False),
+        "use_relu6": (bool, False), "fix_stem_head": (bool, False), "expand_ratio": (int, 6),
+        "group_dim": (int, 1), "BN_decay": (float, 0.97), "batch_norm": (bool, None), "group_norm": (bool, None),
+        "groups": (int, 4), "contiguous_groups": (bool, False), "norm_epsilon": (float, 1e-3), "width_coefficient": (float, None),
+        "depth_coefficient": (float, None), "proxy_norm": (bool, False), "proxy_epsilon": (float, 0.03),
+        "proxy_recompute": (bool, True),
+    },
+}  # fmt: skip
+OF_SCHEDULE = {
+    "stepped": {"learning_rate_decay": (float, 0.1), "learning_rate_schedule": (str, None), "warmup_epochs": (float, 5.0)},
+    "cosine": {"warmup_epochs": (float, 5.0)},
+    "exponential": {"lr_decay_rate": (float, None), "lr_drops": (int, None), "warmup_epochs": (float, 5.0)},
+    "polynomial_decay_lr": {
+        "warmup_epochs": (float, 5.0), "poly_lr_decay_power": (float, 2.0), "poly_lr_end_ratio": (float, 1e-5),
+        "abs_end_learning_rate": (float, None), "poly_lr_early": (bool, False), "poly_lr_decay_steps": (int, None),
+    },
+}  # fmt: skip
+
+
+def declared(cls: type, script: str | None) -> dict[str, tuple[object, object]]:
+    """{name: (type, default)} of a section, several values as (type,)."""
+    found = section_options("", cls, script)
+    return {option.name: ((option.base,) if option.several else option.base, option.default) for option in found}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_shared_options_have_their_types_and_defaults(script, section):
+    expected = SHARED[section] | SOME_SCRIPTS[script].get(section, {})
+    assert declared(SECTIONS[section], script) == expected
+
+
+def test_every_model_and_schedule_is_in_the_tables():
+    assert OF_MODEL.keys() == set(MODELS)
+    assert OF_SCHEDULE.keys() == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_model_options_have_their_types_and_defaults(model):
+    assert declared(plugins.load("Models", model).Options, None) == OF_MODEL[model]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedule_options_have_their_types_and_defaults(schedule):
+    assert declared(plugins.load("LR_Schedules", schedule).Options, None) == OF_SCHEDULE[schedule]
+
+
+# (model, data set) -> weight decay, LARS' own, exponent with SGD and with momentum, epochs, stepped drops, micro-batch,
+# group norm, groups, model size, stable norm, label smoothing
+RESOLVED = [
+    ("resnet", "imagenet", 1e-4, 1e-4, -8, -11, 100, "0.3,0.6,0.8,0.9", 4, True, 32, 18, False, None),
+    ("resnet", "cifar-10", 1e-6, 1e-6, -6, -6, 160, "0.5,0.75", 32, False, 16, 20, False, None),
+    ("resnet", "cifar-100", 1e-6, 1e-6, -6, -6, 160, "0.5,0.75", 32, False, 16, 20, False, None),
+    ("resnet", "fashion-mnist", 1e-6, 1e-6, -6, -6, 160, "0.5,0.75", 32, False, 16, 20, False, None),
+    ("resnext", "imagenet", 1e-4, 1e-4, -8, -11, 100, "0.3,0.6,0.8,0.9", 1, True, 32, 14, True, None),
+    ("resnext", "cifar-10", 1e-6, 1e-6, -6, -6, 160, "0.5,0.75", 8, False, 16, 11, True, None),
+    ("squeezenet", "imagenet", 1e-4, 1e-4, -8, -11, 100, "0.3,0.6,0.8,0.9", 2, None, None, None, False, None),
+    ("squeezenet", "cifar-10", 1e-6, 1e-6, -10, -10, 160, "0.5,0.75", 128, None, None, None, False, None),
+    ("efficientnet", "imagenet", 1e-5, 1e-5, -7, -10, 350, "0.3,0.6,0.8,0.9", 4, True, 4, "B0", True, 0.1),
+    ("efficientnet", "cifar-10", 1e-6, 1e-6, -6, -6, 300, "0.5,0.75", 8, True, 4, "CIFAR", True, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", RESOLVED, ids=lambda row: "-".join(row[:2]))
+def test_defaults_by_model_and_data(row):
+    model, dataset, decay, lars_decay, sgd, momentum, epochs, drops, batch, group, groups, size, stable, smoothing = row
+    words = ["--model", model, "--dataset", dataset]
+    values = cli.parse(words, environ={}).options.values()
+    assert (values["weight_decay"], values["lars_weight_decay"], values["epochs"]) == (decay, lars_decay, epochs)
+    assert (values["learning_rate_schedule"], values["micro_batch_size"]) == (drops, batch)
+    if group is not None:
+        assert (values["group_norm"], values["batch_norm"]) == (group, not group)
+        assert (values["groups"], values["model_size"], values["BN_decay"]) == (groups, size, 0.97)
+    assert (bool(values["stable_norm"]), values["label_smoothing"]) == (stable, smoothing)
+    assert values["base_learning_rate_exponent"] == sgd
+    with_momentum = cli.parse([*words, "--optimiser", "momentum"], environ={}).options
+    assert with_momentum.training.base_learning_rate_exponent == momentum
+    assert (with_momentum.training.iterations, with_momentum.training.abs_learning_rate) == (None, None)
+
+
+@pytest.mark.parametrize("words", [(), ("--dataset", "imagenet")])
+def test_exponential_drops_of_efficientnet(words):
+    words = ["--model", "efficientnet", "--dataset", "cifar-10", "--lr-schedule", "exponential", *words]
+    schedule = cli.parse(words, environ={}).options.schedule
+    assert (schedule.lr_decay_rate, schedule.lr_drops) == (0.97, 146)
+
+
+# 2. What an option changes. A row's first words are the call without the option, then come the words of the option,
+# then what must change in the prepared run: everything named, and nothing else.
+
+BASE = "--dataset cifar-10 --generated-data --seed 7"
+IMAGENET = BASE.replace("cifar-10", "imagenet")
+EFFICIENT = BASE + " --model efficientnet"
+GROUPED = BASE + " --group-norm"
+STAGED = BASE + " --shards 2 --pipeline-splits b2/1/relu --gradient-accumulation-count 8 --fold 1"
+LENGTH = {"length", "rates"}
+NORM = {"layers", "variables"}
+PREPARED: dict[str, tuple[str, str, set[str]]] = {
+    "model": (BASE, "--model resnext --micro-batch-size 32", {"layers", "variables", "name"}),
+    "lr_schedule": (BASE, "--lr-schedule cosine", {"rates"}),
+    "dataset": ("--generated-data --seed 7 --dataset cifar-10", "--dataset cifar-100", {"data", "layers", "variables"}),
+    "generated_data": ("--dataset fashion-mnist --seed 7", "--generated-data", {"data"}),
+    "num_classes": (IMAGENET, "--num-classes 10", {"data", "layers", "variables"}),
+    "eight_bit_io": (BASE, "--eight-bit-io", {"request"}),
+    "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "variables"}),
+    "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "length", "rates"}),
+    "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request"}),
+    "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
+    "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
+    "normalise_input": (IMAGENET, "--normalise-input", {"request"}),
+    "symmetric_input": (IMAGENET, "--symmetric-input", {"request"}),
+    "hostside_norm": (IMAGENET, "--hostside-norm", {"request"}),
+    "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request"}),
+    "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request"}),
+    "micro_batch_size": (BASE, "--micro-batch-size 16", {"plan", "peak", "request", "name", *LENGTH}),
+    "gradient_accumulation_count": (BASE, "--gradient-accumulation-count 2", {"plan", "peak", "name", *LENGTH}),
+    "global_batch_size": (BASE, "--global-batch-size 96", {"plan", "peak", "name", *LENGTH}),
+    "epochs": (BASE, "--epochs 10", {*LENGTH}),
+    "iterations": (BASE, "--iterations 100", {"plan", *LENGTH}),
+    "base_learning_rate_exponent": (BASE, "--base-learning-rate-exponent -11", {"peak", "rates"}),
+    "abs_learning_rate": (BASE, "--abs-learning-rate 0.125", {"peak", "rates"}),
+    "ckpts_per_epoch": (BASE, "--ckpts-per-epoch 0", {"length"}),
+    "epochs_per_ckpt": (BASE, "--epochs-per-ckpt 3", {"length"}),
+    "ckpt_epochs_offset": (BASE, "--ckpt-epochs-offset 9.5", {"length"}),
+    "valid_batch_size": (BASE, "--valid-batch-size 5", {"validation batch"}),
+    "shards": (BASE, "--shards 2", {"plan", "obeyed", "stages"}),
+    "pipeline": (STAGED, "--pipeline", {"plan", "obeyed", "name"}),
+    "pipeline_splits": (BASE, "--pipeline-splits b2/1/relu", {"plan", "stages"}),
+    "pipeline_schedule": (STAGED + " --pipeline", "--pipeline-schedule Grouped", {"plan"}),
+    "sharding_include_filter": (BASE + " --shards 2", "--sharding-include-filter b1", {"stages"}),
+    "sharding_exclude_filter": (BASE + " --shards 2", "--sharding-exclude-filter b2", {"stages"}),
+    "enable_recomputation": (BASE, "--enable-recomputation", {"obeyed"}),
+    "select_ipu": (BASE, "--select-ipu 3 5", {"plan"}),
+    "identical_replica_seeding": (BASE + " --replicas 2", "--identical-replica-seeding", {"obeyed"}),
+    "BN_span": (BASE + " --replicas 4", "--BN-span 2", {"plan", "obeyed"}),
+    "fold": (BASE + " --gradient-accumulation-count 4", "--fold 2", {"plan"}),
+    "fold_memory": (BASE + " --gradient-accumulation-count 4", "--fold-memory 1", {"plan"}),
+    "replicas": (BASE, "--replicas 3", {"plan", "obeyed", "peak", "name", *LENGTH}),
+    "batches_per_step": (BASE, "--batches-per-step 20", {"plan", "length"}),
+    "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name", "plan"}),
+    "seed": (BASE.replace("--seed 7", ""), "--seed 8", {"seed", "request"}),
+    "stable_norm": (GROUPED, "--stable-norm", {"layers"}),
+    "force_unstable_norm": (GROUPED + " --stable-norm", "--force-unstable-norm", {"layers"}),
+    "name_suffix": (BASE, "--name-suffix second", {"name"}),
+    "logs_per_epoch": (BASE, "--logs-per-epoch 2", {"plan", "length"}),
+    "log_freq": (BASE, "--log-freq 7", {"plan", "length"}),
+    **{
+        f"{model}/{name}": (f"{BASE} --model {model} {rest}", words, changes)
+        for model in ("resnet", "resnext")
+        for name, rest, words, changes in [
+            ("model_size", "", "--model-size 29", {*NORM, "name"}),
+            ("batch_norm", "", "--no-batch-norm", {*NORM, "name"}),
+            ("group_norm", "", "--group-norm", {*NORM, "name"}),
+            ("groups", "--group-norm", "--groups 8", {"layers", "name"}),
+            ("BN_decay", "", "--BN-decay 0.9", {*NORM}),
+            ("contiguous_groups", "--group-norm", "--contiguous-groups", {"layers"}),
+        ]
+    },
+    "squeezenet/use_bypass": (BASE + " --model squeezenet --image-size 64", "--use-bypass", {"layers"}),
+    "resnext/convolution_groups": (BASE + " --model resnext", "--convolution-groups 16", {*NORM}),
+    "resnext/group_dim": (BASE + " --model resnext", "--group-dim 8", {*NORM}),
+    "resnext/widenet": (BASE + " --model resnext", "--widenet", {*NORM}),
+    "efficientnet/model_size": (EFFICIENT, "--model-size 1", {*NORM, "name"}),
+    "efficientnet/batch_norm": (EFFICIENT, "--batch-norm", {*NORM, "name"}),
+    "efficientnet/contiguous_groups": (EFFICIENT, "--contiguous-groups", {"layers"}),
+    "efficientnet/proxy_norm": (EFFICIENT, "--proxy-norm", {*NORM}),
+    "efficientnet/proxy_epsilon": (EFFICIENT + " --proxy-norm", "--proxy-epsilon 0.1", {*NORM}),
+    "efficientnet/groups": (EFFICIENT, "--groups 8", {"layers", "name"}),
+    "efficientnet/BN_decay": (EFFICIENT + " --batch-norm", "--BN-decay 0.9", {*NORM}),
+    "efficientnet/norm_epsilon": (EFFICIENT, "--norm-epsilon 0.01", {"layers"}),
+    "efficientnet/dropout_rate": (EFFICIENT, "--dropout-rate 0.5", {"layers"}),
+    "efficientnet/block_survival_prob": (EFFICIENT, "--block-survival-prob 0.5", {"layers"}),
+    "efficientnet/se": (EFFICIENT, "--no-se", {*NORM}),
+    "efficientnet/depth_divisor": (EFFICIENT, "--depth-divisor 16", {*NORM}),
+    "efficientnet/top_width": (EFFICIENT, "--top-width 0", {*NORM}),
+    "efficientnet/use_relu": (EFFICIENT, "--use-relu", {"layers"}),
+    "efficientnet/use_relu6": (EFFICIENT, "--use-relu6", {"layers"}),
+    "efficientnet/fix_stem_head": (EFFICIENT, "--fix-stem-head", {*NORM}),
+    "efficientnet/expand_ratio": (EFFICIENT, "--expand-ratio 4", {*NORM}),
+    "efficientnet/group_dim": (EFFICIENT, "--group-dim 16", {*NORM}),
+    "efficientnet/width_coefficient": (EFFICIENT, "--width-coefficient 1", {*NORM}),
+    "efficientnet/depth_coefficient": (EFFICIENT, "--depth-coefficient 2", {*NORM}),
+    "stepped/learning_rate_decay": (BASE, "--learning-rate-decay 0.5", {"rates"}),
+    "stepped/learning_rate_schedule": (BASE, "--learning-rate-schedule 0.25", {"rates"}),
+    **{
+        f"{schedule}/warmup_epochs": (f"{EFFICIENT} --lr-schedule {schedule}", "--warmup-epochs 0", {"rates"})
+        for schedule in SCHEDULES
+    },
+    "exponential/lr_decay_rate": (EFFICIENT + " --lr-schedule exponential", "--lr-decay-rate 0.5", {"rates"}),
+    "exponential/lr_drops": (EFFICIENT + " --lr-schedule exponential", "--lr-drops 3", {"rates"}),
+    **{
+        f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates"})
+        for name, words in [
+            ("poly_lr_decay_power", "--poly-lr-decay-power 1"),
+            ("poly_lr_end_ratio", "--poly-lr-end-ratio 0.1"),
+            ("abs_end_learning_rate", "--abs-end-learning-rate 0.01"),
+        ]
+    },
+    **{  # also the rate that the curve begins with, and of which update a log row tells it
+        f"polynomial_decay_lr/{name}": (BASE + " --lr-schedule polynomial_decay_lr", words, {"rates", "peak", "length"})
+        for name, words in [
+            ("poly_lr_early", "--poly-lr-early"),
+            ("poly_lr_decay_steps", "--poly-lr-decay-steps 20000"),
+        ]
+    },
+}
+HALF, CLOTHES = "--precision 16.16", "--dataset fashion-mnist"
+RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB"}
+# options that only a graph shows: what differs after two weight updates, or in the graph itself
+BUILT: dict[str, tuple[str, str, set[str]]] = {
+    "optimiser": ("", "--optimiser momentum", {"weights", "slots"}),
+    "momentum": ("--optimiser momentum", "--momentum 0.5", {"weights", "slots"}),
+    "weight_decay": ("", "--weight-decay 0.5", {"weights", "loss"}),
+    # 100 is no power of two, so the gradients are rounded otherwise too; the slots are those of the scaled gradients
+    "loss_scaling": ("--optimiser momentum", "--loss-scaling 100", {"weights", "slots"}),
+    "label_smoothing": ("", "--label-smoothing 0.5", {"weights", "loss"}),
+    "synthetic_data": ("", "--synthetic-data", {"graph"}),
+    "mixup_alpha": (CLOTHES, "--mixup-alpha 0.2", {"weights", "loss"}),
+    "cutmix_lambda": (CLOTHES, "--cutmix-lambda 0.6", {"weights", "loss"}),
+    "cutmix_version": (f"{CLOTHES} --cutmix-lambda 0.6", "--cutmix-version 2", {"weights", "loss"}),
+    "precision": ("", "--precision 16.32", {"weights", "loss"}),
+    "fp32_accumulators": (
+        "--precision 16.32 --gradient-accumulation-count 3 --fold 1",
+        "--fp32-accumulators",
+        {"weights", "loss"},
+    ),
+    "saturate_on_overflow": (f"{HALF} --loss-scaling 1e9", "--saturate-on-overflow", {"weights", "loss"}),
+    "offload_fp32_weight_copy": (HALF, "--offload-fp32-weight-copy", {"weights", "slots", "loss"}),
+    **{
+        name: (f"--optimiser {RULES[name.split('_')[0]]}", words, {"weights", *more})
+        for name, words, *more in [
+            ("rmsprop_decay", "--rmsprop-decay 0.5", "slots", "loss"),
+            ("rmsprop_base_decay_exp", "--rmsprop-base-decay-exp -8", "slots", "loss"),
+            ("rmsprop_epsilon", "--rmsprop-epsilon 0.5", "slots", "loss"),
+            ("lars_epsilon", "--lars-epsilon 0.5", "slots", "loss"),
+            ("lars_eeta", "--lars-eeta 0.5", "slots", "loss"),
+            ("lars_skip_list", "--lars-skip-list gamma", "slots"),
+            ("lars_weight_decay", "--lars-weight-decay 0.5", "slots", "loss"),
+            ("lamb_beta1", "--lamb-beta1 0.5", "slots"),
+            ("lamb_beta2", "--lamb-beta2 0.5", "slots"),
+            ("lamb_epsilon", "--lamb-epsilon 0.1", "slots", "loss"),
+            ("lamb_weight_decay", "--lamb-weight-decay 0.5", "slots", "loss"),
+            ("lamb_skip_list", "--lamb-skip-list gamma"),
+        ]
+    },
+}
+# options that decide what a command does or writes; the tests that see it
+ELSEWHERE = {
+    "config": "test_configs.py::test_every_block_of_the_repository",
+    "config_path": "test_configs.py::test_a_file_like_that_of_meme",
+    "release": "test_recipes.py::test_every_block_of_a_release",
+    "skip_bad_records": "test_inputs.py::test_one_bad_record_too_many_is_an_error",
+    "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
+    "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",
+    "safety_ckpt_minutes": "test_safety.py::test_safety_checkpoints_change_nothing",
+    "hostside_image_mixing": "test_mixing.py::test_host_device_and_layout_mix_alike",
+    "weight_avg_N": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
+    "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
+    "fp_exceptions": "test_watch.py::test_a_planted_overflow_is_named",
+    "analyse_nans": "test_precision.py::test_overflow_is_nan_or_saturates",
+    "force_weight_to_fp16": "test_precision.py::test_weights_are_kept_as_finely_as_they_are_forced_to",
+    "force_weight_to_fp32": "test_precision.py::test_weights_are_kept_as_finely_as_they_are_forced_to",
+    "explain": "test_cli.py::test_explain",
+    "dry_run": "test_bad_input.py::test_questions_about_options_do_not_import_tensorflow",
+    "help": "test_cli.py::test_help_names_every_option",
+    "restore_path": "test_train.py::test_stop_and_restore_gives_the_same_bits",
+    "summary": "test_cli.py::test_summary_adds_up",
+    "init_path": "test_finetune.py::test_a_run_begins_with_the_weights_of_another_and_counts_from_nought",
+    "variable_filter": "test_finetune.py::test_only_what_the_filter_names_moves",
+    "stop_after": "test_train.py::test_stop_and_restore_gives_the_same_bits",
+    "data_dir": "test_bad_input.py::test_damaged_data",
+    "max_ckpts_to_keep": "test_train.py::test_checkpoint_and_validation_points",
+    "validation": "test_train.py::test_checkpoint_and_validation_points",
+    "repeat": "test_train.py::test_validation_of_one_checkpoint",
+    "num_inference_thread": "test_embedded.py::test_threads_share_one_program",
+    "force_recompile": "test_embedded.py::test_the_program_is_built_once",
+    "tmp_execs": "test_embedded.py::test_a_temporary_program_leaves_nothing",
+    "inference": "test_train.py::test_validation_of_one_checkpoint",
+    "predict": "test_lite.py::test_photographs_are_named_by_the_command",
+    "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
+    "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
+    "compile_only": "test_devices.py::test_compile_only_writes_nothing",
+    "executable_cache": "test_executables.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
+    "executable_cache_path": "test_executables.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
+    "executable_cache_size": "test_executables.py::test_the_longest_unused_are_removed",
+    "memory_check": "test_host_memory.py::test_a_batch_too_large_is_refused_before_anything_is_built",
+    "profile": "test_profile.py::test_a_profile_beside_the_run_or_where_it_is_wanted",
+    "gc_profile": "test_profile.py::test_gc_profile_runs_a_command",
+    "profile_compilation": "test_profile.py::test_where_the_time_before_the_first_update_went",
+    "latency": "test_options.py::test_latency_is_of_one_micro_batch_at_a_time",
+    "logs": "test_train.py::test_no_logs_leaves_nothing_behind",
+    "log_dir": "test_train.py::test_logs_path_and_suffix",
+    "logs_path": "test_train.py::test_logs_path_and_suffix",
+    "wandb": "test_options.py::test_wandb_is_told_project_and_run",
+    "wandb_project": "test_options.py::test_wandb_is_told_project_and_run",
+    "distributed": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
+    "worker_timeout": "test_distributed.py::test_an_instance_that_never_comes_is_named",
+    "syncs_per_epoch": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
+    "epochs_per_sync": "test_distributed.py::test_poprun_alone_decides_the_replicas",
+    "ckpt_all_instances": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
+    "log_all_instances": "test_distributed.py::test_halves_are_the_same_in_both_and_validation_counts_every_picture",
+    "max_cross_replica_buffer_size": "test_distributed.py::test_gradients_go_through_buffers_of_the_size_asked_for",
+    "mlperf_logging": "test_log.py::test_mlperf_s_checker_is_content",
+    "wandb_id": "test_options.py::test_wandb_is_told_project_and_run",
+}
+HINTS = {
+    "efficientnet/proxy_recompute": "false",
+    "standard_imagenet": "", "disable_variable_offloading": "", "rts": "", "min_remote_tensor_size": "256",
+    "available_memory_proportion": "0.2", "enable_half_partials": "", "gather_conv_output": "",
+    "enable_conv_dithering": "", "internal_exchange_optimisation_target": "memory",
+    "max_reduce_many_buffer_size": "216",
+    "scheduling_algorithm": "post-order", "on_demand": "false", "prefetch_depth": "3", "num_io_tiles": "32",
+    "gcl_method": "auto", "gcl_max_broadcast_size": "4096",
+    "poplar_sync_configuration": "x", "gradient_mean_reduce_re": "a b", "only_use_slic_vmac_16": "",
+}  # fmt: skip
+OBEYED = (  # by the device layer's programs, as they are given
+    "replicas", "shards", "pipeline", "enable_recomputation", "identical_replica_seeding", "BN_span",
+    "max_cross_replica_buffer_size",
+)  # fmt: skip
+EXCLUDED = ("disable_variable_offloading", "rts")  # one beside the other, by the plan
+
+
+def every_option() -> dict[str, Option]:
+    """All options of all scripts, models and schedules; those of plug-ins as plug-in/name."""
+    found = {option.name: option for name, cls in SECTIONS.items() for option in section_options(name, cls)}
+    for folder in ("Models", "LR_Schedules"):
+        for plugin in plugins.names(folder):
+            options = section_options(folder, plugins.load(folder, plugin).Options)
+            found |= {f"{plugin}/{option.name}": option for option in options}
+    return found
+
+
+OPTIONS = every_option()
+KINDS = {key: option.meta["kind"] for key, option in OPTIONS.items()}
+
+
+def test_every_option_has_a_row_of_its_kind():
+    """An option that was accepted and forgotten would have none."""
+    working = PREPARED.keys() | BUILT.keys() | ELSEWHERE.keys()
+    of_kind = {kind: {key for key, its in KINDS.items() if its == kind} for kind in ("now", "hint")}
+    assert of_kind["hint"] == HINTS.keys()
+    assert of_kind["now"] == working
+
+
+def test_tests_elsewhere_exist():
+    missing = []
+    for key, test in ELSEWHERE.items():
+        file, name = test.split("::")
+        if not re.search(rf"^def {name}\(", TESTS[file].read_text(), re.M):
+            missing.append((key, test))
+    assert not missing
+
+
+class Spy(CountingLayers):
+    """Notes every call of the layer vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __getattribute__(self, name):
+        value = object.__getattribute__(self, name)
+        if name in NOTED:
+            return lambda *a, **k: (self.calls.append(f"{self.path(name)}{a}{sorted(k.items())}"), value(*a, **k))[1]
+        return value
+
+
+NOTED = {"conv", "norm", "relu", "relu6", "swish", "sigmoid", "add", "gate", "max_pool", "global_mean", "subsample", "dense",
+         "dropout", "drop_path", "concat"}  # fmt: skip
+
+
+def prepared(words: str) -> Run:
+    return prepare(cli.parse(shlex.split(words), "train", None, {}).options, {})
+
+
+def fingerprint(words: str) -> dict[str, object]:
+    """Everything about a prepared run that a person could see, by name."""
+    run = prepared(words)
+    spy = Spy()
+    shape = type(run.trace.operations[0].source)(run.image_size, run.image_size, 3)
+    _segments.run(run.segments, spy, shape)
+    length = run.length
+    points = sorted({0, 1, 50, 300, 1500, 3000, 30_000, *(length.iterations * k // 20 for k in range(21))})
+    return {
+        "data": (type(run.source), run.source.spec),
+        "image size": run.image_size,
+        "layers": spy.calls,
+        "variables": [dataclasses.astuple(variable) for variable in run.trace.variables],
+        "plan": dataclasses.replace(run.plan, stages=(), options=DeviceOptions()),
+        "obeyed": {name: getattr(run.plan.options, name) for name in OBEYED},
+        "stages": run.plan.stages if "--shards" in words or "--pipeline-splits" in words else None,
+        "length": length,
+        "peak": run.peak_rate,
+        "rates": [run.rate(i) for i in points],
+        "seed": run.seed,
+        "name": run.name,
+        "request": run.request(run.plan.micro_batch),
+        "validation batch": run.validation_batch if "--valid" in words else None,
+        "not decayed": run.not_decayed,
+        "notes": run.notes,
+    }
+
+
+@pytest.mark.parametrize("key", PREPARED)
+def test_option_changes_the_prepared_run(key):
+    base, words, expected = PREPARED[key]
+    before, after = fingerprint(base), fingerprint(f"{base} {words}")
+    assert {name for name in before if before[name] != after[name]} == expected
+
+
+def asked(key: str, value: str) -> tuple[list[str], str]:
+    """The command line's words for a hint, and its flag."""
+    flag = OPTIONS[key].flag
+    model = ["--model", key.split("/")[0]] if "/" in key else []
+    return [*model, "--no-" + flag[2:]] if value == "false" else [*model, flag, *value.split()], flag
+
+
+@pytest.mark.parametrize("key", HINTS)
+def test_hint_is_recorded_and_said_and_changes_nothing(key):
+    given, flag = asked(key, HINTS[key])
+    base = [*BASE.split(), *(given[:2] if given[0] == "--model" else [])]
+    words = [*BASE.split(), *given]
+    parsed = cli.parse(words, "train", None, {})
+    assert parsed.options.values()[key.split("/")[-1]] != OPTIONS[key].default
+    assert parsed.notes == (f"recorded, without effect on the emulated arithmetic: {flag}",)
+    before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
+    differ = {name for name in before if before[name] != after[name]}
+    assert differ == set()
+    readers = {path.name for path in EMULATOR.rglob("*.py") if f"options.{key}" in path.read_text(encoding="utf-8")}
+    assert readers == ({"plan.py"} if key in EXCLUDED else set())
+
+
+SMALL = ("--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --micro-batch-size 4 --iterations 2 --log-freq 2 "
+         "--abs-learning-rate 0.1 --warmup-epochs 0 --seed 7")  # fmt: skip
+
+
+def outcome(words: str) -> dict[str, object]:
+    """Two weight updates of a small network: weights, slots and losses as bytes, and the graph's kinds of operation."""
+    run = prepared(f"{SMALL} {words if '-data' in words else '--generated-data ' + words}")
+    with closing(program(run)) as built:
+        metrics = built.step(np.array([run.rate(i) for i in range(2)], np.float32))
+        values = built.values()
+        kinds = {operation.type for operation in built.graph.get_operations()}
+    slots = {name for name in values if name.rsplit("/", 1)[-1].startswith(("Momentum", "RMSProp", "LAMB", "fp32"))}
+    return {
+        "weights": {name: value.tobytes() for name, value in values.items() if name not in slots},
+        "slots": {name: values[name].tobytes() for name in slots},
+        "loss": metrics.loss.tobytes(),
+        "graph": "IteratorGetNext" in kinds,
+    }
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Outcomes by words, each worked out once."""
+    known: dict[str, dict[str, object]] = {}
+
+    def find(words: str) -> dict[str, object]:
+        words = words.strip()
+        if words not in known:
+            known[words] = outcome(words)
+        return known[words]
+
+    return find
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("key", BUILT)
+def test_option_changes_what_the_program_does(key, outcomes):
+    base, words, expected = BUILT[key]
+    before, after = outcomes(base), outcomes(f"{base} {words}")
+    assert {name for name in before if before[name] != after[name]} == expected
+
+
+def test_stable_norm_is_two_passes_in_the_program(outcomes):
+    one, two = outcomes(""), outcomes("--stable-norm")
+    assert one["weights"] != two["weights"]
+    assert outcomes("--stable-norm --force-unstable-norm") == one
+
+
+def test_wandb_is_told_project_and_run(tmp_path, monkeypatch):
+    calls: list[dict] = []
+    logged: list[dict] = []
+
+    def init(**how):
+        calls.append(how)
+        return SimpleNamespace(log=lambda values, step: logged.append({**values, "step": step}))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    words = ("--dataset", "fashion-mnist", "--precision", "32.32", "--model-size", 8, "--batch-size", 8)
+    words = (*words, "--no-validation", "--log-freq", 1)
+    first = succeed("train", *words, "--iterations", 1, "--log-dir", tmp_path, "--wandb", "--wandb-project", "mine")
+    assert [(how["project"], how["name"], how["id"]) for how in calls] == [("mine", first.folder.name, None)]
+    assert [row["step"] for row in logged] == [1]
+    succeed("restore", "--restore-path", first.folder, "--iterations", 2, "--wandb-id", "abc")
+    assert [(how["project"], how["id"], how["resume"]) for how in calls[1:]] == [("mine", "abc", "must")]
+    succeed("restore", "--restore-path", first.folder, "--iterations", 3, "--no-wandb")
+    assert len(calls) == 2
+
+
+def test_latency_is_of_one_micro_batch_at_a_time(tmp_path):
+    words = (
+        "--dataset",
+        "cifar-10",
+        "--model-size",
+        8,
+        "--batch-size",
+        2000,
+        "--image-size",
+        8,
+        "--log-dir",
+        tmp_path,
+        "--latency",
+    )
+    synthetic = succeed("validation", *words, "--synthetic-data")
+    assert "--latency is off: synthetic data has no host input to wait for" in synthetic.out
+    generated = succeed("validation", *words, "--generated-data")
+    assert "--latency is off" not in generated.out
+    line = next(line for line in generated.out.splitlines() if line.startswith("Validation top-1"))
+    seconds, latency = (float(re.search(rf"{what}: *([\d.]+)", line)[1]) for what in ("time", r"latency \(ms\)"))
+    assert latency != pytest.approx(1000 * seconds / 5, rel=1e-6)  # that is what stands there when it is not measured

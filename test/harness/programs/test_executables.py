@@ -1,0 +1,282 @@
+"""Programs that are kept: the same bits from wherever they come, nothing used that is not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import assert_same_bits, succeed, variables
+
+from base import plugins, tracing
+from base.process import quiet
+from base.tracing import compiled, compiling_ahead
+from emulator.program.optimised_graph import OptimisedGraph
+from emulator.program.runtime import new_graph
+from harness.commands import cli
+from harness.programs import executables
+from harness.programs.executables import Entry
+from harness.run.resolve import prepare
+from harness.run.run import Run
+
+ROOT = plugins.ROOT
+SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,
+         "--group-norm", "--stochastic-rounding", "all", "--iterations", 2, "--no-validation")  # fmt: skip
+MADE = OptimisedGraph(b"graph", {"step": ["a:0", "b"]}, {"watched": ["conv"]}, {"dropout": "key_0"})
+
+
+def prepared(*words: object) -> Run:
+    return prepare(cli.parse([*map(str, SMALL), *map(str, words)], "train", environ={}).options, {})
+
+
+def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
+    """One seed's program serves another seed; from another folder; and without one."""
+    words, said = [*SMALL, "--executable-cache-path", tmp_path / "first"], {}
+    said["built"] = succeed("train", *words, "--seed", 1, "--logs-path", tmp_path / "built").out
+    assert "The program was built in" in said["built"]
+    (tmp_path / "first").rename(tmp_path / "moved")
+    words[-1] = tmp_path / "moved"
+    out = succeed("train", *words, "--seed", 2, "--logs-path", tmp_path / "taken").out
+    assert f"The program was taken from {tmp_path / 'moved'}/" in out
+    out = succeed("train", *SMALL, "--seed", 2, "--no-executable-cache", "--logs-path", tmp_path / "alone").out
+    assert "The program was" not in out
+    assert_same_bits(variables(tmp_path / "taken", 2), variables(tmp_path / "alone", 2))
+    other = variables(tmp_path / "built", 2)
+    assert any(other[name].tobytes() != value.tobytes() for name, value in variables(tmp_path / "taken", 2).items())
+    rows = [(tmp_path / name / "training.csv").read_text().split(",loss")[0] for name in ("taken", "alone")]
+    assert rows[0] == rows[1]
+
+
+def test_passes_are_kept_with_the_program(tmp_path):
+    """Two processes: the second one compiles nothing, writes nothing, and neither leaves anything or says a word of it."""
+    environ = {k: v for k, v in os.environ.items() if k not in ("TF_XLA_FLAGS", "TF_POPLAR_FLAGS", "TF_CPP_MIN_LOG_LEVEL")}
+    environ |= {"TMPDIR": str(tmp_path / "tmp"), "TF_POPLAR_FLAGS": f"--executable_cache_path={tmp_path / 'kept'} -x"}
+    (tmp_path / "tmp").mkdir()
+    entries = []
+    for name, said in (("one", "built in"), ("two", "taken from")):
+        words = [sys.executable, ROOT / "train.py", *SMALL, "--seed", 1, "--logs-path", tmp_path / name]
+        result = subprocess.run([*map(str, words)], env=environ, capture_output=True, text=True, check=True)
+        assert f"The program was {said}" in result.stdout
+        assert result.stderr == ""
+        (entry,) = (tmp_path / "kept").iterdir()
+        entries.append(entry.read_bytes())
+    assert entries[0] == entries[1]
+    assert entries[0].count(b"passes/xla_compile_cache") > 10  # twice each: before it and in the list at the end
+    assert not list((tmp_path / "tmp").glob("cnn-harness*"))
+    assert_same_bits(variables(tmp_path / "one", 2), variables(tmp_path / "two", 2))
+
+
+def test_passes_are_compiled_while_a_graph_is_written():
+    """Before anything runs that has them."""
+    folder = Path(re.search(r"persistent_cache_directory=(\S+)", os.environ["TF_XLA_FLAGS"])[1])
+    before = set(folder.glob("*"))
+    added = compiled(lambda x: x * 3.14159 + os.getpid())  # no other pass
+    with compiling_ahead(), new_graph().as_default():
+        added(tf.constant([1.0, 2.0]))
+    assert set(folder.glob("*")) - before
+
+
+def test_nothing_is_compiled_ahead_after_an_error_or_where_nobody_wants_it():
+    with suppress(KeyError), compiling_ahead():
+        assert tracing._compiler
+        raise KeyError
+    assert tracing._compiler is None
+    with compiling_ahead(False):
+        assert tracing._compiler is None
+
+
+def kept(place: Path, limit: int = 1 << 20, **described: object) -> Entry:
+    return Entry(place, described or {"kind": "training"}, limit)
+
+
+def test_what_was_kept_is_found(tmp_path):
+    assert kept(tmp_path / "a").load() is None
+    kept(tmp_path / "a").keep(MADE)
+    entry = kept(tmp_path / "a")
+    assert entry.load() == MADE
+    assert entry.found and not entry.warnings
+    assert kept(tmp_path / "a", kind="another").load() is None
+
+
+def changed(entry: Entry) -> None:
+    content = bytearray(entry.path.read_bytes())
+    content[len(content) // 2] ^= 1
+    entry.path.write_bytes(content)
+
+
+def of_another(entry: Entry) -> None:
+    other = kept(entry.path.parent, kind="another")
+    other.keep(MADE)
+    other.path.rename(entry.path)
+
+
+def a_folder(entry: Entry) -> None:
+    entry.path.unlink()
+    entry.path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        changed,
+        of_another,
+        a_folder,
+        lambda entry: os.truncate(entry.path, 100),
+        lambda entry: os.truncate(entry.path, 0),
+        lambda entry: entry.path.write_bytes(b"x" * 1000),
+    ],
+)
+def test_what_is_not_whole_is_told_of_and_built_anew(tmp_path, damage):
+    entry = kept(tmp_path)
+    entry.keep(MADE)
+    damage(entry)
+    entry = kept(tmp_path)
+    assert entry.load() is None
+    (warning,) = entry.warnings
+    assert str(entry.path) in warning and "is built anew" in warning
+    if damage is not a_folder:
+        entry.keep(MADE)
+        assert kept(tmp_path).load() == MADE
+
+
+def test_a_writer_that_was_killed_leaves_nothing_that_is_read(tmp_path):
+    entry = kept(tmp_path)
+    tmp_path.joinpath(f".{entry.path.name}.4711").write_bytes(b"half")
+    assert entry.load() is None and not entry.warnings
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    entry = kept(tmp_path / "file")
+    entry.keep(MADE)
+    assert "is not kept" in entry.warnings[0]
+    entry.ran()
+    assert len(entry.warnings) == 1
+
+
+@pytest.mark.parametrize(("free", "longest", "room"), [
+    (1 << 30, resource.RLIM_INFINITY, True), (1 << 20, resource.RLIM_INFINITY, False), (1 << 30, 1 << 20, False),
+])  # fmt: skip
+def test_passes_are_not_kept_where_they_might_not_find_room(monkeypatch, free, longest, room):
+    """XLA ends the run in which it cannot write one."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (longest, longest))
+    with nullcontext() if room else pytest.raises(OSError, match="No space left"):
+        assert executables._passes.__wrapped__().is_dir()
+
+
+def test_xla_without_room_names_the_remedy():
+    error = RuntimeError("/tmp/cnn-harness.passes-ab/x.tmp; No space left on device")
+    assert "TMPDIR" in quiet.device_error(error) and "--no-executable-cache" in quiet.device_error(error)
+
+
+def test_the_longest_unused_are_removed(tmp_path):
+    big = dataclasses.replace(MADE, graph=os.urandom(1000))
+    for age, kind in enumerate("abc"):
+        entry = kept(tmp_path, kind=kind)
+        entry.keep(big)
+        os.utime(entry.path, (1000 + age, 1000 + age))
+    assert kept(tmp_path, kind="a").load() is not None  # used now
+    (tmp_path / "nowhere.program").symlink_to("/nowhere")
+    newest = kept(tmp_path, limit=3000, kind="d")
+    newest.keep(big)
+    assert newest.warnings == []
+    assert [kind for kind in "abcd" if kept(tmp_path, kind=kind).load()] == ["a", "d"]
+
+
+def test_what_is_left_out_of_the_key_reaches_no_graph():
+    """The graphs of two runs that differ in all of it are the same."""
+    from harness.programs.build import training_program
+
+    class Caught(Exception):
+        pass
+
+    class Store:
+        keeps_passes = False
+
+        def load(self) -> None:
+            return None
+
+        def keep(self, executable: OptimisedGraph) -> None:
+            definition = tf.GraphDef.FromString(executable.graph)
+            raise Caught(definition.SerializeToString(deterministic=True), sorted(executable.keys))
+
+    others = ("--no-dataset-cache", "--num-classes", 10, "--pipeline-num-parallel", 3, "--keep-going", "--abs-learning-rate", 0.3, "--seed", 77,
+              "--stop-after", 1, "--weight-avg-N", 1, "--weight-avg-exp", 0.9, "--worker-timeout", 30, "--batches-per-step", 7,
+              "--no-memory-check", "--profile-compilation", "--executable-cache-size", 7, "--iterations", 9)  # fmt: skip
+    found = []
+    for words in ((), others):
+        run = prepared(*words)
+        with pytest.raises(Caught) as caught:
+            training_program(run, 0, store=Store())
+        found.append(caught.value.args)
+    assert found[0] == found[1]
+    assert found[0][1]  # there are keys: the seed is not in the graph
+
+
+def test_every_name_that_is_left_out_is_an_option():
+    run = prepared()
+    there = {name for section in executables._SECTIONS for name in vars(getattr(run.options, section))}
+    assert there >= executables.LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "expected"),
+    [
+        ((), "", "cache/cnn-harness/executables"),
+        ((), "--executable_cache_path=/e/x --other", "/e/x"),
+        ((), "--other --executable_cache_path /e/y", "/e/y"),
+        (("--executable-cache-path", "z"), "--executable_cache_path=/e/x", "z"),
+        ((), "--executable_cache_path --use_ipu_model", "cache/cnn-harness/executables"),
+        ((), '--executable_cache_path=/e/z --other="x', "/e/z"),
+        (("--no-executable-cache",), "--executable_cache_path=/e/x", None),
+    ],
+)
+def test_where_programs_are_kept(words, flags, expected):
+    found = executables.folder(prepared(*words), {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags})
+    assert found == (Path(expected) if expected else None)
+
+
+def test_nothing_is_kept_where_xla_is_told_what_to_compile():
+    assert executables.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=x"})
+    assert executables.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
+
+
+def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
+    """Nothing that differs between a run, its continuation and its validation is in the key of what they share."""
+    recorded = [*SMALL, "--num-classes", 10, "--iterations", 9, "--batches-per-step", 3, "--shuffle-block", 2]
+    for kind, script in (("training", "train"), ("validation", "train"), ("validation", "validation")):
+        words = recorded if script == "train" else [word for word in recorded if word not in ("--no-validation",)]
+        other = prepare(cli.parse([*map(str, words)], script, environ={}).options, {}, training=script == "train")
+        assert executables.store(prepared(), kind).path == executables.store(other, kind).path, (kind, script)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "about": {}, "keys": {}}'}]
+)
+def test_what_is_whole_and_of_no_use_is_built_anew(tmp_path, change, shared_entry):
+    run, content, path = shared_entry
+    found = {**executables._unpacked(content, executables.store(run, "training", recording=False)._text), **change}
+    forged = tmp_path / path.name
+    forged.write_bytes(executables._packed(found, executables.store(run, "training", recording=False)._text))
+    out = succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", tmp_path, "--no-logs").out
+    assert f"warning: {forged} cannot be used (" in out and "The program was built in" in out
+
+
+@pytest.fixture(scope="module")
+def shared_entry(tmp_path_factory) -> tuple[Run, bytes, Path]:
+    """A run, and the entry of its program."""
+    place = tmp_path_factory.mktemp("programs")
+    succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", place, "--compile-only")
+    (path,) = place.glob("*.program")
+    return prepared("--seed", 1), path.read_bytes(), path

@@ -1,0 +1,274 @@
+"""What a profile shows is what ran: stages that overlap, in the schedule's order, in a trace and a picture."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from runs import assert_same_bits, rows, run, succeed, variables
+
+from base import plugins
+from emulator.plan import record, schedules
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.record import CellTiming
+from emulator.plan.schedules import Action
+from emulator.program.executor import Profile
+from harness.commands import cli, gc_profile
+from harness.programs.build import training_program
+from harness.reports import timeline
+from harness.run.resolve import prepare
+
+ROOT = plugins.ROOT
+RESNET = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --fold 1"
+STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu b3/0/relu --gradient-accumulation-count 10"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def profiled(words: str, operations: bool = False) -> tuple[ExecutionPlan, Profile]:
+    """One recorded update after one that warms up."""
+    prepared = prepare(cli.parse(words.split(), "train", environ={}).options, {})
+    built = training_program(prepared, 0, recording=True)
+    built.step([0.05])
+    found = built.profile(0.05, operations)
+    built.close()
+    return prepared.plan, found
+
+
+@pytest.fixture(scope="module", params=["Grouped", "Interleaved", "Sequential"])
+def scheduled(request):
+    return profiled(f"{STAGED} --pipeline-schedule {request.param}")
+
+
+def test_every_stage_keeps_to_its_schedule(scheduled):
+    plan, found = scheduled
+    drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
+    for stage in range(4):
+        assert record.order(found.cells, stage) == schedules.order(drawn, stage)
+        own = sorted((cell for cell in found.cells if cell.action.stage == stage), key=lambda cell: cell.begin)
+        assert all(before.end <= after.begin for before, after in itertools.pairwise(own))
+    ended = {cell.action: cell.end for cell in found.cells}
+    for cell in found.cells:
+        assert all(ended[needed] <= cell.begin for needed in schedules.needs(cell.action, 4))
+
+
+def test_stages_overlap_where_the_schedule_lets_them(scheduled):
+    plan, found = scheduled
+    at_once = record.busy_at_once(found.cells)
+    assert at_once == 1 if plan.schedule == "Sequential" else at_once >= 3
+
+
+def test_the_order_would_be_seen_to_break(monkeypatch):
+    """Without the gates cells run as soon as their data lets them."""
+    from emulator.program.cells import Cells
+
+    monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
+    plan, found = profiled(f"{STAGED} --pipeline-schedule Interleaved".replace("count 10", "count 24"))
+    drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
+    assert any(record.order(found.cells, stage) != schedules.order(drawn, stage) for stage in range(4))
+
+
+def test_recording_changes_no_bit(tmp_path):
+    folders = [tmp_path / name for name in ("with", "without")]
+    for folder, words in zip(folders, (["--profile"], [])):
+        succeed("train", *STAGED.split(), "--iterations", 4, "--no-validation", "--logs-path", folder, *words)
+    assert_same_bits(*(variables(folder, 4) for folder in folders))
+    names = ("step", "iteration", "loss_batch", "loss_avg", "lr")
+    one, other = ([[row[name] for name in names] for row in rows(folder / "training.csv")] for folder in folders)
+    assert one == other
+
+
+def bars(path: Path) -> list[str]:
+    """What the picture says of its cells, for the mouse."""
+    return [title.text for title in ET.parse(path).iter(f"{SVG}title")]
+
+
+def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*STAGED.split(), "--iterations", 3, "--no-validation"]
+    out = succeed("train", *words, "--logs-path", "one", "--profile").out
+    assert "one/profile.svg" in out
+    events = json.loads(Path("one/profile.json").read_text())["traceEvents"]
+    cells = [event for event in events if event.get("cat") in ("forward", "backward")]
+    assert len(cells) == 2 * 4 * 10
+    assert {(event["tid"], event["name"]) for event in cells} == {
+        (j, f"{kind} {i}") for j in range(4) for kind in ("forward", "backward") for i in range(10)
+    }
+    convolutions = [event for event in events if event.get("args", {}).get("op", "").endswith("Conv2D")]
+    assert len(convolutions) >= 7 * 10
+    begin, end = min(e["ts"] for e in cells), max(e["ts"] + e["dur"] for e in cells)
+    assert all(begin <= event["ts"] <= end for event in convolutions)
+    drawn = bars(Path("one/profile.svg"))
+    assert len(drawn) == 2 * 2 * 4 * 10  # scheduled, and measured
+    assert "stage 3, backward of pass 9: clock 22" in drawn
+
+    succeed("train", *words, "--logs-path", "two", "--profile", "kept/here.svg", "--gc-profile", "DEVICE_PROFILE")
+    assert not Path("two/profile.svg").exists()
+    assert len(bars(Path("kept/here.svg"))) == len(drawn)
+    assert all(event.get("cat") != "Op" for event in json.loads(Path("kept/here.json").read_text())["traceEvents"])
+    assert Path("kept/execution.json").exists() and not Path("one/execution.json").exists()  # --profile alone writes none
+
+    succeed("train", *words, "--logs-path", "three", "--gc-profile", "NO_PROFILE")
+    assert not Path("three/profile.svg").exists()
+
+
+def test_a_profile_is_of_the_call_that_asks_for_it(tmp_path):
+    succeed("train", *RESNET.split(), "--iterations", 4, "--stop-after", 2, "--no-validation", "--logs-path", tmp_path / "run",
+            "--profile")  # fmt: skip
+    (tmp_path / "run/profile.svg").unlink()
+    (tmp_path / "run/profile.json").unlink()
+    succeed("restore", "--restore-path", tmp_path / "run")
+    assert not (tmp_path / "run/profile.svg").exists()
+    result = run("restore", "--restore-path", tmp_path / "run", "--iterations", 5, "--profile")
+    assert result.code == 0, result.err
+    assert "update 5" in (tmp_path / "run/profile.svg").read_text()  # the only one left
+
+
+def phases(told: str) -> dict[str, float]:
+    """The table of a compilation's profile: seconds by phase."""
+    table = told.split("Profile of the compilation, ")[1].split("\nIts phases")[0]
+    return {name: float(seconds) for name, seconds in re.findall(r"^  (\S.*?) +([\d.]+) s(?:  .*)?$", table, re.M)}
+
+
+def test_where_the_time_before_the_first_update_went(tmp_path):
+    words = [*RESNET.split(), "--iterations", 6, "--no-validation", "--batches-per-step", 6,
+             "--executable-cache-path", tmp_path / "programs"]  # fmt: skip
+    before, after = ["options, data and plan", "import of TensorFlow"], [
+        "loading of the optimised graph", "session and initial weights", "executors"]  # fmt: skip
+    built, taken = [*before, "graph", "optimisation of the graph", *after], [*before, *after]
+    out = succeed("train", *words, "--logs-path", tmp_path / "one", "--profile-compilation").out
+    found = phases(out)
+    assert list(found) == [*built, "restoring, first checkpoint", "first update"]
+    assert re.search(r"first update +[\d.]+ s  the second took [\d.]+ s\n", out)
+    assert re.search(r"graph +[\d.]+ s  [\d,]{5,} operations\n", out)
+    events = json.loads((tmp_path / "one/compilation.json").read_text())["traceEvents"]
+    assert {event["name"]: round(event["dur"] / 1e6, 2) for event in events} == found
+    assert all(math.isclose(a["ts"] + a["dur"], b["ts"], abs_tol=1) for a, b in itertools.pairwise(events))
+
+    succeed("train", *words, "--logs-path", tmp_path / "two")  # six updates in one go, not one, one and four
+    assert not (tmp_path / "two/compilation.json").exists()
+    assert_same_bits(*(variables(tmp_path / name, 6) for name in ("one", "two")))
+    out = succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 7, "--profile-compilation").out
+    assert list(phases(out))[-1] == "first update" and "the second took" not in out
+    assert "Profile of" not in succeed("restore", "--restore-path", tmp_path / "one", "--iterations", 8).out
+
+    out = succeed(
+        "validation", "--restore-path", tmp_path / "one", "--profile-compilation", "--logs-path", tmp_path / "v"
+    ).out
+    assert list(phases(out)) == [*built, "first micro-batch"] and (tmp_path / "v/compilation.json").exists()
+    out = succeed("train", *words, "--logs-path", tmp_path / "three", "--profile-compilation", "--compile-only").out
+    assert list(phases(out)) == taken and not (tmp_path / "three").exists()
+
+
+def test_gc_profile_runs_a_command(tmp_path):
+    words = [*RESNET.split(), "--iterations", "3", "--no-validation", "--no-logs"]
+    tool = [sys.executable, "-m", "harness.commands.gc_profile", "-d", str(tmp_path / "kept")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [*tool, "--", sys.executable, str(ROOT / "train.py"), *words, "--gc-profile", "DEVICE_PROFILE"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "profile.json", "profile.svg", "execution.json", "stdout.txt"
+    }  # fmt: skip
+    assert (tmp_path / "kept/stdout.txt").read_text() == done.stdout
+    found = json.loads((tmp_path / "kept/execution.json").read_text())
+    assert (found["kind"], found["stages"], found["operations"]) == ("DEVICE_PROFILE", 1, {})
+    assert [cell["kind"] for cell in found["cells"]] == ["forward", "backward"]
+
+
+def test_a_bad_place_for_a_profile_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plain").write_text("")
+    result = run("train", *RESNET.split(), "--iterations", 2, "--logs-path", "run", "--profile", "plain/p.svg")
+    assert result.code == 2
+    assert result.err.startswith("train.py: error: --profile plain/p.svg: no folder plain: ")
+    assert not Path("run").exists()
+
+
+def test_a_profile_into_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("there", "temporary"):
+        Path(folder).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", "temporary")
+    for folder in ("there", "made/", "."):
+        succeed("train", *RESNET.split(), "--iterations", 2, "--no-validation", "--no-logs", "--profile", folder,
+                "--gc-profile", "DEVICE_PROFILE", "--ckpts-per-epoch", 0)  # fmt: skip
+        assert (Path(folder) / "profile.svg").exists()
+    assert not list(Path("temporary").glob("RN8*"))  # without checkpoints nothing lies there
+
+
+def test_switched_off_is_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("GC_PROFILE_DIR", str(tmp_path / "kept"))
+    succeed("train", *RESNET.split(), "--iterations", 2, "--no-validation", "--no-logs", "--profile", "--no-gc-profile")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_gc_profile_passes_on_how_the_command_ended(tmp_path, capfd):
+    assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    assert gc_profile.main(["-d", str(tmp_path), "--", sys.executable, "-c", ""]) == 0
+    assert "wrote no profile" in capfd.readouterr().err
+    assert gc_profile.main(["-d", str(tmp_path), "no-such-command"]) == 2
+    assert "gc-profile: error: No such file or directory: no-such-command" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        gc_profile.main(["-d", str(tmp_path)])
+    assert ended.value.code == 2
+
+
+def test_validation_is_profiled_too(tmp_path):
+    words = [*RESNET.split(), "--generated-data", "--logs-path", tmp_path / "run", "--profile", tmp_path / "p"]
+    out = succeed("validation", *words, "--gc-profile").out
+    assert "The operations of one micro-batch" in out
+    assert out.endswith((tmp_path / "stdout.txt").read_text()) and "top-1 accuracy" in (tmp_path / "stdout.txt").read_text()
+    counted = json.loads((tmp_path / "execution.json").read_text())["operations"]
+    assert sum(counted[kind]["count"] for kind in counted if kind.endswith("Conv2D")) >= 7
+    events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
+    assert any(event.get("args", {}).get("op", "").endswith("Conv2D") for event in events)
+
+
+def ran(*cells: tuple[str, float, float]) -> list[CellTiming]:
+    return [CellTiming(schedules.parse(text), begin, end) for text, begin, end in cells]
+
+
+def test_measures_of_a_record():
+    found = ran(("0F0", 5, 6), ("1F0", 6, 7), ("1B0", 7, 8), ("0F1", 6.5, 8.5), ("0B0", 8.5, 9))
+    assert record.order(found, 0) == (Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0))
+    assert record.busy_at_once(found) == 2
+    assert record.idle_fraction(found, 2) == pytest.approx(1 - 5.5 / 8)
+    assert record.idle_fraction([], 2) == 0.0
+    assert record.busy_at_once([]) == 0
+
+
+@pytest.mark.parametrize("words", [STAGED, f"{RESNET} --gradient-accumulation-count 900", RESNET])
+def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
+    plan = prepare(cli.parse(words.split(), "train", environ={}).options, {}).plan
+    drawn = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
+    found = [CellTiming(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
+    root = ET.fromstring(timeline.picture(plan, found, "a <title> & more", 2))
+    right, bottom = float(root.get("width")), float(root.get("height"))
+    for box in root.iter(f"{SVG}rect"):
+        x, y, w, h = (float(box.get(name, 0)) for name in ("x", "y", "width", "height"))
+        assert x >= 0 and x + w <= right + 0.5 and y >= 0 and y + h <= bottom
+    ticks = [text.text for text in root.iter(f"{SVG}text") if text.get("font-size") == "11"]
+    assert "0" in ticks and "ms" in ticks
+
+
+def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
+    """Bytes, not time: tensors that are alive at once in a recorded update."""
+    words = (
+        "--precision 32.32 --model resnet --model-size 14 --dataset fashion-mnist --synthetic-data --batch-size 8 --fold 1"
+    )
+    found = {
+        extra: profiled(f"{words} {extra}", operations=True)[1].most_alive
+        for extra in ("", "--enable-recomputation", "--gradient-accumulation-count 8", "--replicas 8")
+    }
+    assert 2e6 < found[""] < 500e6
+    assert found["--enable-recomputation"] < 0.6 * found[""]
+    assert found["--gradient-accumulation-count 8"] < 1.05 * found[""]
+    assert found["--replicas 8"] < 1.05 * found[""]

@@ -1,0 +1,263 @@
+"""Host memory: predictions against what was measured, limits as the system tells them, and what a run that does not fit says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import train
+import validation
+from base import host_limits, plugins
+from base.errors import OptionError
+from base.host_limits import ADDRESSES, DATA, RESIDENT, Limit
+from emulator.plan import memory_model
+from harness.commands import entry
+from harness.run.resolve import prepare
+
+ROOT = plugins.ROOT
+R50 = "--model resnet --model-size 50 --dataset imagenet --generated-data --optimiser momentum --no-validation"
+R18 = "--model resnet --model-size 18 --dataset imagenet --generated-data --optimiser momentum --no-validation --batch-norm"
+B0 = "--model efficientnet --dataset imagenet --generated-data --no-validation"
+STAGES = "--shards 4 --pipeline --pipeline-splits auto"
+SMALL = "--model resnet --model-size 8 --dataset cifar-10 --generated-data"
+# words -> peaks of a process on two cores, in MB: resident (VmHWM), address space (VmPeak), writable (VmData)
+MEASURED = {
+    f"{SMALL} --precision 32.32 --micro-batch-size 32 --no-validation": (776, 2530, 703),
+    f"{SMALL} --precision 16.16 --micro-batch-size 32 --no-validation": (915, 2740, 961),
+    f"{R50} --precision 32.32 --micro-batch-size 2": (2251, 4302, 2554),
+    f"{R50} --precision 32.32 --micro-batch-size 8": (2890, 5412, 3691),
+    f"{R50} --precision 32.32 --micro-batch-size 16": (3585, 5401, 3694),
+    f"{R50} --precision 16.16 --micro-batch-size 8": (3066, 5627, 3908),
+    f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser SGD": (1613, 3522, 1844),
+    f"{R50} --precision 32.32 --micro-batch-size 1 --image-size 64 --optimiser LAMB --abs-learning-rate 1": (
+        2761,
+        5636,
+        3946,
+    ),
+    f"{B0} --precision 32.32 --micro-batch-size 4 --group-norm": (1522, 3433, 1810),
+    f"{B0} --precision 32.32 --micro-batch-size 8 --group-norm": (1847, 4209, 2387),
+    f"{B0} --precision 32.32 --micro-batch-size 16 --batch-norm": (2791, 5247, 3472),
+    f"{B0} --precision 16.16 --micro-batch-size 16 --group-norm": (2959, 5716, 3989),
+    f"{B0} --precision 32.32 --micro-batch-size 8 --batch-norm --enable-recomputation": (1544, 3446, 1809),
+    f"{R18} --precision 32.32 --micro-batch-size 24": (2072, 3805, 2045),
+    f"{R18} --precision 32.32 --micro-batch-size 24 --enable-recomputation": (1775, 3808, 2035),
+    f"{R18} --precision 32.32 --micro-batch-size 4 --gradient-accumulation-count 8": (1805, 3837, 2097),
+    f"{R18} --precision 32.32 --micro-batch-size 8 --gradient-accumulation-count 8 {STAGES} --fold 1": (1989, 3860, 2156),
+    f"{R18} --precision 32.32 --micro-batch-size 2 --optimiser RMSprop --abs-learning-rate 1": (1583, 3873, 2133),
+    f"{R18} --precision 16.16 --micro-batch-size 24": (2330, 5266, 3433),
+    f"{SMALL} --model-size 20 --precision 32.32 --micro-batch-size 1024 --no-validation": (2506, 4750, 2942),
+    f"{SMALL} --precision 32.32 --micro-batch-size 16 --valid-batch-size 2500": (1492, 3750, 1943),
+    f"validation: {R18} --precision 32.32 --micro-batch-size 256 --image-size 128": (1667, 3661, 1834),
+    f"validation: {R18} --precision 32.32 --micro-batch-size 128": (2181, 4762, 2932),
+    f"validation: {B0} --precision 32.32 --micro-batch-size 64 --batch-norm": (2202, 4910, 3081),
+}
+
+
+def prepared(words: str, script: str = "train"):
+    parsed = entry.parse(words.split(), script)
+    return prepare(parsed.options, {}, training=script == "train")
+
+
+def with_limits(monkeypatch, *limits: Limit) -> None:
+    monkeypatch.setattr(host_limits, "limits", lambda: limits)
+
+
+def machine(gigabytes: float) -> Limit:
+    return Limit(RESIDENT, int(gigabytes * 1e9), "this machine has", shared=True)
+
+
+def asked(words: str, script: str = "train"):
+    """The run, as a command gets it before it builds anything."""
+    return entry.start(words.split(), script, training=script == "train")
+
+
+@pytest.mark.parametrize("words", MEASURED)
+def test_predictions_are_near_what_was_measured_and_refuse_nothing_that_ran(words):
+    script, _, options = words.rpartition(": ")
+    memory = prepared(options, script or "train").memory
+    for kind, tolerated, measured in zip((RESIDENT, ADDRESSES, DATA), (0.1, 0.22, 0.32), MEASURED[words]):
+        predicted = memory.of_kind(kind) / 1e6
+        assert abs(predicted / measured - 1) < tolerated, f"{kind}: {predicted:.0f} MB, measured {measured}"
+        assert not memory_model.refused(memory, [Limit(kind, measured * 10**6, "measured")])[1]
+
+
+def test_what_takes_less_is_predicted_to_take_less():
+    words = f"{R18} --precision 32.32 --micro-batch-size 8 --gradient-accumulation-count 8"
+
+    def peak(more: str = "") -> int:
+        return prepared(f"{words} {more}").memory.peak
+
+    assert peak("--fold 1 --enable-recomputation") < peak("--fold 1") < peak("--fold 4")
+    assert peak("--fold 1 --micro-batch-size 4") < peak("--fold 1") < peak("--fold 1 --image-size 256")
+    assert peak("--fold 1 --gradient-accumulation-count 64") == peak("--fold 1") == peak("--fold 1 --replicas 4")
+    stages = "--fold 1 --shards 4 --pipeline --pipeline-splits auto --pipeline-schedule"
+    assert peak("--fold 1") < peak(f"{stages} Interleaved") < peak(f"{stages} Grouped")
+    assert peak("--fold 1 --variable-filter fc1") < peak("--fold 1")
+    with_validation = words.replace("--no-validation", "--valid-batch-size 512")
+    assert prepared(with_validation).memory.peak > peak()
+    assert prepared(f"{R18} --micro-batch-size 8", "validation").memory.peak < peak("--fold 1")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        machine(2.5), Limit(RESIDENT, 2_500_000_000, "the control group (container) allows", shared=True),
+        Limit(ADDRESSES, 4_000_000_000, "ulimit -v allows"), Limit(DATA, 3_000_000_000, "ulimit -d allows"),
+    ],
+    ids=lambda limit: limit.source,
+)  # fmt: skip
+def test_a_batch_too_large_is_refused_before_anything_is_built(monkeypatch, capsys, tmp_path, limit):
+    with_limits(monkeypatch, limit)
+    monkeypatch.chdir(tmp_path)
+    words = f"{R18} --precision 32.32 --micro-batch-size 64 --no-memory-check".split()
+    assert entry.run_command("train", train.main, words[:-1]) == 2
+    error = capsys.readouterr().err
+    need = prepared(" ".join(words)).memory.of_kind(limit.kind)
+    assert error.count("\n") == 1, error
+    assert f"{need / 1e9:.1f} GB" in error and f"{limit.source} {limit.bytes / 1e9:.1f} GB" in error, error
+    knobs = [error.index(word) for word in ("--micro-batch-size", "--image-size", "--no-memory-check")]
+    assert knobs == sorted(knobs)
+    assert not list(tmp_path.iterdir())
+    run = asked(" ".join(words))
+    assert any(note.startswith("warning: training needs about") for note in run.notes)
+
+
+@pytest.mark.parametrize("more", ["", "--global-batch-size 128", "--gradient-accumulation-count 4 --fold 2"])
+def test_the_knob_that_is_named_makes_the_same_batch_fit(monkeypatch, more):
+    with_limits(monkeypatch, machine(2.0))
+    words = f"{R18} --precision 32.32 --micro-batch-size 64 {more}"
+    with pytest.raises(OptionError) as refused:
+        asked(words)
+    named = str(refused.value).partition(": give ")[2].partition(" (")[0]
+    assert named.startswith("--micro-batch-size ") and "--fold 1" in named
+    run = asked(f"{words} {named}")
+    assert run.plan.global_batch == prepared(words).plan.global_batch
+    assert not any("needs about" in note for note in run.notes)
+
+
+def test_what_is_named_is_enough(monkeypatch):
+    """Recomputation was offered for a tenth of what it takes, and micro-batches of 1 for ten times the memory."""
+    words = f"{R18} --precision 32.32 --micro-batch-size 4 --image-size 1024 --no-memory-check"
+
+    def peak(more: str) -> float:
+        return prepared(f"{words} {more}").memory.peak / 1e9
+
+    def told(gigabytes: float) -> str:
+        with_limits(monkeypatch, machine(gigabytes))
+        return next(note for note in asked(words).notes if "needs about" in note)
+
+    alone, both = (peak(f"--enable-recomputation --fold 1 --micro-batch-size {size}") for size in (4, 1))
+    assert f", or --enable-recomputation ({alone:.1f} GB), or a smaller --image-size" in told(alone * 1.01)
+    assert "--enable-recomputation" not in told(alone * 0.99)
+    assert peak("--micro-batch-size 1 --fold 1") > both * 1.01
+    rest = f"--gradient-accumulation-count 4 --fold 1 --enable-recomputation ({both:.1f} GB), or a smaller --image-size"
+    assert f": give --micro-batch-size 1 {rest}" in told(both * 1.01)
+    assert told(both * 0.99).endswith(
+        ": no batch is small enough; give more memory, a smaller network, or a smaller --image-size"
+    )
+
+
+def test_a_batch_that_cannot_be_halved_is_divided_otherwise(monkeypatch):
+    """It named --micro-batch-size 1 for every odd batch."""
+    with_limits(monkeypatch, machine(2.0))
+    with pytest.raises(OptionError, match=r": give --micro-batch-size (25|15) --gradient-accumulation-count [35] "):
+        asked(f"{R18} --precision 32.32 --micro-batch-size 75")
+
+
+def test_between_the_prediction_and_what_is_certain_there_is_a_warning(monkeypatch):
+    words = f"{R18} --precision 32.32 --micro-batch-size 16"
+    peak = prepared(words).memory.peak / 1e9
+    for room, warned in ((peak * 1.01, False), (peak * 0.9, True)):
+        with_limits(monkeypatch, machine(room))
+        assert any(note.startswith("warning: training needs about") for note in asked(words).notes) == warned
+
+
+def test_a_look_at_a_plan_that_does_not_fit_warns_and_shows_it(monkeypatch, capsys):
+    with_limits(monkeypatch, machine(1.0))
+    assert asked(f"{R18} --dry-run") is None
+    said = capsys.readouterr().out
+    assert "warning: training needs about" in said and "Host memory: about" in said and "Learning rate:" in said
+    compiled = []
+    entry.start(f"{R18} --compile-only".split(), "train", compiled=compiled.append)
+    assert compiled  # holds no activations
+
+
+def test_validation_names_its_own_batch(monkeypatch, capsys):
+    with_limits(monkeypatch, machine(3.0))
+    assert entry.run_command("validation", validation.main, f"{R18} --micro-batch-size 4096".split()) == 2
+    error = capsys.readouterr().err
+    batch = int(error.partition("give --micro-batch-size ")[2].split(",")[0])
+    assert asked(f"{R18} --micro-batch-size {batch}", "validation").validation_batch == batch < 4096
+    with pytest.raises(OptionError, match="--valid-batch-size"):
+        asked(f"{SMALL} --micro-batch-size 32 --valid-batch-size 200000")
+
+
+def test_what_no_batch_can_mend_is_said_so(monkeypatch):
+    with_limits(monkeypatch, machine(0.5))
+    with pytest.raises(OptionError, match=r"TensorFlow and the weights alone take .* GB; give more memory"):
+        asked(SMALL)
+
+
+def test_processes_of_one_machine_share_it(monkeypatch):
+    memory = prepared(f"{R18} --micro-batch-size 8").memory
+    room = machine(1.5 * memory.peak / 1e9)
+    assert memory_model.refused(memory, [room])[0] is None
+    assert memory_model.refused(memory, [room], sharing=2) == (room, True)
+    own = Limit(DATA, room.bytes * 2, "ulimit -d allows")
+    assert memory_model.refused(memory, [own], sharing=2)[0] is None
+
+
+GROUPS = {
+    "none": ({}, []),
+    "version 2": ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "3000\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, [3000]),
+    "version 2 in a container": ({"proc/self/cgroup": "0::/elsewhere\n", "sys/fs/cgroup/memory.max": "5000\n"}, [5000]),
+    "version 1": (
+        {"proc/self/cgroup": "5:cpu:/x\n4:memory:/a\n0::/\n", "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4000\n",
+         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, [4000],
+    ),
+    "damaged": ({"proc/self/cgroup": "nonsense\n0::\n::::\n", "proc/meminfo": "MemAvailable: many kB\n\n:\n"}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_control_groups_are_read(tmp_path, name):
+    files, expected = GROUPS[name]
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert [limit.bytes for limit in host_limits.limits(tmp_path) if limit.shared] == expected
+
+
+def test_the_machine_has_what_is_available_and_swap(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 4000 kB\nSwapFree: 500 kB\n")
+    assert [limit.bytes for limit in host_limits.limits(tmp_path) if limit.shared] == [4500 * 1024]
+    assert host_limits.hard_bytes(tmp_path) == 9000 * 1024
+    assert host_limits.hard_bytes(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    "option, told",
+    [("-v", "address space, and ulimit -v allows 2.0 GB"), ("-d", "writable memory, and ulimit -d allows 0.4 GB")],
+)
+def test_a_process_under_ulimit_ends_with_a_line(tmp_path, option, told):
+    kilobytes = 2_000_000 if option == "-v" else 400_000
+    command = [
+        "sh",
+        "-c",
+        f'ulimit {option} {kilobytes}; exec "$@"',
+        "sh",
+        sys.executable,
+        "train.py",
+        *SMALL.split(),
+        "--no-logs",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert told in done.stderr
+    assert not list(tmp_path.iterdir())

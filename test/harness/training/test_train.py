@@ -1,0 +1,373 @@
+"""The main job through the real commands: what is printed, what is written, and that stopping changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import photos
+import pytest
+import small_sets
+import tensorflow.compat.v1 as tf
+from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
+
+from base import plugins
+
+ROOT = plugins.ROOT
+SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
+         "--base-learning-rate-exponent", "-7", "--warmup-epochs", "0.2", "--seed", "7")  # fmt: skip
+# 1,250 images in batches of 8: 156 updates an epoch, and a quarter
+UNBROKEN = (*SMALL, "--batch-size", "8", "--iterations", "240", "--log-freq", "40", "--batches-per-step", "20")
+TRAINING_HEADER = "step,iteration,epoch,lr,loss_batch,loss_avg,train_acc_batch,train_acc_avg,it_time,img_per_sec,total_time"
+VALIDATION_HEADER = "name,iteration,epoch,val_acc,raw_acc,val_time,val_size,img_per_sec,latency,top5_acc,loss"
+NUMBER = r"\s*-?[\d.]+(e[-+]\d+)?"
+TRAINING_LINE = re.compile(
+    rf"^step:{NUMBER}, iteration:{NUMBER}, epoch:{NUMBER}, lr:{NUMBER}, loss:{NUMBER}, top-1 accuracy:{NUMBER}%, "
+    rf"img/sec:{NUMBER}, time:{NUMBER}, total_time:{NUMBER}$", re.M,
+)  # fmt: skip
+VALIDATION_LINE = re.compile(
+    rf"^Validation top-1 accuracy \[ckpt-240\] \(iteration:{NUMBER}, epoch:{NUMBER}, img/sec:{NUMBER}, time:{NUMBER}, "
+    rf"latency \(ms\):{NUMBER}\):{NUMBER}%$", re.M,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_cifar10(tmp_path_factory):
+    """What is found without --dataset and --data-dir."""
+    folder = small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 1250, 200)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("DATA_DIR", str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A run of 240 updates, one and a half epochs."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    return succeed("train", *UNBROKEN, "--log-dir", folder)
+
+
+def test_stop_and_restore_gives_the_same_bits(unbroken, tmp_path):
+    # 173 lies inside the second epoch, off the grid of host steps, log lines and checkpoints
+    stopped = succeed("train", *UNBROKEN, "--log-dir", tmp_path, "--stop-after", 173)
+    assert "Stopped after 173 of 240 updates." in stopped.out
+    assert f"restore.py --restore-path {stopped.folder}" in stopped.out
+    moved_run = tmp_path / "elsewhere"
+    shutil.move(stopped.folder, moved_run)
+    resumed = succeed("restore", "--restore-path", moved_run)
+    assert f"Restoring training from latest checkpoint: {moved_run}/ckpt-173" in resumed.out
+    whole, pieced = variables(unbroken.folder, 240), variables(moved_run, 240)
+    assert_same_bits(whole, pieced)
+    assert "all/b1/0/1/conv/conv2d/kernel/Momentum" in whole
+    assert "all/b0/batch_norm/moving_mean" in whole
+    assert moved(variables(unbroken.folder, 0), whole) > 0.05
+    assert timeless(unbroken.folder / "training.csv") == timeless(moved_run / "training.csv")
+    assert timeless(unbroken.folder / "validation.csv") == timeless(moved_run / "validation.csv")
+
+
+def test_the_way_of_cutting_host_steps_and_reading_changes_no_bit(unbroken, tmp_path):
+    other = [word for word in UNBROKEN if word != "20"] + ["7", "--pipeline-num-parallel", "1", "--log-freq", "50"]
+    result = succeed("train", *other, "--log-dir", tmp_path, "--no-validation")
+    assert_same_bits(variables(unbroken.folder, 240), variables(result.folder, 240))
+
+
+def test_another_seed_is_another_run(unbroken, tmp_path):
+    result = succeed("train", *UNBROKEN, "--seed", 8, "--stop-after", 1, "--log-dir", tmp_path, "--no-validation")
+    assert moved(variables(unbroken.folder, 0), variables(result.folder, 0)) > 0.5
+
+
+def test_run_folder_and_its_files(unbroken):
+    assert re.fullmatch(r"RN8_bs8_BN_32\.32_[A-Z0-9]{3}", unbroken.folder.name)
+    names = {path.name for path in unbroken.folder.iterdir()}
+    assert {"log.txt", "arguments.json", "training.csv", "validation.csv", "checkpoint", "training.svg"} <= names
+    for point in (0, 160, 240):
+        assert {f"ckpt-{point}.index", f"ckpt-{point}.data-00000-of-00001", f"ckpt-{point}.manifest.json"} <= names
+    assert [name for name in names if name.startswith("events.out.tfevents.")]
+
+
+def test_console_lines(unbroken):
+    out = unbroken.out
+    assert out.startswith(" Saving to ")
+    assert re.search(r"^Batch Size: 8$", out, re.M)
+    assert re.search(r"^Trainable Variables:", out, re.M)
+    assert re.search(r"^Total Parameters:75770$", out, re.M)
+    assert re.search(r"^Saved initial checkpoint to \S+/ckpt-0$", out, re.M)
+    assert re.search(r"^Saved checkpoint to \S+/ckpt-240 in [\d.]+s$", out, re.M)
+    assert len(TRAINING_LINE.findall(out)) == len(rows(unbroken.folder / "training.csv"))
+    assert VALIDATION_LINE.search(out)
+    path = re.escape(str(unbroken.folder))
+    assert re.search(rf"^Validate again:  \S+ \S*validation\.py --restore-path {path}$", out, re.M)
+    assert re.search(rf"^Train further:   \S+ \S*restore\.py --restore-path {path} --iterations 360$", out, re.M)
+    assert "; precision 32.32, up to" in out
+
+
+def test_log_file_holds_the_console_and_more(unbroken):
+    text = (unbroken.folder / "log.txt").read_text()
+    assert all(line in text for line in unbroken.out.splitlines())
+    assert "all/fc1/dense/kernel" in text
+    assert re.search(r"^momentum +0\.9 +default$", text, re.M)
+
+
+def test_csv_headers_and_points(unbroken):
+    training = (unbroken.folder / "training.csv").read_text().splitlines()
+    assert training[0] == TRAINING_HEADER
+    # first host step, multiples of 40, the last two host steps
+    assert [int(line.split(",")[1]) for line in training[1:]] == [20, 40, 80, 120, 160, 200, 220, 240]
+    assert [int(line.split(",")[0]) for line in training[1:]] == [1, 2, 4, 6, 8, 10, 11, 12]
+    assert (unbroken.folder / "validation.csv").read_text().splitlines()[0] == VALIDATION_HEADER
+    # the host step that crosses update 156 ends at 160
+    assert [row["name"] for row in rows(unbroken.folder / "validation.csv")] == ["ckpt-160", "ckpt-240"]
+    assert all(row["val_size"] == "200" for row in rows(unbroken.folder / "validation.csv"))
+    averages = [float(row["loss_avg"]) for row in rows(unbroken.folder / "training.csv")]
+    assert averages[0] == float(rows(unbroken.folder / "training.csv")[0]["loss_batch"])
+    assert averages[-1] < 1.2 < averages[0]
+
+
+def test_training_csv_window_is_a_mean_over_an_epoch_of_host_steps(tmp_path):
+    # 156 updates an epoch, host steps of 40: a window of three host steps, every one logged
+    result = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 240, "--log-freq", 40, "--log-dir", tmp_path,
+                     "--no-validation", "--ckpts-per-epoch", 0)  # fmt: skip
+    found = rows(result.folder / "training.csv")
+    losses = [float(row["loss_batch"]) for row in found]
+    for i, row in enumerate(found):
+        assert float(row["loss_avg"]) == pytest.approx(np.mean(losses[max(0, i - 2) : i + 1]), rel=1e-6)
+
+
+def test_arguments_json(unbroken):
+    text = (unbroken.folder / "arguments.json").read_text()
+    found = json.loads(text)
+    assert text == json.dumps(found, sort_keys=True, indent=4, separators=(",", ": ")) + "\n"
+    expected = {"micro_batch_size": 8, "total_batch_size": 8, "global_batch_size": 8, "seed": 7, "seed_specified": True,
+                "precision": "32.32", "lr_scale": 128.0, "grad_scale": 1.0, "model": "resnet", "model_size": 8,
+                "total_replicas": 1, "image_size": 32, "validation": True, "logs_path": str(unbroken.folder)}  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_tensorboard_events(unbroken):
+    (path,) = unbroken.folder.glob("events.out.tfevents.*")
+    seen = [(value.tag, event.step) for event in tf.train.summary_iterator(str(path)) for value in event.summary.value]
+    assert ("training/loss_avg", 20) in seen
+    assert ("validation/val_acc", 240) in seen
+
+
+def test_validation_script_agrees_with_training(unbroken, tmp_path):
+    trained = {row["name"]: row for row in rows(unbroken.folder / "validation.csv")}
+    result = succeed("validation", "--restore-path", unbroken.folder, "--valid-batch-size", 37, "--log-dir", tmp_path)
+    found = rows(result.folder / "validation.csv")
+    assert [row["name"] for row in found] == ["ckpt-0", "ckpt-160", "ckpt-240"]
+    for row in found[1:]:
+        # every image exactly once, whatever the batch: 200 is no multiple of 37
+        assert row["val_acc"] == trained[row["name"]]["val_acc"]
+        assert row["top5_acc"] == trained[row["name"]]["top5_acc"]
+        assert float(row["loss"]) == pytest.approx(float(trained[row["name"]]["loss"]), rel=1e-5)
+        assert float(row["epoch"]) == pytest.approx(int(row["iteration"]) * 8 / 1250)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["--repeat", "3"], 3),
+        (["--inference"], 1),
+        (["--latency"], 1),
+        (["--config", "quickstart", "--model-size", "8", "--dataset", "cifar-10"], 1),
+    ],
+)
+def test_validation_of_one_checkpoint(unbroken, tmp_path, words, lines):
+    result = succeed("validation", "--restore-path", unbroken.folder / "ckpt-240", *words, "--log-dir", tmp_path)
+    found = rows(result.folder / "validation.csv")
+    assert len(found) == lines
+    trained = rows(unbroken.folder / "validation.csv")[-1]
+    assert {row["val_acc"] for row in found} == {trained["val_acc"]}
+    assert found[0]["top5_acc"] == trained["top5_acc"]
+    assert float(found[0]["loss"]) == pytest.approx(float(trained["loss"]), rel=1e-6)
+
+
+def test_global_batch_size_of_validation_decides_the_epoch_shown(unbroken, tmp_path):
+    result = succeed(
+        "validation", "--restore-path", unbroken.folder / "ckpt-240", "--global-batch-size", 16, "--log-dir", tmp_path
+    )
+    assert float(rows(result.folder / "validation.csv")[0]["epoch"]) == pytest.approx(240 * 16 / 1250)
+
+
+def test_another_network_is_refused(unbroken, tmp_path):
+    result = run("validation", "--restore-path", unbroken.folder, "--model-size", 14, "--log-dir", tmp_path)
+    assert result.code == 2
+    assert re.search(
+        r"checkpoint \S+ckpt-0 does not fit the network asked for: all/b1/1/1/conv/conv2d/kernel is missing", result.err
+    )
+
+
+def test_extending_a_finished_run(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    result = succeed("restore", "--restore-path", folder, "--iterations", 260)
+    assert "overridden: iterations = 260" in result.out
+    assert int(rows(folder / "training.csv")[-1]["iteration"]) == 260
+    assert variables(folder, 260)["global_step"] == 260
+    assert json.loads((folder / "arguments_restore.json").read_text())["iterations"] == 260
+    assert arguments(folder)["iterations"] == 240
+    again = succeed("restore", "--restore-path", folder)  # the later record counts, and nothing is left to do
+    assert "Restoring training from latest checkpoint" in again.out
+    for what in ("initial checkpoint to {}/ckpt-0", "checkpoint to {}/ckpt-260"):  # scripts wait for these lines
+        assert re.search(rf"^Saved {what.format(re.escape(str(folder)))}$", again.out, re.M)
+    assert int(rows(folder / "training.csv")[-1]["iteration"]) == 260
+    late = run("restore", "--restore-path", folder, "--iterations", 300, "--stop-after", 250)
+    assert late.code == 2
+    assert "--stop-after 250: the run has done 260 updates already" in late.err
+    told = succeed("restore", "--restore-path", folder, "--iterations", 300, "--dry-run").out
+    assert "Done: 260 of 300 updates, 40 are left" in told
+
+
+def test_restoring_drops_rows_that_will_come_again(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    for file in folder.glob("ckpt-240.*"):
+        file.unlink()
+    succeed("restore", "--restore-path", folder)
+    assert timeless(folder / "training.csv") == timeless(unbroken.folder / "training.csv")
+    assert_same_bits(variables(folder, 240), variables(unbroken.folder, 240))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", ["--generated-data", "--synthetic-data"])
+@pytest.mark.parametrize("dataset", ["cifar-10", "imagenet --model-size 10 --image-size 32"])
+def test_generated_and_synthetic_data_are_learnt_at_once(kind, dataset, tmp_path):
+    result = succeed("train", "--model-size", 8, "--dataset", *dataset.split(), kind, "--precision", "32.32", "--batch-size", 4, "--iterations", 30, "--log-freq", 10,
+                     "--abs-learning-rate", 0.05, "--warmup-epochs", 0, "--no-validation", "--seed", 1, "--log-dir", tmp_path)  # fmt: skip
+    last = rows(result.folder / "training.csv")[-1]
+    assert float(last["train_acc_batch"]) > 95
+    assert 0 <= float(last["loss_batch"]) < 0.2
+    assert float(rows(result.folder / "training.csv")[0]["lr"]) == pytest.approx(0.05)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("words", "checkpoints", "validated"), [
+    (("--ckpts-per-epoch", 0), [], ["final"]),
+    (("--ckpts-per-epoch", 2), [0, 5, 10, 15, 20], ["ckpt-5", "ckpt-10", "ckpt-15", "ckpt-20"]),
+    (("--epochs-per-ckpt", 2), [0, 20], ["ckpt-20"]),
+    (("--ckpt-epochs-offset", 2), [0, 20], ["ckpt-20"]),
+    (("--max-ckpts-to-keep", 1, "--ckpts-per-epoch", 2), [20], ["ckpt-5", "ckpt-10", "ckpt-15", "ckpt-20"]),
+    (("--no-validation",), [0, 10, 20], []),
+])  # fmt: skip
+def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validated):
+    # 10 updates of 125 samples an epoch
+    result = succeed(
+        "train", *SMALL, "--batch-size", 125, "--epochs", 2, "--logs-per-epoch", 2, "--log-dir", tmp_path, *words
+    )
+    found = sorted(int(path.stem[5:]) for path in result.folder.glob("ckpt-*.index"))
+    assert found == checkpoints
+    path = result.folder / "validation.csv"
+    assert ([row["name"] for row in rows(path)] if path.exists() else []) == validated
+
+
+def test_iterations_are_exact_and_the_batch_may_exceed_the_data(tmp_path):
+    result = succeed("train", "--dataset", "cifar-10", "--generated-data", "--model-size", 8, "--batch-size", 2, "--iterations", 10,
+                     "--batches-per-step", 4, "--log-dir", tmp_path, "--no-validation")  # fmt: skip
+    assert variables(result.folder, 10)["global_step"] == 10
+    assert [int(row["iteration"]) for row in rows(result.folder / "training.csv")] == [4, 8, 10]
+    wide = succeed("train", *SMALL, "--batch-size", 1300, "--iterations", 1, "--dry-run")
+    assert "one update takes 1300 samples: more than the 1250 images of an epoch" in wide.out
+
+
+def test_no_logs_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    result = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 2, "--no-logs", "--no-validation")
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
+    assert " Saving to " not in result.out
+    assert len(list((tmp_path / "temporary").glob("RN8_*/ckpt-2.index"))) == 1
+
+
+def test_logs_path_and_suffix(tmp_path):
+    exact = succeed(
+        "train", *SMALL, "--batch-size", 8, "--iterations", 1, "--logs-path", tmp_path / "here", "--no-validation"
+    )
+    assert exact.folder == tmp_path / "here"
+    again = run("train", *SMALL, "--batch-size", 8, "--iterations", 1, "--logs-path", tmp_path / "here")
+    assert again.code == 2
+    assert "holds a run already" in again.err
+    named = succeed("train", *SMALL, "--batch-size", 8, "--iterations", 1, "--log-dir", tmp_path, "--name-suffix", "try-1",
+                    "--no-stochastic-rounding", "--no-validation")  # fmt: skip
+    assert re.fullmatch(r"RN8_bs8_BN_32\.32_noSR_try-1_[A-Z0-9]{3}", named.folder.name)
+
+
+def test_a_failing_logger_warns_once_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    result = succeed(
+        "train", *SMALL, "--batch-size", 8, "--iterations", 2, "--log-dir", tmp_path, "--wandb", "--no-validation"
+    )
+    assert result.out.count("--wandb is off for the rest of this run") == 1
+    assert (result.folder / "ckpt-2.index").exists()
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records") / "imagenet-data"
+    photos.write_imagenet(folder, train=24, validation=10, shards=2)
+    return folder
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "model",
+    [("--model-size", 18, "--image-size", 96), ("--model", "efficientnet", "--image-size", 64, "--depth-coefficient", 0.2)],
+)
+def test_imagenet_from_photographs(photographs, tmp_path, model):
+    words = ("--precision", "32.32", "--dataset", "imagenet", "--data-dir", photographs, *model, "--batch-size", 8, "--iterations", 3,
+             "--batches-per-step", 1, "--abs-learning-rate", 0.01, "--log-dir", tmp_path, "--seed", 1)  # fmt: skip
+    result = succeed("train", *words)
+    found = rows(result.folder / "training.csv")
+    assert [int(row["iteration"]) for row in found] == [1, 2, 3]
+    assert all(0 < float(row["loss_batch"]) < 20 for row in found)
+    assert rows(result.folder / "validation.csv")[-1]["val_size"] == "10"
+    inferred = succeed(
+        "train", *[word for word in words if word not in ("--dataset", "imagenet")], "--stop-after", 1, "--no-validation"
+    )
+    assert "Data set: imagenet, 24 training and 10 validation images" in inferred.out
+
+
+def test_as_a_program(tmp_path):
+    """The real process: plain lines, no carriage returns when nobody watches, exit code 0."""
+    words = [sys.executable, "train.py", *SMALL, "--batch-size", "8", "--iterations", "3", "--log-dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stdout + done.stderr
+    assert "Final validation top-1 accuracy:" in done.stdout
+
+
+def test_a_checkpoint_that_was_not_validated_before_a_kill_is_validated_on_restore(unbroken, tmp_path):
+    """The row of a checkpoint whose validation a kill cut off never came back."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    for file in folder.glob("ckpt-240.*"):
+        file.unlink()
+    (folder / "validation.csv").unlink()
+    succeed("restore", "--restore-path", folder)
+    assert timeless(folder / "validation.csv") == timeless(unbroken.folder / "validation.csv")
+
+
+def test_a_refused_restore_changes_nothing(unbroken, tmp_path):
+    """A refused override was recorded and refused every later restore too; and a description looked as if it would do."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    assert run("restore", "--restore-path", folder, "--group-norm").code == 2
+    for words in (["--no-logs"], ["--batch-size", 16], ["--iterations", 200], ["--epochs", 1], ["--stop-after", 200]):
+        refused = [run("restore", "--restore-path", folder, *words, *more) for more in ([], ["--dry-run"])]
+        assert [(each.code, each.out, each.err.count("\n")) for each in refused] == [(2, "", 1)] * 2, words
+    assert not (folder / "arguments_restore.json").exists()
+    succeed("restore", "--restore-path", folder)
+
+
+def test_a_torn_last_row_is_dropped(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken.folder, folder)
+    with open(folder / "training.csv", "a") as file:
+        file.write("13,260,1.6")
+    succeed("restore", "--restore-path", folder, "--iterations", 260)
+    assert [int(row["iteration"]) for row in rows(folder / "training.csv")][-2:] == [240, 260]

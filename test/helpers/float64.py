@@ -1,0 +1,26 @@
+"""A command whose weights and arithmetic are float64: `python test/helpers/float64.py train [option]...`, for tests that compare
+several processes with one."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import restore
+import train
+from base.process import quiet
+from harness.commands import entry
+
+if __name__ == "__main__":
+    quiet.import_tensorflow()
+    import tensorflow.compat.v1 as tf
+
+    import ipu_utils
+
+    ipu_utils.Training = partial(ipu_utils.Training, dtype=tf.float64)
+    script, words = sys.argv[1], sys.argv[2:]
+    sys.argv = [script, *words]
+    sys.exit(entry.run_command(script, {"train": train.main, "restore": restore.main}[script], words))

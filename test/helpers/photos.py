@@ -1,0 +1,129 @@
+"""ImageNet-style TFRecord shards of real photographs, for tests and for measuring the input pipeline.
+
+    python test/helpers/photos.py FOLDER [--train N] [--validation N] [--shards N]
+
+The photographs come with scikit-learn (china.jpg, flower.jpg) and, where it is installed, with scikit-image.
+Crops of them, about 500 pixels on the long side at JPEG quality 95, have the size of ImageNet's pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import zlib
+from pathlib import Path
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from PIL import Image
+
+_PLACES = (  # package, folder in it, pictures
+    ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
+    ("skimage", "data", ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png")),
+)
+_CROP = (375, 500)
+_QUALITY = 95
+
+
+def photographs() -> list[np.ndarray]:
+    """The pictures that are installed, uint8 [height, width, 3]; skips the calling test when there is none."""
+    files = [file for place in _PLACES for file in _installed(*place)]
+    if not files:
+        import pytest
+
+        pytest.importorskip("sklearn", reason="the photographs come with scikit-learn")
+    with tf.Graph().as_default(), tf.Session() as session:
+        data = tf.placeholder(tf.string, [])
+        picture = tf.image.decode_image(data, channels=3, expand_animations=False)
+        return [session.run(picture, {data: file.read_bytes()}) for file in files]
+
+
+def jpegs(count: int, seed: int = 0) -> list[bytes]:
+    """`count` different crops, encoded."""
+    pictures, random = photographs(), np.random.default_rng(seed)
+    made = []
+    with tf.Graph().as_default(), tf.Session() as session:
+        crop = tf.placeholder(tf.uint8, [None, None, 3])
+        encoded = tf.image.encode_jpeg(crop, quality=_QUALITY)
+        for i in range(count):
+            picture = pictures[i % len(pictures)]
+            height, width = min(_CROP[0], picture.shape[0]), min(_CROP[1], picture.shape[1])
+            top = random.integers(picture.shape[0] - height + 1)
+            left = random.integers(picture.shape[1] - width + 1)
+            made.append(session.run(encoded, {crop: picture[top : top + height, left : left + width]}))
+    return made
+
+
+def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) -> bytes:
+    """A record as ImageNet's: the label counts from 1; boxes [n, 4] are ymin, xmin, ymax, xmax from 0 to 1."""
+    features = {"image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded]))}
+    if label is not None:
+        features["image/class/label"] = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
+    for k, edge in enumerate(("ymin", "xmin", "ymax", "xmax")):
+        values = [] if boxes is None else boxes[:, k].tolist()
+        features[f"image/object/bbox/{edge}"] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
+    """A picture of a few bytes whose header says that it is large."""
+    small = io.BytesIO()
+    Image.new("L", (16, 16), 128).save(small, pillow_format)
+    data = bytearray(small.getvalue())
+    if pillow_format == "JPEG":
+        at = data.index(b"\xff\xc0") + 5
+        data[at : at + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    elif pillow_format == "PNG":
+        data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+        data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    elif pillow_format == "GIF":
+        for at in (6, data.index(b",", 13) + 5):
+            data[at : at + 4] = width.to_bytes(2, "little") + height.to_bytes(2, "little")
+    else:
+        data[18:26] = width.to_bytes(4, "little") + height.to_bytes(4, "little")
+    return bytes(data)
+
+
+def write_shards(folder: Path, split: str, records: list[bytes], shards: int) -> list[Path]:
+    """Records dealt out evenly to `shards` files in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{split}-{i:05d}-of-{shards:05d}" for i in range(shards)]
+    ends = [len(records) * i // shards for i in range(shards + 1)]
+    for file, first, end in zip(files, ends, ends[1:]):
+        with tf.io.TFRecordWriter(str(file)) as writer:
+            for record in records[first:end]:
+                writer.write(record)
+    return files
+
+
+def write_imagenet(folder: Path, train: int, validation: int, shards: int = 2, seed: int = 0) -> None:
+    """A small ImageNet with random labels."""
+    random = np.random.default_rng(seed)
+    pictures = jpegs(train + validation, seed)
+    records = [example(picture, int(random.integers(1, 1001))) for picture in pictures]
+    write_shards(folder, "train", records[:train], shards)
+    if validation:
+        write_shards(folder, "validation", records[train:], shards)
+
+
+def _installed(package: str, below: str, names: tuple[str, ...]) -> list[Path]:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return []
+    files = [Path(found.origin).parent / below / name for name in names]
+    return [file for file in files if file.is_file()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="write ImageNet-style shards of real photographs")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--train", type=int, default=256)
+    parser.add_argument("--validation", type=int, default=64)
+    parser.add_argument("--shards", type=int, default=4)
+    given = parser.parse_args()
+    write_imagenet(given.folder, given.train, given.validation, given.shards)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,779 @@
+"""Pictures of one's own: finding records in damaged files, converting folders and lists, verifying, training."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import photos
+import pytest
+import tensorflow.compat.v1 as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from runs import Result, arguments, framed, run, succeed
+from streams import joined, records, request, take
+
+from base import plugins
+from base.errors import DataError
+from base.process import command_line
+from base.storage import checksums
+from Datasets import imagefolder, imagenet
+from Datasets._spec import OpenRequest
+from Datasets.formats import class_names, tf_example, tfrecord_recovery
+from Datasets.formats.tfrecord_recovery import Damage, Record
+from Datasets.pipeline import decoding, photographs
+from Datasets.sources import generated
+from harness.evaluation import predictions
+from tools.datasets import convert, listings, verify
+
+ROOT = plugins.ROOT
+COMMANDS = {"convert": convert.main, "verify": verify.main}
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+
+
+# --- Records in damaged files ----------------------------------------------------------------------------------
+
+
+def found_payloads(file: Path, **options) -> list[bytes]:
+    content = file.read_bytes()
+    return [content[at : at + length] for at, length in tfrecord_recovery.records(tfrecord_recovery.walk(file, **options))]
+
+
+def test_checksums_are_those_of_the_standard_and_of_tensorflow(tmp_path):
+    unmasked = (checksums.masked(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    assert ((unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF) == 0xE3069283  # the check value of CRC-32C
+    random = np.random.default_rng(3)
+    payloads = [random.bytes(n) for n in (0, 1, 3, 4, 5, 511, 512, 513, 1024, 5000, 100_000, 1_300_001)]
+    (file,) = photos.write_shards(tmp_path, "train", payloads, 1)
+    assert file.read_bytes() == b"".join(map(framed, payloads))
+    assert found_payloads(file) == found_payloads(file, payloads=True) == payloads
+    assert all(checksums.masked_header(p) == checksums.masked(p) for p in payloads[:9])
+
+
+@st.composite
+def damaged(draw) -> tuple[list[bytes], bytes, list[bool]]:
+    """Payloads, a file of them in which one stretch was changed, and which records the change left alone."""
+    unique = {"unique": True} if draw(st.booleans()) else {}
+    payloads = draw(
+        st.lists(st.binary(max_size=40) | st.binary(min_size=600, max_size=700), min_size=1, max_size=8, **unique)
+    )
+    whole = b"".join(map(framed, payloads))
+    start = draw(st.integers(0, len(whole)))
+    end = draw(st.sampled_from([start, min(start + 1, len(whole)), len(whole)]) | st.integers(start, len(whole)))
+    inserted = draw(st.binary(max_size=30))
+    ends = np.cumsum([len(framed(payload)) for payload in payloads])
+    untouched = [e <= start or e - len(framed(p)) >= end for p, e in zip(payloads, ends, strict=True)]
+    return payloads, whole[:start] + inserted + whole[end:], untouched
+
+
+@QUIET
+@given(damaged())
+def test_every_record_that_damage_left_alone_is_found(tmp_path, case):
+    payloads, content, untouched = case
+    file = tmp_path / "train-00000-of-00001"
+    file.write_bytes(content)
+    checked = found_payloads(file, payloads=True)
+    assert set(checked) <= set(payloads)
+    remaining = iter(checked)
+    assert all(payload in remaining for payload, whole in zip(payloads, untouched, strict=True) if whole)  # in this order
+    quick = tfrecord_recovery.walk(file)
+    assert [stretch.offset for stretch in quick] == sorted(stretch.offset for stretch in quick)
+
+
+@QUIET
+@given(st.binary(max_size=3000))
+def test_no_file_is_too_strange_to_walk(tmp_path, content):
+    file = tmp_path / "strange"
+    file.write_bytes(content)
+    assert all(isinstance(stretch, Damage) for stretch in tfrecord_recovery.walk(file)) and bool(
+        tfrecord_recovery.walk(file)
+    ) == bool(content)
+
+
+def test_lengths_alone_lead_past_every_kind_of_damage(tmp_path):
+    payloads = [bytes([65 + i]) * (700 + i) for i in range(5)]
+    parts = [framed(payload) for payload in payloads]
+    file = tmp_path / "train-00000-of-00001"
+
+    def walked(*changed: bytes) -> list[Record | Damage]:
+        file.write_bytes(b"".join(changed))
+        return tfrecord_recovery.walk(file)
+
+    others = [payloads[0], *payloads[2:]]
+    at = len(parts[0])
+    for spoilt, reason in (
+        (b"\xff" + parts[1][1:], tfrecord_recovery.WRONG_LENGTH),
+        (parts[1][:300] + parts[1][310:], tfrecord_recovery.WRONG_PAYLOAD),  # leads into the next record
+        (parts[1][:300] + b"more" + parts[1][300:], tfrecord_recovery.WRONG_PAYLOAD),
+        (b"rubbish between records", tfrecord_recovery.WRONG_LENGTH),
+    ):
+        assert [s for s in walked(parts[0], spoilt, *parts[2:]) if isinstance(s, Damage)] == [Damage(at, reason)]
+        assert found_payloads(file) == others
+    assert walked(parts[0], parts[1][:-1]) == [
+        Record(12, 700),
+        Damage(at, tfrecord_recovery.CUT.format(size=at + len(parts[1]) - 1)),
+    ]
+    assert walked(parts[0], b"\x01" + parts[1][1:], parts[2][:-9])[1:] == [
+        Damage(at, tfrecord_recovery.WRONG_LENGTH),
+        Damage(at + len(parts[1]), tfrecord_recovery.CUT.format(size=file.stat().st_size)),
+    ]
+    flipped = parts[1][:50] + b"?" + parts[1][51:]
+    assert len(tfrecord_recovery.records(walked(parts[0], flipped, parts[2]))) == 3  # no length is wrong
+    assert tfrecord_recovery.walk(file, payloads=True)[1] == Damage(at, tfrecord_recovery.WRONG_PAYLOAD)
+
+
+# --- Odd pictures ----------------------------------------------------------------------------------------------
+
+
+def plain_picture(seed: int = 0, height: int = 60, width: int = 90) -> Image.Image:
+    y, x = np.mgrid[0:height, 0:width]
+    planes = x * 255 // width, y * 255 // height, (x + y + 40 * seed) % 256
+    return Image.fromarray(np.stack(planes, -1).astype(np.uint8))
+
+
+def encoded(picture: Image.Image, kind: str, **options) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def _odd() -> dict[str, tuple[bytes, Image.Image]]:
+    """Files, and what they show."""
+    colour = plain_picture()
+    grey, few = colour.convert("L"), colour.convert("P", palette=Image.Palette.ADAPTIVE)
+    sixteen = np.asarray(grey).astype(np.uint16) * 257
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    return {
+        "grey JPEG": (encoded(grey, "JPEG", quality=95), grey),
+        "CMYK JPEG": (encoded(colour.convert("CMYK"), "JPEG", quality=95), colour),
+        "progressive JPEG": (encoded(colour, "JPEG", quality=95, progressive=True), colour),
+        "JPEG that EXIF says is turned": (encoded(colour, "JPEG", quality=95, exif=turned), colour),
+        "PNG": (encoded(colour, "PNG"), colour),
+        "PNG with alpha": (encoded(colour.convert("RGBA"), "PNG"), colour),
+        "grey PNG of 16 bits": (encoded(Image.fromarray(sixteen), "PNG"), grey),
+        "PNG with a colour table": (encoded(few, "PNG"), few),
+        "GIF": (encoded(few, "GIF"), few),
+        "animated GIF": (encoded(few, "GIF", save_all=True, append_images=[few.rotate(180)]), few),
+        "BMP": (encoded(colour, "BMP"), colour),
+        "grey BMP": (encoded(grey, "BMP"), grey),
+        "BMP with a colour table": (encoded(few, "BMP"), few),
+        "BMP of one bit": (encoded(grey.convert("1"), "BMP"), grey.convert("1")),
+    }
+
+
+ODD = _odd()
+BOMB = photos.promising(20_000, 20_000)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
+    data, shown = ODD[kind]
+    wanted = np.asarray(shown.convert("RGB")).astype(float)
+    with tf.Graph().as_default(), tf.Session() as session:
+        got = session.run(decoding.whole(tf.constant(data))).astype(float)
+        zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(data, 1, "any"))
+        element = {"payload": payload, "due": zero, "record": zero, "epoch": zero, "position": zero}
+        element |= photographs._drawn(zero, zero, request())
+        crops = [session.run(photographs._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)]
+    assert got.shape == wanted.shape
+    assert np.abs(got - wanted).mean() < 4  # JPEG, and black ink
+    assert all(crop.shape == (32, 32, 3) and crop.std() > 10 for crop in crops)
+
+
+# --- Folders of pictures ---------------------------------------------------------------------------------------
+
+
+def write_tree(top: Path, per_class: int = 3, names: tuple[str, ...] = ("ant", "bee", "cat"), suffix: str = ".JPEG") -> Path:
+    """One folder for each class; every odd kind under one and the same ending."""
+    kinds = [data for data, _ in ODD.values()]
+    for k, name in enumerate(names):
+        (top / name).mkdir(parents=True)
+        for i in range(per_class):
+            (top / name / f"{i}{suffix}").write_bytes(kinds[(k * per_class + i) % len(kinds)])
+    return top
+
+
+def opened(folder: Path, name: str = "imagefolder", **options):
+    tables = imagefolder.DATASETS | imagenet.DATASETS
+    return tables[name](OpenRequest(str(folder), {}, **options))
+
+
+def test_a_tree_is_counted_labelled_and_streamed(tmp_path):
+    write_tree(tmp_path / "train", per_class=4, names=("10", "9", "x"))
+    write_tree(tmp_path / "val", per_class=2, names=("9", "x"))
+    (tmp_path / "train" / ".hidden").mkdir()
+    (tmp_path / "train" / "9" / ".DS_Store").write_bytes(b"no picture")
+    (tmp_path / "train" / "9" / "more").mkdir()
+    (tmp_path / "train" / "9" / "more" / "5.png").write_bytes(ODD["PNG"][0])
+    source = opened(tmp_path)
+    spec = source.spec
+    assert (spec.train_images, spec.validation_images, spec.class_names) == (13, 4, ("10", "9", "x"))
+    assert opened(write_tree(tmp_path / "numbers", names=("10", "9"))).spec.class_names == ("9", "10")
+    got = joined(take(lambda: source.train(request(batch_size=13)), 1))
+    assert sorted(got["label"].tolist()) == [0] * 4 + [1] * 5 + [2] * 4
+    held_out = joined(take(lambda: source.validation(request(batch_size=4))))
+    assert held_out["label"].tolist() == [1, 1, 2, 2]
+
+
+def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path):
+    source = opened(write_tree(tmp_path / "pets"))
+    assert source.spec.validation_images == 0
+    with pytest.raises(
+        DataError,
+        match="no pictures for validation in val/ or validation/ or test/ of .*--validation, or train with --no-validation",
+    ):
+        source.validation(request())
+    (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
+    with pytest.raises(DataError, match=r"pets/bee/1.JPEG is empty; remove what is damaged, or give --skip-bad-records 1$"):
+        opened(tmp_path / "pets")
+    with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used: it is empty"):
+        take(lambda: source.train(request(batch_size=9)), 1)
+    (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(BOMB)
+    with pytest.raises(tf.errors.OpError, match="1.JPEG cannot be used: it says that it is 20000 x 20000 pixels, more than"):
+        take(lambda: source.train(request(batch_size=9)), 1)
+    assert opened(tmp_path / "pets", skip_bad=1).spec.train_images == 9
+
+
+def test_what_is_no_picture_does_not_count(tmp_path):
+    """By what it is: a picture without an ending counts, and text with a picture's ending is damage."""
+    write_tree(tmp_path / "train")
+    write_tree(tmp_path / "val")
+    (tmp_path / "train" / "ant" / "bare").write_bytes(ODD["PNG"][0])
+    litter = {"Thumbs.db": b"\xd0\xcf\x11\xe0", "readme.txt": b"hello", "desktop.ini": b"[x]", "empty": b""}
+    for name, content in litter.items():
+        (tmp_path / "train" / "bee" / name).write_bytes(content)
+        (tmp_path / "val" / "cat" / name).write_bytes(content)
+    os.mkfifo(tmp_path / "train" / "bee" / "waits")
+    spec = opened(tmp_path).spec
+    assert (spec.train_images, spec.validation_images) == (10, 9)
+    note = f"9 files that are no pictures are left out: {tmp_path}/train/bee/Thumbs.db, ..."
+    assert spec.notes == (note,)
+    words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--model-size", 18, "--batch-size", 2, "--dry-run")
+    assert note in succeed("train", *words).out.splitlines()
+    (tmp_path / "train" / "bee" / "1.WebP").write_bytes(b"RIFF????WEBP")
+    refused = run("train", *words)
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is WebP, which is not read; convert it to" in refused.err
+    assert "remove what" not in refused.err and refused.err.endswith(" or give --skip-bad-records 1\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda top: (top / "train" / "none").mkdir(parents=True), "class none is empty: no picture in"),
+        (
+            lambda top: write_tree(top / "val", names=("dog",)),
+            "class dog of .*/val is unknown to training, which has: ant, ",
+        ),
+        (lambda top: (top / "train" / "two\nlines").mkdir(), "unprintable"),
+    ],
+)
+def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, words):
+    write_tree(tmp_path / "train")
+    change(tmp_path)
+    with pytest.raises(DataError, match=f"^data set imagefolder: .*{words}"):
+        opened(tmp_path)
+
+
+def test_a_folder_of_nothing_is_explained(tmp_path):
+    (tmp_path / "stray.jpg").write_bytes(ODD["PNG"][0])
+    with pytest.raises(DataError, match="no classes in .*looked for one folder for each class there"):
+        opened(tmp_path)
+
+
+def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
+    photos.write_shards(tmp_path / "below" / "train", "train", [tf_example.serialised(ODD["PNG"][0], 2, "b")], 1)
+    (tmp_path / "below" / "labels.txt").write_text("a\nb\n")
+    assert opened(tmp_path / "below", "imagenet").spec.num_classes == 2
+    photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], 2, "b")], 1)
+    assert opened(tmp_path, "imagenet").spec.num_classes == 1000
+    assert opened(tmp_path, "imagenet", num_classes=7).spec.num_classes == 7
+    with pytest.raises(DataError, match="no labels.txt in"):
+        opened(tmp_path)
+    (tmp_path / "labels.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")  # as editors on Windows write it
+    for name in ("imagenet", "imagefolder"):
+        spec = opened(tmp_path, name).spec
+        assert (spec.name, spec.num_classes, spec.class_names) == (name, 2, ("a", "b"))
+        assert opened(tmp_path, name, num_classes=2).spec == spec
+        with pytest.raises(DataError, match="3 classes were asked for .*labels.txt names 2"):
+            opened(tmp_path, name, num_classes=3)
+    for text, words in (("a\n\nb\n", "line 2 is empty"), ("a\nb\na\n", "lines 1 and 3 are both a"), ("", "line 1 is empty")):
+        (tmp_path / "labels.txt").write_text(text)
+        with pytest.raises(DataError, match=words):
+            opened(tmp_path)
+
+
+def test_a_class_is_shown_in_a_line_whatever_its_name():
+    shown = predictions.table("a.jpg", np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000)).splitlines()
+    assert shown == ["a.jpg", f"   75.0 %  {'b' * 100}... (10000 characters)", "   25.0 %  a\\x1b[31m"]
+
+
+def test_generated_photographs_may_have_one_class():
+    """--num-classes 1, which a run on a folder of one class records, drew from no labels at all."""
+    spec = replace(imagefolder.SPECS["imagefolder"], num_classes=1)
+    assert take(lambda: generated.GeneratedSource(spec).train(request(batch_size=2)), 1)[0]["label"].tolist() == [0, 0]
+
+
+def test_num_classes_on_the_command_line(tmp_path):
+    wrong = run("train", "--dataset", "cifar-10", "--generated-data", "--num-classes", 7, "--dry-run")
+    assert wrong.code == 2 and "--num-classes 7 contradicts --dataset cifar-10, which has 10 classes" in wrong.err
+    for words in ((), ("--num-classes", 5)):
+        made = succeed("train", "--dataset", "imagefolder", "--generated-data", *words, "--dry-run")
+        assert f", {words[1] if words else 1000} classes" in made.out and "1281167 training" in made.out
+
+
+# --- Conversion ------------------------------------------------------------------------------------------------
+
+
+def command(name: str, *words: object) -> Result:
+    """One of this folder's commands as the shell would start it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = command_line.run(name, COMMANDS[name], [str(word) for word in words], (DataError,))
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def converted(*words: object) -> Result:
+    result = command("convert", *words)
+    assert result.code == 0, result.err + result.out
+    return result
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def stored(folder: Path, split: str) -> list[tuple[int, str, bytes]]:
+    """Label, class and file of every record of a split."""
+    found = []
+    for file in sorted(folder.glob(f"{split}-*")):
+        for payload in found_payloads(file, payloads=True):
+            feature = tf.train.Example.FromString(payload).features.feature
+            label, text = feature["image/class/label"].int64_list.value[0], feature["image/class/text"].bytes_list.value[0]
+            found.append((label, text.decode(), feature["image/encoded"].bytes_list.value[0]))
+    return found
+
+
+def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
+    write_tree(tmp_path / "pets" / "train", per_class=5, names=("bee", "ant"))
+    write_tree(tmp_path / "pets" / "test", per_class=2, names=("bee",))
+    done = converted(tmp_path / "pets", tmp_path / "out", "--shards", 4)
+    assert "train: 10 pictures in 4 shards\nvalidation: 2 pictures in 1 shard\n2 classes" in done.out and not done.err
+    assert (tmp_path / "out" / "labels.txt").read_text() == "ant\nbee\n"
+    for split, folder in (("train", "train"), ("validation", "test")):
+        expected = [
+            (1 + (file.parent.name == "bee"), file.parent.name, file.read_bytes())
+            for file in (tmp_path / "pets" / folder).rglob("*.JPEG")
+        ]
+        assert sorted(stored(tmp_path / "out", split)) == sorted(expected)
+    labels = [label for label, _, _ in stored(tmp_path / "out", "train")]
+    assert labels != sorted(labels)  # shuffled
+    for name in ("imagefolder", "imagenet"):
+        spec = opened(tmp_path / "out", name).spec
+        assert (spec.num_classes, spec.train_images, spec.validation_images) == (2, 10, 2)
+        assert spec.class_names == opened(tmp_path / "pets").spec.class_names
+
+
+def test_the_same_call_gives_the_same_bytes_wherever_the_source_lies(tmp_path):
+    write_tree(tmp_path / "a", per_class=9)
+    words = ("--shards", 5, "--validation", 0.3)
+    converted(tmp_path / "a", tmp_path / "one", *words, "--jobs", 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a").rename(tmp_path / "elsewhere" / "b")
+    converted(os.path.relpath(tmp_path / "elsewhere" / "b"), tmp_path / "two", *words, "--jobs", 4)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    converted(tmp_path / "elsewhere" / "b", tmp_path / "three", *words, "--seed", 1)
+    one, three = (stored(tmp_path / name, "train") for name in ("one", "three"))
+    assert one != three and len(one) == len(three) == 27 - 9
+    assert [label for label, _, _ in sorted(stored(tmp_path / "three", "validation"))] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_a_list_and_a_second_tree_for_validation(tmp_path):
+    write_tree(tmp_path / "pictures", names=("x",), per_class=6)
+    rows = [("path", "label", "split")] + [
+        (f"pictures/x/{i}.JPEG", i % 2 + 9, "val" if i > 3 else "train") for i in range(6)
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(",".join(map(str, row)) for row in rows))
+    converted(tmp_path / "list.csv", tmp_path / "one")
+    assert (tmp_path / "one" / "labels.txt").read_text() == "9\n10\n"
+    assert sorted(label for label, _, _ in stored(tmp_path / "one", "train")) == [1, 1, 2, 2]
+    (tmp_path / "list.csv").write_text("\n".join(f"{path},{label}" for path, label, _ in rows[1:]))
+    write_tree(tmp_path / "held out", names=("10",))
+    converted(tmp_path / "list.csv", tmp_path / "two", "--validation-dir", tmp_path / "held out")
+    assert [text for _, text, _ in stored(tmp_path / "two", "validation")] == ["10"] * 3
+    assert len(stored(tmp_path / "two", "train")) == 6
+
+
+def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
+    write_tree(tmp_path / "pets")
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(b"")
+    (tmp_path / "pets" / "bee" / "notes.PNG").write_text("hello")
+    (tmp_path / "pets" / "bee" / "notes.txt").write_text("hello")
+    wrong = command("convert", tmp_path / "pets", tmp_path / "out")
+    assert wrong.code == 2 and not (tmp_path / "out").exists()
+    assert re.match(
+        r"convert: error: 2 files cannot be taken: .*ant/1.JPEG is empty; remove what is damaged, or give --skip-bad-files\n",
+        wrong.err,
+    )
+    assert "bee/notes.PNG is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
+    assert wrong.out == f"1 file that is no picture is left out: {tmp_path}/pets/bee/notes.txt\n"
+    left = converted(tmp_path / "pets", tmp_path / "out", "--skip-bad-files")
+    assert "Left out 2 bad files:\n" in left.out and "train: 8 pictures" in left.out
+    for file in (tmp_path / "pets" / "ant").iterdir():
+        file.write_bytes(b"")
+    (tmp_path / "pets" / "cat" / "0.JPEG").unlink()
+    (tmp_path / "pets" / "cat" / "0.JPEG").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pets" / "cat" / "pipe.jpg")
+    emptied = command("convert", tmp_path / "pets", tmp_path / "other", "--skip-bad-files")
+    assert emptied.code == 2 and "class ant has no picture for training left" in emptied.err
+    assert "cat/0.JPEG does not exist" in emptied.out and "cat/pipe.jpg cannot be read: Is a pipe" in emptied.out
+
+
+def _call(tmp_path: Path, *more: object) -> tuple[object, ...]:
+    return (tmp_path / "pets", tmp_path / "out", *more)
+
+
+def _wrote(file: Path, text: str = "") -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+
+
+def _split_tree(top: Path) -> Path:
+    for split in ("train", "val"):
+        write_tree(top / split)
+    return top
+
+
+REFUSED = {  # the call, made in a folder with a tree of nine pictures called pets, and what is said
+    "no source": (lambda t: (t / "none", t / "out"), "none is neither a folder nor a CSV file"),
+    "no classes": (lambda t: (t / "pets" / "ant", t / "out"), "no classes in "),
+    "empty class": (lambda t: (t / "pets" / "dog").mkdir() or _call(t), "class dog is empty"),
+    "target in source": (lambda t: (t / "pets", t / "pets" / "out"), "would count as pictures"),
+    "target is a file": (lambda t: _wrote(t / "out") or _call(t), "out is a file"),
+    "other things": (lambda t: _wrote(t / "out" / "mine") or _call(t), "already: mine"),
+    "labels there": (lambda t: _wrote(t / "out" / "labels.txt") or _call(t), "already: labels.txt"),
+    "damaged plan": (lambda t: _wrote(t / "out" / "conversion.json", "{") or _call(t), "conversion.json is damaged"),
+    "many shards": (lambda t: _call(t, "--shards", 10), "--shards 10 is more than the 9 pictures for train"),
+    "no shards": (lambda t: _call(t, "--shards", 0), "0 is not a whole number from 1"),
+    "whole part": (lambda t: _call(t, "--validation", 1), "1 must lie between 0 and 1"),
+    "small part": (lambda t: _call(t, "--validation", 0.1), "--validation 0.1 takes no picture of any class"),
+    "two ways": (lambda t: _call(t, "--validation", 0.5, "--validation-dir", t / "pets"), "not allowed with"),
+    "no second tree": (lambda t: _call(t, "--validation-dir", t / "no"), "no is not a folder"),
+    "validation twice": (lambda t: (_split_tree(t / "both"), t / "out", "--validation", 0.5), "of its own"),
+    "no option": (lambda t: _call(t, "--shard-size", 1), "unrecognized arguments"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_converted_is_one_line_and_two(tmp_path, case):
+    write_tree(tmp_path / "pets")
+    words, said = REFUSED[case]
+    result = command("convert", *words(tmp_path))
+    assert result.code == 2 and result.err.startswith("convert: error: ") and said in result.err
+    assert result.err.count("\n") == 1 and not result.out
+    assert not list(tmp_path.rglob("train-*"))
+
+
+def test_errors_and_help_need_no_tensorflow(tmp_path):
+    write_tree(tmp_path / "pets")
+    (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
+    for call in (["Datasets.convert", "--help"], ["Datasets.verify", "--help"], ["Datasets.verify", str(tmp_path / "no")],
+                 ["Datasets.convert", str(tmp_path / "pets"), str(tmp_path / "out")]):  # fmt: skip
+        code = (
+            "import runpy, sys; sys.modules['tensorflow'] = None; sys.argv = sys.argv[1:]; "
+            "runpy.run_module(sys.argv[0], run_name='__main__')"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *call], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == (0 if "--help" in call else 2), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_conversion_goes_on_where_it_was_killed(tmp_path):
+    write_tree(tmp_path / "pets", per_class=100)
+    words = [str(tmp_path / "pets"), str(tmp_path / "out"), "--shards", "150"]
+    converted(tmp_path / "pets", tmp_path / "whole", "--shards", 150)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "Datasets.convert", *words, "--jobs", "2"], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 60
+    while len(list((tmp_path / "out").glob("train-*-of-00150"))) < 3 and time.monotonic() < until:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    first = {file: file.stat() for file in (tmp_path / "out").glob("train-*-of-00150")}
+    assert 3 <= len(first) < 150
+    again = converted(*words)
+    assert f"{len(first)} of 150 shards are there already" in again.out
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")  # nothing temporary stays
+    assert all(file.stat().st_ino == state.st_ino for file, state in first.items())
+    for change, said in (
+        (["--seed", "1"], "its seed is 0, not 1"),
+        (["--shards", "2"], "its train shards is 150, not 2"),
+        (["--validation", "0.5"], "its validation part is None, not 0.5"),
+    ):
+        refused = command("convert", *words, *change)
+        assert refused.code == 2 and "holds another conversion" in refused.err and said in refused.err
+    os.utime(tmp_path / "pets" / "bee" / "3.JPEG", (1, 1))
+    refused = command("convert", *words)
+    assert refused.code == 2 and "the source's files have changed since" in refused.err
+
+
+def test_a_second_conversion_into_the_same_folder_is_refused(tmp_path, monkeypatch):
+    write_tree(tmp_path / "pets")
+    inner: list[Result] = []
+    monkeypatch.setattr(convert.shard_writer, "write", lambda *_: inner.append(command("convert", *_call(tmp_path))))
+    converted(*_call(tmp_path))
+    assert inner[0].code == 2 and "another conversion is writing into" in inner[0].err
+
+
+# --- Lists -----------------------------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12)
+
+
+@QUIET
+@given(
+    st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=20, unique_by=lambda row: row[0]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_list_that_is_written_is_read(tmp_path, rows, with_split, with_headings):
+    full = [(path, label, "train" if i % 3 else "validation") for i, (path, label) in enumerate(rows)]
+    shown = full if with_split else rows
+    file = tmp_path / "list.csv"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows(([("Path", "LABEL", "Split")[: len(shown[0])]] if with_headings else []) + shown)
+    if not with_headings and rows[0][0].lower() in listings._HEADINGS:
+        return
+    found = listings.of(file)
+    both = [*found.train, *(found.validation or ())]
+    assert {(p.file, found.classes[p.label - 1]) for p in both} == {(tmp_path / path, label) for path, label in rows}
+    assert (found.validation is None) != with_split
+    if with_split:
+        assert len(found.validation) == len([row for row in full if row[2] == "validation"])
+
+
+@QUIET
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
+    file = tmp_path / "list.csv"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    try:
+        said = ""
+        assert listings.of(file).classes
+    except DataError as error:
+        said = str(error)
+    assert not said or str(file) in said.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a.jpg,1\nb.jpg\n", "line 2: 1 columns, but the first line has 2"),
+        ("a.jpg,1\n\nb.jpg,\n", "line 3: the label is empty"),
+        ("a.jpg,1,train\nb.jpg,1,later\n", "line 2: the split is 'later', neither train nor validation"),
+        ("a.jpg,1\na.jpg,2\n", "line 2: a.jpg is in line 1 already"),
+        ("path,colour\na.jpg,1\n", "line 1: no heading is called 'colour'"),
+        ("path,label,path\n", "line 1: the headings path, label, path must be"),
+        ('a.jpg,"1\n', "line 1: unexpected end of data"),
+        ("path,label\n", "has no rows"),
+        ("a.jpg\n", "line 1: 1 columns; a row has"),
+        (f"{'a' * 9999},1\n", "line 1: the path has 9999 characters, more than 4096"),
+        (f"a.jpg,1,{'a' * 9999}\n", "... (9999 characters)', neither train nor validation"),
+        (f"path,{'a' * 9999}\n", "... (9999 characters)'; the columns are"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, text, words):
+    (tmp_path / "list.csv").write_text(text)
+    result = command("convert", tmp_path / "list.csv", tmp_path / "out")
+    assert result.code == 2 and f"convert: error: {tmp_path}/list.csv" in result.err and words in result.err
+    assert len(result.err) < 1000
+
+
+def test_labels_are_ordered_as_numbers_only_if_all_are():
+    assert class_names.ordered(["10", "9", "09", "9"]) == ("09", "9", "10")
+    assert class_names.ordered(["10", "9", "b"]) == ("10", "9", "b")
+
+
+# --- Verification ----------------------------------------------------------------------------------------------
+
+
+def verified(folder: Path, *words: object) -> tuple[int, list[str], str]:
+    """Exit code, findings relative to the folder, and the last line."""
+    result = command("verify", folder, *words)
+    *found, last = (result.out + result.err).splitlines()
+    return result.code, [line.removeprefix(f"{folder}/") for line in found], last
+
+
+def test_every_kind_of_damage_to_shards_is_named(tmp_path):
+    good = [tf_example.serialised(ODD["PNG"][0], 1 + i % 2, "ab"[i % 2]) for i in range(6)]
+    spoilt = list(good)
+    spoilt[1] = b"\xff no example"
+    spoilt[2] = tf_example.serialised(ODD["PNG"][0], 3, "c")
+    spoilt[3] = tf_example.serialised(ODD["grey JPEG"][0][:700], 1, "a")
+    spoilt[4] = photos.example(ODD["PNG"][0], None)
+    (file,) = photos.write_shards(tmp_path, "train", good, 1)
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    assert verified(tmp_path) == (0, [], "TFRecord shards: 1 files, 6 records, nothing damaged or missing")
+    photos.write_shards(tmp_path, "train", spoilt, 1)
+    code, found, last = verified(tmp_path)
+    name = "train-00000-of-00001: record"
+    assert code == 1 and last == "TFRecord shards: 1 files, 6 records, 4 damaged or missing"
+    assert found[0] == f"{name} 1: it is no tf.train.Example"
+    assert found[1] == f"{name} 2: its label is 3, outside 1 to 2"
+    assert found[2].startswith(f"{name} 3: its picture cannot be decoded: ") and "JPEG" in found[2]
+    assert found[3] == f"{name} 4: it has 0 values of image/class/label instead of 1"
+    assert [line[:30] for line in verified(tmp_path, "--no-decode")[1]] == [found[k][:30] for k in (0, 1, 3)]
+    photos.write_shards(tmp_path, "train", good, 1)
+    whole = file.read_bytes()
+    each = len(whole) // 6
+    bits = bytearray(whole)
+    bits[each + 2] ^= 4
+    bits[3 * each + 200] ^= 1
+    file.write_bytes(bits[:-5])
+    assert verified(tmp_path)[:2] == (
+        1,
+        [
+            f"{name} 1: {tfrecord_recovery.WRONG_LENGTH}; byte {each} of the file",
+            f"{name} 3: {tfrecord_recovery.WRONG_PAYLOAD}; byte {3 * each} of the file",
+            f"{name} 5: it is cut short, the file ends at byte {len(whole) - 5}; byte {5 * each} of the file",
+        ],
+    )
+    file.rename(tmp_path / "train-00000-of-00002")
+    (tmp_path / "validation-00000-of-00001").write_bytes(b"")
+    code, found, last = verified(tmp_path)
+    assert found[0] == f"{tmp_path}: lacks 1 of 2 train shards: train-00001-of-00002"
+    assert found[-1] == "validation-00000-of-00001: is empty" and last.endswith("2 files, 6 records, 5 damaged or missing")
+
+
+def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_path):
+    write_tree(tmp_path / "pets", per_class=4)
+    words = tmp_path / "pets", tmp_path / "out", "--validation", 0.25
+    converted(*words)
+    out, whole = tmp_path / "out", contents(tmp_path / "out")
+    assert verified(out, "--no-decode")[:2] == (0, [])
+    assert converted(*words).out.startswith("2 of 2 shards are there already\n")
+
+    payloads = found_payloads(out / "train-00000-of-00001")
+    (out / "train-00000-of-00001").write_bytes(b"".join(map(framed, payloads[:5])))
+    lost = "holds 5 records, and conversion.json beside it tells of 9; copy or convert it again"
+    code, found, last = verified(out, "--no-decode")
+    assert (code, found) == (1, [f"train-00000-of-00001: {lost}"]) and last.endswith(", 8 records, 1 damaged or missing")
+    for name in ("imagefolder", "imagenet"):
+        with pytest.raises(DataError, match=f"{lost}, or remove .*conversion.json if that is meant"):
+            opened(out, name)
+        assert opened(out, name, skip_bad=1).spec.notes == (f"warning: {out}/train-00000-of-00001 {lost}",)
+    again = converted(*words).out
+    assert again.startswith("1 of 2 shards are there already\n1 shard had lost records and is written again\n")
+    assert contents(out) == whole
+
+    for name in ("validation-00000-of-00001", "labels.txt"):
+        (out / name).unlink()
+    lost = "lacks every validation shard, of which conversion.json tells; copy or convert them again"
+    assert verified(out, "--no-decode")[1] == [f"{out}: {lost}", "labels.txt: is missing"]
+    with pytest.raises(DataError, match=lost):
+        opened(out, "imagenet")
+    converted(*words)
+    assert contents(out) == whole
+
+
+@pytest.mark.parametrize("content", ["[[", "null", '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}'])
+def test_a_damaged_conversion_is_told_of(tmp_path, content):
+    photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1)] * 2, 1)
+    (tmp_path / "conversion.json").write_text(content)
+    (code, (found,), _), spec = verified(tmp_path, "--no-decode"), opened(tmp_path, "imagenet").spec
+    assert code == 1 and found.startswith("conversion.json: is damaged: ") and spec.train_images == 2
+    assert spec.notes[0].startswith(f"warning: {tmp_path}/conversion.json is damaged: ")
+
+
+def test_damage_to_trees_and_binary_files_is_named(tmp_path):
+    write_tree(tmp_path / "pets")
+    assert verified(tmp_path / "pets")[0] == 0
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(b"")
+    (tmp_path / "pets" / "bee" / "0.JPEG").write_bytes(ODD["BMP"][0][:300])
+    code, found, last = verified(tmp_path / "pets")
+    assert code == 1 and last == "tree of pictures: 9 files, 9 records, 2 damaged or missing"
+    assert found[0] == "ant/1.JPEG: is empty" and "which its 300 bytes cannot hold; it is damaged" in found[1]
+    (tmp_path / "pets" / "ant" / "1.JPEG").write_bytes(BOMB)
+    (tmp_path / "pets" / "bee" / "0.JPEG").unlink()
+    os.mkfifo(tmp_path / "pets" / "bee" / "0.JPEG")
+    (tmp_path / "pets" / "bee" / "Thumbs.db").write_bytes(b"?")
+    code, found, _ = verified(tmp_path / "pets")
+    assert found[0].endswith("no picture is left out: " + str(tmp_path / "pets/bee/Thumbs.db"))
+    assert code == 1 and found[1].startswith("ant/1.JPEG: says that it is 20000 x 20000 pixels, more than")
+    assert found[2] == "bee/0.JPEG: cannot be read: Is a pipe, not a file"
+    below = tmp_path / "small" / "cifar-10-batches-bin"
+    below.mkdir(parents=True)
+    for k in range(1, 5):
+        (below / f"data_batch_{k}.bin").write_bytes(records(4, k).tobytes())
+    (below / "test_batch.bin").write_bytes(b"")
+    rows = records(4, 1)
+    rows[2, 0] = 11
+    (below / "data_batch_2.bin").write_bytes(rows.tobytes()[:-9])
+    code, found, last = verified(tmp_path / "small")
+    assert (code, last) == (1, "cifar-10 binary files: 5 files, 16 records, 4 damaged or missing")
+    assert [line.removeprefix("cifar-10-batches-bin/") for line in found] == [
+        "data_batch_5.bin: is missing",
+        "data_batch_2.bin: record 2: its label is 11, outside 0 to 9",
+        f"data_batch_2.bin: record 3: it is cut short, the file ends at byte {4 * 3073 - 9}",
+        "test_batch.bin: is empty",
+    ]
+
+
+def test_what_is_no_data_set_cannot_be_verified(tmp_path):
+    for folder, said in ((tmp_path, "no data set in"), (tmp_path / "none", "none is not a folder")):
+        code, found, last = verified(folder)
+        assert code == 2 and not found and said in last
+
+
+def test_a_tree_of_pictures_that_are_not_read_is_one_all_the_same(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.webp").write_bytes(b"RIFF????WEBP")
+    code, found, _ = verified(tmp_path)
+    assert code == 1 and found == ["cat/1.webp: is WebP, which is not read; convert it to JPEG, PNG, GIF or BMP"]
+
+
+# --- Training --------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_and_its_conversion_train_the_same_network(tmp_path):
+    for split, count in (("train", 6), ("val", 2)):
+        write_tree(tmp_path / "pets" / split, per_class=count)
+    converted(tmp_path / "pets", tmp_path / "out")
+    folders = []
+    for folder, unseen in (("pets/train", 0), ("out", 6)):
+        done = succeed(
+            "train", "--dataset", "imagefolder", "--data-dir", tmp_path / folder, "--model", "resnet", "--model-size", 10,
+            "--image-size", 32, "--precision", "32.32", "--iterations", 2, "--micro-batch-size", 4, "--seed", 3,
+            "--abs-learning-rate", 0.01, "--batch-norm", "--log-dir", tmp_path / "logs",
+        )  # fmt: skip
+        assert f"Data set: imagefolder, 18 training and {unseen} validation images, 3 classes" in done.out
+        # without pictures for it, validation is no next step
+        assert ("Validate again: " in done.out) == ("warning: " not in done.out) == bool(unseen)
+        assert "Train further: " in done.out
+        folders.append(done.folder)
+        assert arguments(done.folder)["num_classes"] == 3
+    (tmp_path / "cat.png").write_bytes(ODD["PNG"][0])
+    shown = succeed("validation", "--restore-path", folders[1], "--predict", tmp_path / "cat.png")
+    assert sorted(re.findall(r"%  (\w+)", shown.out)) == ["ant", "bee", "cat"]
+    said = [
+        (tmp_path / "out" / "labels.txt").write_text(names)
+        and "the classes have other names" in succeed("validation", "--restore-path", folders[1], "--dry-run").out
+        for names in ("bee\nant\ncat\n", "ant\nbee\ncat\n")
+    ]
+    assert said == [True, False]
+    (tmp_path / "out" / "labels.txt").write_text("ant\nbee\n")
+    refused = run("validation", "--restore-path", folders[1])
+    assert refused.code == 2 and "3 classes were asked for" in refused.err and "labels.txt names 2" in refused.err

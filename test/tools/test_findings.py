@@ -1,0 +1,68 @@
+"""tools/findings.py: its arithmetic, its picture, and what it does with what is there already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+
+import pytest
+
+from base import plugins
+from base.errors import OptionError
+from tools import findings
+from tools.findings import HALVED, RECIPES, TUNED, Failed, Job, Result
+
+ROOT = plugins.ROOT
+RESULTS = [
+    Result(label, seed, base + seed, 2.0 + k)
+    for k, (label, base) in enumerate([*zip(RECIPES, (70, 80, 81)), (HALVED, 10), (TUNED, 79)])
+    for seed in (3, 1, 2)
+]
+
+
+def test_table_and_picture():
+    lines = findings.table(RESULTS).splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2:7]] == [*RECIPES, HALVED, TUNED]
+    # the mean of 71, 72, 73 and its standard error, 1 / sqrt(3)
+    assert "| 2.0 | 72.00 ± 0.58 % (71.00, 72.00, 73.00) |" in lines[2]
+    against = {line.split(" | ")[0].strip("| "): line for line in lines[10:]}
+    assert "10.00 ± 0.00 points (10.00, 10.00, 10.00) | 1.50 times |" in next(iter(against.values()))
+    assert "-1.00 ± 0.00 points" in lines[-1] and "2.00 times" in lines[-1]
+    drawn = xml.fromstring(findings.picture(RESULTS))
+    texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert any("11.00 to 13.00, off this scale" in text for text in texts) and "82.00 %; 3.0" in texts
+    assert findings.table([r for r in RESULTS if r.seed == 1]).count("±") == 0  # of one seed there is no spread
+
+
+def test_other_options_do_not_come_into_one_table(tmp_path):
+    findings._same_words(tmp_path / "x", ["--epochs", "1"])
+    findings._same_words(tmp_path / "x", ["--epochs", "1"])
+    with pytest.raises(OptionError, match="has runs with '--epochs 1' after --, not with ''"):
+        findings._same_words(tmp_path / "x", [])
+
+
+def test_a_run_without_the_average_is_said(tmp_path):
+    (tmp_path / "validation.csv").write_text("name,val_acc\nckpt-3,50\n")
+    with pytest.raises(Failed, match="has no validated weight_avg_exp_0.5"):
+        findings._accuracy(tmp_path)
+
+
+def test_what_is_done_is_not_done_again_and_failures_are_told(tmp_path):
+    done = tmp_path / "B0-G1-GN-Native_mini-1"
+    done.mkdir()
+    (done / "validation.csv").write_text("name,val_acc\nckpt-3,50\nweight_avg_exp_0.5,61.5\n")
+    (done / "training.csv").write_text("epoch,img_per_sec\n1,500\n2,1000\n3,1500\n")
+    label = next(iter(RECIPES))
+    (result,) = findings.run_all([Job(label, RECIPES[label], 1, tmp_path, ())], sorted(os.sched_getaffinity(0)))
+    assert result == Result(label, 1, 61.5, 3 * 10_000 / 1000 / 60)
+    broken = Job(label, RECIPES[label], 2, tmp_path, ("--epochs", "none"))
+    with pytest.raises(Failed, match="train.py: error: command line: --epochs: epochs is 'none'"):
+        findings.run_all([broken], sorted(os.sched_getaffinity(0))[:1])
+
+
+def test_the_command_line():
+    call = [sys.executable, str(ROOT / "tools/findings.py"), "--seeds", "0"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "argument --seeds: 0 is not a whole number from 1 on" in done.stderr

@@ -1,0 +1,273 @@
+"""Weights of other projects: recognised by their names, renamed, transposed, and refused in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from networks import traced
+from PIL import Image
+from references import generated
+from runs import run, succeed
+from timm_networks import recorded
+
+from base import plugins
+from base.process import command_line
+from harness.checkpoints import npz_weights
+from tools import foreign, import_weights
+
+ROOT = plugins.ROOT
+NETWORKS = {
+    "resnet18": ("resnet", 18), "resnet34": ("resnet", 34), "resnet50": ("resnet", 50), "resnet101": ("resnet", 101),
+    "resnet152": ("resnet", 152), "resnext50": ("resnext", 50), "resnext101": ("resnext", 101),
+    "efficientnet_b0": ("efficientnet", "B0"),
+}  # fmt: skip
+BATCH_NORM = {"batch_norm": True, "group_norm": False}
+
+
+def state(name: str) -> dict[str, np.ndarray]:
+    """A network of timm as its file holds it: the recorded names and shapes, values from a seed."""
+    _, shapes = recorded(name)
+    draw = np.random.default_rng(1)
+    found = {key: draw.uniform(0.5, 1.5, shape).astype(np.float32) for key, shape in shapes.items()}
+    return found | {f"{key.rpartition('.')[0]}.num_batches_tracked": np.array(7) for key in found if "running_mean" in key}
+
+
+def by_scope(values, scope: str) -> dict[str, np.ndarray]:
+    return {name: value for name, value in values.items() if name.startswith(scope)}
+
+
+@pytest.fixture
+def tool(monkeypatch, capsys, tmp_path):
+    """The tool as the shell would start it, in a folder of its own: exit code, output and errors."""
+
+    def start(*words: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        code = command_line.run("import_weights", import_weights.main, [str(word) for word in words], import_weights.WRONG)
+        return code, *capsys.readouterr()
+
+    return start
+
+
+def refused(tool, *words: object) -> str:
+    """The one line with which it refuses; nothing is written."""
+    code, out, err = tool(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("import_weights: error: ") and err.count("\n") == 1
+    return err
+
+
+# --- PyTorch's networks ---
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_timm_are_recognised_and_take_every_weight(name):
+    model, size = NETWORKS[name]
+    theirs = state(name)
+    found = foreign.identify(theirs)
+    assert (found.options["model"], found.options["model_size"]) == (model, size)
+    assert found.without == ()
+    wanted = {variable.name: variable.shape for variable in traced(model, "imagenet", size, **BATCH_NORM).variables}
+    assert {key: value.shape for key, value in found.values.items()} == wanted
+    kept = [value for key, value in theirs.items() if not key.endswith("tracked")]
+    given = {key: value for key, value in found.values.items() if key not in found.added}
+    assert sorted(float(v.sum()) for v in given.values()) == pytest.approx(sorted(float(v.sum()) for v in kept))
+    assert bool(found.added) == (name in ("resnet18", "resnet34"))
+
+
+def test_places_and_axes():
+    theirs = state("resnet50")
+    found = foreign.identify(theirs).values
+    np.testing.assert_array_equal(
+        found["all/b3/4/2/conv/conv2d/kernel"][1, 2, 5, 7], theirs["layer3.4.conv2.weight"][7, 5, 1, 2]
+    )
+    np.testing.assert_array_equal(found["all/fc1/dense/kernel"][5, 7], theirs["fc.weight"][7, 5])
+    np.testing.assert_array_equal(found["all/b2/0/p/batch_norm/gamma"], theirs["layer2.0.downsample.1.weight"])
+    np.testing.assert_array_equal(found["all/b0/batch_norm/moving_variance"], theirs["bn1.running_var"])
+    b0 = state("efficientnet_b0")
+    found = foreign.identify(b0).values
+    np.testing.assert_array_equal(
+        found["all/block1a/b/conv/conv2d/kernel"][1, 2, 0, 7], b0["blocks.0.0.conv_dw.weight"][7, 0, 1, 2]
+    )
+    np.testing.assert_array_equal(found["all/block1a/c/batch_norm/beta"], b0["blocks.0.0.bn2.bias"])
+    np.testing.assert_array_equal(found["all/block2b/c/batch_norm/beta"], b0["blocks.1.1.bn3.bias"])
+    np.testing.assert_array_equal(found["all/block2b/SE/2/conv/conv2d/bias"], b0["blocks.1.1.se.conv_expand.bias"])
+
+
+def test_what_a_parallel_wrapper_adds_is_taken_off():
+    theirs = state("resnet18")
+    plain, wrapped = (foreign.identify(t).values for t in (theirs, {f"module.{k}": v for k, v in theirs.items()}))
+    assert plain.keys() == wrapped.keys() and all(np.array_equal(plain[k], wrapped[k]) for k in plain)
+
+
+def test_a_group_width_of_eight():
+    """ResNeXt-50 32x8d has 3x3 kernels twice as wide: recognised by its shapes."""
+    theirs = {}
+    for name, value in state("resnext50").items():
+        place, parts = name.split(".")[-2:], list(value.shape)
+        if place[0] in ("conv1", "bn1", "conv2", "bn2") and name.startswith("layer") and parts:
+            parts[0] *= 2
+        if (place[0] == "conv2" and name.startswith("layer")) or place[0] == "conv3":
+            parts[1] *= 2
+        theirs[name] = np.zeros(parts, np.float32)
+    asked = foreign.identify(theirs).options
+    assert (asked["model"], asked["convolution_groups"], asked["group_dim"]) == ("resnext", 32, 8)
+
+
+def test_other_numbers_of_classes_and_none():
+    theirs = state("resnet50")
+    ten = {**theirs, "fc.weight": theirs["fc.weight"][:10], "fc.bias": theirs["fc.bias"][:10]}
+    assert foreign.identify(ten).values["all/fc1/dense/kernel"].shape == (2048, 10)
+    none = foreign.identify({name: value for name, value in theirs.items() if not name.startswith("fc.")})
+    assert none.without == ("all/fc1/dense/kernel", "all/fc1/dense/bias")
+
+
+def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:
+    """Our EfficientNet-Lite0 by the names of the package that it was published in."""
+    layout = foreign.LAYOUTS[3]
+    blocks = [block.name for block in foreign.plugins.load("Models", "efficientnet").blocks(options)]
+    parts = {"a": ("_expand_conv", "_bn0"), "b": ("_depthwise_conv", "_bn1"), "c": ("_project_conv", "_bn2")}
+    kinds = {ours: theirs for theirs, ours in foreign.NORM.items()} | {"kernel": "weight", "bias": "bias"}
+    found = {}
+    for name, value in kept.items():
+        _, block, *rest, kind = name.split("/")
+        conv, norm = {"block0": ("_conv_stem", "_bn0"), "Top": ("_conv_head", "_bn1")}.get(block) or (
+            f"_blocks.{blocks.index(block)}.{part}" for part in parts[rest[0]]
+        )
+        owner = "_fc" if "dense" in rest else norm if "batch_norm" in rest else conv
+        found[f"{owner}.{kinds[kind]}"] = layout.value_back(name, value.astype(np.float32))
+    return found
+
+
+def test_the_bundled_weights_come_back(tool, tmp_path):
+    bundled = npz_weights.BUNDLED["efficientnet-lite0"]
+    kept, asked = npz_weights.arrays(bundled), npz_weights.options(bundled)
+    options = foreign.plugins.load("Models", "efficientnet").Options(model_size="B0", **foreign.LITE)
+    np.savez(tmp_path / "theirs.npz", **underscored(kept, options))
+    code, out, err = tool("theirs.npz", "--half", "--symmetric-input", "--output", "lite.npz")
+    assert code == 0, err
+    assert "EfficientNet in PyTorch: efficientnet B0, 247 variables" in out
+    made = npz_weights.arrays(tmp_path / "lite.npz")
+    assert made.keys() == kept.keys()
+    assert all(made[name].dtype == kept[name].dtype and np.array_equal(made[name], kept[name]) for name in kept)
+    assert npz_weights.options(tmp_path / "lite.npz") == asked
+
+
+# --- Keras ---
+
+
+@pytest.fixture(scope="module")
+def in_keras():
+    """An EfficientNet-B0 of Keras by the names of its layers, as the tool's help saves it; values that tell channels apart."""
+    network = keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3))
+    draw = np.random.default_rng(2)
+    shapes = {f"{layer.name}/{w.name}": w.shape for layer in network.layers for w in layer.weights}
+    return {name: draw.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_keras_from_npz_and_from_its_older_files(tool, tmp_path, in_keras):
+    np.savez(tmp_path / "b0.npz", **in_keras)
+    with h5py.File(tmp_path / "b0.h5", "w") as file:
+        for name, value in in_keras.items():
+            layer, kind = name.split("/")
+            kind = "depthwise_kernel" if layer.endswith("dwconv") else kind
+            file[f"{layer}/{layer}/{kind}:0"] = value
+        file["optimizer_weights/iteration:0"] = 3
+    results = []
+    for source in ("b0.npz", "b0.h5"):
+        code, out, _ = tool(source, "--output", f"ours-{source[3:]}.npz")
+        assert code == 0 and out.startswith("EfficientNet of Keras: efficientnet B0, 311 variables\n")
+        results.append(npz_weights.arrays(tmp_path / f"ours-{source[3:]}.npz"))
+    one, other = results
+    assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    np.testing.assert_array_equal(
+        one["all/block3a/b/conv/conv2d/kernel"][1, 2, 0, 7], in_keras["block3a_dwconv/kernel"][1, 2, 7, 0]
+    )
+    np.testing.assert_array_equal(one["all/Top/batch_norm/gamma"], in_keras["top_bn/gamma"])
+    with h5py.File(tmp_path / "b0.weights.h5", "w") as file:
+        file["layers/conv2d/vars/0"] = np.zeros((3, 3, 3, 32), np.float32)
+    assert "Keras 3 leaves the layers' names out" in refused(tool, "b0.weights.h5")
+
+
+# --- from a file to an answer ---
+
+
+def test_a_file_of_safetensors_answers(tmp_path):
+    """The commands themselves: import, then --predict with nothing else given."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    _, shapes = recorded("resnet18")
+    layout = foreign.LAYOUTS[1]
+    ours = {layout.ours(name, None): layout.value(name, np.empty(shape)).shape for name, shape in shapes.items()}
+    values = generated.weights(ours, 3)
+    theirs = {name: np.ascontiguousarray(layout.value_back(name, values[layout.ours(name, None)])) for name in shapes}
+    safetensors.save_file(theirs, tmp_path / "model.safetensors")
+    command = [sys.executable, str(ROOT / "tools/import_weights.py"), "model.safetensors"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "a ResNet of torchvision or timm: resnet 18, 107 variables" in done.stdout
+    assert "the first unit's shortcut (5 variables) is the identity" in done.stdout
+    assert "recorded for 225 pixels" in done.stdout
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    result = succeed("validation", "--restore-path", tmp_path / "model.npz", "--predict", tmp_path / "noise.png")
+    assert "ResNet-18" in result.out or "RN18" in result.out or " % " in result.out
+
+
+def test_foreign_files_are_pointed_to_the_tool(tmp_path):
+    for suffix in (".safetensors", ".h5", ".pth"):
+        path = tmp_path / f"model{suffix}"
+        path.write_bytes(b"x")
+        for words in (
+            ("train", "--init-path", path, "--model", "resnet", "--dataset", "cifar-10", "--generated-data"),
+            ("validation", "--restore-path", path),
+        ):
+            result = run(*words)
+            assert result.code == 2
+            assert f"tools/import_weights.py {path}" in result.err
+
+
+# --- what is refused ---
+
+
+def test_what_is_refused(tool, tmp_path):
+    theirs = state("resnet18")
+    np.savez(tmp_path / "one.npz", weight=np.zeros(3))
+    assert "no known network names its variables like 'weight'" in refused(tool, "one.npz")
+    np.savez(tmp_path / "odd.npz", **{name: value for name, value in theirs.items() if name != "layer2.1.bn1.bias"})
+    assert "resnet 18 comes nearest, where all/b2/1/1/batch_norm/beta is missing" in refused(tool, "odd.npz")
+    np.savez(tmp_path / "wide.npz", **{**theirs, "conv1.weight": np.zeros((64, 1, 7, 7))})
+    assert "all/b0/conv/conv2d/kernel has shape [7, 7, 1, 64] instead of [7, 7, 3, 64]" in refused(tool, "wide.npz")
+    np.savez(tmp_path / "more.npz", **theirs, **{"layer4.1.se.weight": np.zeros(3)})
+    assert "resnet 18 comes nearest" in refused(tool, "more.npz")
+    for value, words, message in ((np.nan, (), "not finite"), (1e5, ("--half",), "more than FP16's largest, 65504")):
+        spoilt = {**theirs, "bn1.bias": np.full(64, value, np.float32)}
+        np.savez(tmp_path / "spoilt.npz", **spoilt)
+        line = refused(tool, "spoilt.npz", *words, "--output", "out.npz")
+        assert "all/b0/batch_norm/beta holds" in line and message in line
+    np.savez(tmp_path / "good.npz", **theirs)
+    assert "written over itself" in refused(tool, "good.npz", "--output", "good.npz")
+    assert "must end in .npz" in refused(tool, "good.npz", "--output", "good")
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_files_that_cannot_be_read(tool, tmp_path):
+    for name, content in (
+        ("a.npz", b"no"), ("a.safetensors", b"\xff" * 9), ("b.safetensors", b""), ("a.h5", b"no"), ("a.txt", b""), ("a.whl", b"no"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        line = refused(tool, name, "--output", "out.npz")
+        assert name in line and ("cannot be read" in line or "are not read" in line or "pip install" in line)
+    with zipfile.ZipFile(tmp_path / "none.whl", "w") as wheel:
+        wheel.writestr("x.py", "")
+    assert "this one holds 0" in refused(tool, "none.whl", "--output", "out.npz")
+    (tmp_path / "a.pth").write_bytes(b"no")
+    assert "pip install torch" in refused(tool, "a.pth") or "cannot be read" in refused(tool, "a.pth")
+    assert "missing.npz: no such file" in refused(tool, "missing.npz", "--output", "out.npz")
+    (tmp_path / "folder.npz").mkdir()
+    assert "folder.npz" in refused(tool, "folder.npz", "--output", "out.npz")
