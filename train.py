@@ -103,7 +103,7 @@ def train(run: Run, team: Team, folder: Path, saved: Saved | None = None, call: 
             gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
             stopped(str(error), *getattr(error, "gentler", gentler))
             if isinstance(error, StopRequest):
-                error.told = bool(writer.newest)
+                error.hinted = bool(writer.newest)
             raise
         finally:
             log.close()

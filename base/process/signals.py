@@ -31,7 +31,7 @@ class StopRequest(BaseException):
         """`instance`: another one of the run, which got the signal."""
         super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
         self.number = number
-        self.told = False  # how to go on after it
+        self.hinted = False  # whether the user was told how to go on
 
 
 class Signals:

@@ -68,13 +68,13 @@ def _claim(base: Path) -> None:
 def _expanded_in(final: Path, build: Callable[[Path], None]) -> Path:
     if _is_whole(final):
         return final
-    made = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     try:
-        build(made)
-        _record(made)
-        _put_in_place(made, final)
+        build(unfinished)
+        _record(unfinished)
+        _put_in_place(unfinished, final)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return final
 
 

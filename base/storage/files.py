@@ -30,8 +30,8 @@ def append(path: Path) -> BinaryIO:
     A file with several names (a backup made of hard links) is replaced by a copy first, so that the others stay as they are.
     """
     with suppress(FileNotFoundError):
-        found = os.stat(path, follow_symlinks=False)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        status = os.stat(path, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             write_atomically(path, input_files.content(path, MOST_BYTES))
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 

@@ -238,8 +238,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _beyond(path: Path, most: str) -> OSError:
-    told = f"Has more than {most}; move it elsewhere, and the rows that the checkpoints keep are made anew"
-    return OSError(errno.EFBIG, told, str(path))
+    reason = f"Has more than {most}; move it elsewhere, and the rows that the checkpoints keep are made anew"
+    return OSError(errno.EFBIG, reason, str(path))
 
 
 def _text(rows: Iterable[Sequence[str]]) -> bytes:

@@ -43,8 +43,8 @@ def idle_fraction(cells: Sequence[CellTiming], stages: int) -> float:
 
 def busy_at_once(cells: Sequence[CellTiming]) -> int:
     """The largest number of stages that were at work at the same time."""
-    begun = [(cell.begin, 1, cell.action.stage) for cell in cells]
-    changes = sorted(begun + [(cell.end, -1, cell.action.stage) for cell in cells])
+    begins = [(cell.begin, 1, cell.action.stage) for cell in cells]
+    changes = sorted(begins + [(cell.end, -1, cell.action.stage) for cell in cells])
     open_cells: dict[int, int] = {}
     most = 0
     for _, change, stage in changes:

@@ -63,12 +63,12 @@ def parse(
     model = plugins.load("Models", main["model"].raw, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].raw, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
-    found = [command_layer(known, argv, notes)]
+    layers = [command_layer(known, argv, notes)]
     if block:
-        found.append(config_layer(known, block, notes))
+        layers.append(config_layer(known, block, notes))
     if recorded:
-        found.append(recorded_layer(known, recorded, origin))
-    values, sources, lost, spelled = _merge(known, found)
+        layers.append(recorded_layer(known, recorded, origin))
+    values, sources, lost, spelled = _merge(known, layers)
     notes += _meant_with(schedule, known, spelled, values, sources, lost)
     values |= {"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw}
     if block:
@@ -152,14 +152,14 @@ def _model_defaults(
 
 def _model_size(model: ModuleType, family: str, size: Any, sources: Mapping[str, str]) -> Any:
     sizes = model.sizes(family)
-    found = size.upper() if isinstance(size, str) else size
-    if found not in sizes:
+    chosen = size.upper() if isinstance(size, str) else size
+    if chosen not in sizes:
         listed = ", ".join(map(str, sizes))
         near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
         raise OptionError(
             f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}\nThere are: {listed}"
         )
-    return found
+    return chosen
 
 
 def _hint_notes(known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:

@@ -47,10 +47,10 @@ def main(argv: list[str] | None = None) -> int:
 def _state(file: Path) -> tuple[int, int] | None:
     """What is another after the file was written anew, whatever the clock says; None without one."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:

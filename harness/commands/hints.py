@@ -42,8 +42,8 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
     try:
         yield
     except StopRequest as request:
-        if not request.told and not follows(os.environ):
-            request.told = True
+        if not request.hinted and not follows(os.environ):
+            request.hinted = True
             again = command(script, *argv) if alone or not under_poprun(os.environ) else "the same call of poprun"
             print(f"{state}\n{label + ':':<16} {again}")
         raise

@@ -130,9 +130,9 @@ def mpi_command(
     passed += ["-x", tether.MARK] * marked
     command = head
     for k, host in enumerate(where.hosts):
-        told = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
+        variables = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
         placed = [] if where.local else ["--host", host]
-        command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *told, *passed, *local_args]
+        command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *variables, *passed, *local_args]
         command += [*_silenced(k, shown), *program]
     return command
 
@@ -163,13 +163,13 @@ def run_directly(
 ) -> int:
     """Starts every instance on this host without MPI; when one fails, the others are ended. The first exit code that is not
     0."""
-    found = executable or shutil.which(program[0], path=environ.get("PATH"))
-    if found is None:
+    path = executable or shutil.which(program[0], path=environ.get("PATH"))
+    if path is None:
         raise OptionError(f"no program '{program[0]}' is found; check its name and PATH")
     with _Children() as children:
         for k in range(where.instances):
-            told = {**environ, **where.variables(k), tether.MARK: tether.mark()}
-            children.start([found, *program[1:]], told, subprocess.DEVNULL if shown not in (None, k) else None)
+            variables = {**environ, **where.variables(k), tether.MARK: tether.mark()}
+            children.start([path, *program[1:]], variables, subprocess.DEVNULL if shown not in (None, k) else None)
         return children.wait()
 
 

@@ -18,10 +18,10 @@ from harness.options import configs
 
 
 def _switch(text: str) -> bool:
-    found = {"yes": True, "1": True, "true": True, "on": True, "no": False, "0": False, "false": False, "off": False}
-    if text.lower() not in found:
+    switches = {"yes": True, "1": True, "true": True, "on": True, "no": False, "0": False, "false": False, "off": False}
+    if text.lower() not in switches:
         raise ValueError("yes or no")
-    return found[text.lower()]
+    return switches[text.lower()]
 
 
 def _count(text: str) -> int:
@@ -137,9 +137,9 @@ def _kind(option: Option) -> str:
     return "a word"
 
 
-def imported(asked: Mapping[str, Any]) -> dict[str, Any]:
+def imported(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of --import-config."""
-    path = asked.get("import-config")
+    path = given.get("import-config")
     if not path:
         return {}
     try:
@@ -148,7 +148,7 @@ def imported(asked: Mapping[str, Any]) -> dict[str, Any]:
         raise OptionError(f"--import-config {str(error).removeprefix('configuration file ')}") from None
     if not content:
         raise OptionError(f"--import-config {path}: it must hold options by name, as in num-instances: 2")
-    found = {}
+    options = {}
     for key, value in content.items():
         name = key.replace("_", "-")
         option = OPTIONS.get(name)
@@ -160,17 +160,17 @@ def imported(asked: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"--import-config {path}: {key} must have one value, not {value}")
         text = " ".join(map(str, value)) if isinstance(value, list) else value
         text = ("no", "yes")[value] if isinstance(value, bool) else text
-        found[name] = _read(name, option, str(text))
-    return found
+        options[name] = _read(name, option, str(text))
+    return options
 
 
-def export(path: str, asked: Mapping[str, Any], overwrite: bool) -> None:
+def export(path: str, given: Mapping[str, Any], overwrite: bool) -> None:
     """Writes the options given."""
     if Path(path).exists() and not overwrite:
         raise OptionError(f"--export-config {path}: the file exists; --overwrite-config yes replaces it")
-    kept = {k: v for k, v in asked.items() if OPTIONS[k].read and not k.endswith("-config")}
+    exported = {k: v for k, v in given.items() if OPTIONS[k].read and not k.endswith("-config")}
     written = {
-        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in kept.items()
+        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in exported.items()
     }
     Path(path).write_text(yaml.safe_dump(written), encoding="utf-8")
 

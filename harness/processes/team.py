@@ -114,11 +114,11 @@ class Team:
     def _lost(self, reason: str) -> None:
         """In the heartbeat's thread: ends the process, whose main thread may be waiting for the lost one for good."""
         self._leaving.set()
-        told = f"{reason}: no instance can go on without it"
-        worker = threading.Thread(target=self.before_exit, args=(told,), daemon=True)
+        message = f"{reason}: no instance can go on without it"
+        worker = threading.Thread(target=self.before_exit, args=(message,), daemon=True)
         worker.start()
         worker.join(0.2 * self._timeout)
-        print(f"{self._prog}: error: {told}", file=sys.stderr, flush=True)
+        print(f"{self._prog}: error: {message}", file=sys.stderr, flush=True)
         time.sleep(min(2.0, 0.05 * self._timeout))  # so that the others notice the same one first
         sys.stdout.flush()
         os._exit(1)
@@ -184,8 +184,10 @@ def _compare(cards: list[dict[str, Any]], cluster: Cluster) -> None:
             other = [name for name in leader[what] if card[what].get(name) != leader[what][name]]
             if other:
                 pairs = [(shown.format(n.replace("_", "-")), card[what].get(n), leader[what][n]) for n in other[:4]]
-                told = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
-                raise OptionError(f"{who} was started with something else than instance 0: {told}; start all of them alike")
+                differences = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
+                raise OptionError(
+                    f"{who} was started with something else than instance 0: {differences}; start all of them alike"
+                )
 
 
 def _shown(value: Any) -> str:

@@ -47,6 +47,6 @@ def _compiled(run: Run, log: RunLog, kind: str, line: str, recording: bool, make
     program = make(build, store)
     program.compile()
     program.phase_ends[:0] = [prepared, PhaseEnd(compilation.IMPORTED, started)]
-    for text in (line.format(time.perf_counter() - started), *(store.told() if store else ())):
+    for text in (line.format(time.perf_counter() - started), *(store.report() if store else ())):
         log.note(text)
     return program

@@ -132,10 +132,10 @@ class Entry:
         from emulator.program.optimised_graph import OptimisedGraph
 
         try:
-            found = _unpacked(input_files.content(self.path, MOST_BYTES), self._text)
-            self._files = {name: found[name] for name in found if not name.startswith(_PASSES)}
+            members = _unpacked(input_files.content(self.path, MOST_BYTES), self._text)
+            self._files = {name: members[name] for name in members if not name.startswith(_PASSES)}
             executable = OptimisedGraph.of(self._files)
-            passes = {name[len(_PASSES) :]: found[name] for name in found if name.startswith(_PASSES)}
+            passes = {name[len(_PASSES) :]: members[name] for name in members if name.startswith(_PASSES)}
             with suppress(OSError):  # they are compiled again then
                 for name, content in passes.items():
                     (_passes() / name).write_bytes(content)
@@ -162,13 +162,13 @@ class Entry:
     def ran(self) -> None:
         """Writes the entry, unless nothing has come to it."""
         if self._files and not self._there() <= self._passes:
-            told = len(self.warnings)
+            earlier = len(self.warnings)
             self._write()
-            for warning in self.warnings[told:]:
+            for warning in self.warnings[earlier:]:
                 print(warning, file=sys.stderr, flush=True)
         self._files = {}
 
-    def told(self) -> list[str]:
+    def report(self) -> list[str]:
         """For the log, of the time since this entry was asked for: where the program came from, and what went wrong."""
         seconds = time.perf_counter() - self._begun
         said = f"taken from {self.path} in {seconds:.1f} s" if self.found else f"built in {seconds:.1f} s"
@@ -189,8 +189,10 @@ class Entry:
             _trim(self._place, self._limit, self.path)
         except OSError as error:
             self._files = {}
-            told = f"warning: the program is not kept: {error.strerror}: {error.filename}"
-            self.warnings.append(f"{told}; --executable-cache-path names another folder, --no-executable-cache does without")
+            failure = f"warning: the program is not kept: {error.strerror}: {error.filename}"
+            self.warnings.append(
+                f"{failure}; --executable-cache-path names another folder, --no-executable-cache does without"
+            )
 
 
 @cache
@@ -250,11 +252,13 @@ def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _processor() -> list[Any]:
     """What XLA compiles for."""
-    found = [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0))]
+    features = [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0))]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        found += [next((line for line in lines if line.startswith(name)), "") for name in ("model name", "model\t", "flags")]
-    return found
+        features += [
+            next((line for line in lines if line.startswith(name)), "") for name in ("model name", "model\t", "flags")
+        ]
+    return features
 
 
 def _packed(members: Mapping[str, bytes], text: str) -> bytes:
@@ -275,12 +279,12 @@ def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
             raise ValueError(f"it holds more than {MOST_BYTES} bytes")
-        found = {member.filename: archive.read(member) for member in archive.infolist()}
-    if found.pop("described.json", b"").decode() != text:
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    if members.pop("described.json", b"").decode() != text:
         raise ValueError("it is of another program")
-    if any("/" in name.removeprefix(_PASSES) or name.startswith(".") for name in found):
+    if any("/" in name.removeprefix(_PASSES) or name.startswith(".") for name in members):
         raise ValueError("it has names that are not ours")
-    return found
+    return members
 
 
 def _trim(place: Path, limit: int, newest: Path) -> None:

@@ -209,12 +209,12 @@ def _points(rows: Rows, column: str) -> Points:
 def _number(value: Any, otherwise: float = 0.0) -> float:
     """What no axis can show is no number: beyond 1e30; what is nearer to 0 than 1e-30 is 0."""
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return otherwise
-    if abs(found) < 1e-30:
+    if abs(number) < 1e-30:
         return 0.0
-    return found if abs(found) <= 1e30 else otherwise
+    return number if abs(number) <= 1e30 else otherwise
 
 
 def _read(path: Path) -> Rows:

@@ -110,7 +110,7 @@ class Checkpointer:
 
     def averages(self) -> list[tuple[Checkpoint, Values]]:
         """The averages of the finished run's checkpoints, saved, with their tensors."""
-        job, found = self._job, []
+        job, pairs = self._job, []
         for name, amount in averages.requested(job.run.options.training):
             average, values = Checkpoint(str(job.folder / name), -1), None
             if job.team.first:
@@ -120,8 +120,8 @@ class Checkpointer:
                     job.log.note(warning)
                 job.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {average.prefix}")
                 values = read.tensors(average)
-            found.append((average, job.team.broadcast(values)))
-        return found
+            pairs.append((average, job.team.broadcast(values)))
+        return pairs
 
     def _sync_rows(self) -> None:
         """The rows that a checkpoint belongs to are on the disk before it is."""

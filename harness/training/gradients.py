@@ -41,15 +41,15 @@ class LostGradients:
             return []
         under, over = (self._sum / self._updates).T
         self._sum[:], self._updates = 0, 0
-        found = []
+        lines = []
         if under.max() >= 2 * self._said["underflow"]:
             self._said["underflow"] = under.max()
-            found.append(self._note("underflow", "0 in FP16", int(under.argmax()), under, MUCH, "larger"))
+            lines.append(self._note("underflow", "0 in FP16", int(under.argmax()), under, MUCH, "larger"))
         if over.max() > 2 * self._said["overflow"]:
             self._said["overflow"] = over.max()
             # the backward pass begins at the end, so that is where it began
-            found.append(self._note("overflow", "beyond FP16", int(np.flatnonzero(over)[-1]), over, 0.0, "smaller"))
-        return found
+            lines.append(self._note("overflow", "beyond FP16", int(np.flatnonzero(over)[-1]), over, 0.0, "smaller"))
+        return lines
 
     def _note(self, what: str, as_what: str, layer: int, shares: np.ndarray, above: float, scale: str) -> str:
         others = int((shares > above).sum()) - 1

@@ -167,18 +167,18 @@ def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict
 def rows_due(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
     """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
     recorded = run_record.arguments(folder)
-    begun = [since for _, since in saved_state.calls(recorded)] or [0]
-    first = run_record.first(folder) if begun[0] == 0 and len(begun) > 1 else {}
-    unknown = (begun[1] if first else 0, begun[-1])
+    starts = [since for _, since in saved_state.calls(recorded)] or [0]
+    first = run_record.first(folder) if starts[0] == 0 and len(starts) > 1 else {}
+    unknown = (starts[1] if first else 0, starts[-1])
     earlier, last = _points(run, first), _points(run, recorded)
     return {name: partial(_due, earlier[name], last[name], unknown) for name in last}
 
 
 def _due(earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]) -> Due:
     """The rows of a run's first call, and of its last one: those of the calls between them are `unknown`."""
-    before, begun = unknown
+    before, last_start = unknown
     points = [point for point in earlier() if point <= before] if before else []
-    return Due(points + [point for point in last() if point > begun], unknown)
+    return Due(points + [point for point in last() if point > last_start], unknown)
 
 
 def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
@@ -192,9 +192,9 @@ def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], lis
     return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 
-def _calls(team: Team, state: Mapping[str, Any], begun: int) -> list[saved_state.Call]:
+def _calls(team: Team, state: Mapping[str, Any], updates: int) -> list[saved_state.Call]:
     """The calls of the run up to this one, which all instances name alike."""
-    return saved_state.calls({CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, begun))))})
+    return saved_state.calls({CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, updates))))})
 
 
 def _report_overrides(job: Job) -> None:
