@@ -33,11 +33,11 @@ from harness.reports import mlperf, profile
 from harness.run.run import Run
 from harness.training import endings
 from harness.training.checkpointing import Checkpointer
-from harness.training.divergence import Divergence
+from harness.training.divergence import Divergence, remedies
 from harness.training.job import Job
 from harness.training.loop import TrainingLoop
-from harness.training.origins import NewRun, Saved, SavedRun, last_update
 from harness.training.profiling import UpdateProfiler
+from harness.training.resume import NewRun, Saved, SavedRun, last_update
 from harness.training.start import initial_state, recorded_values
 from harness.training.validating import Validator
 from log import RunLog, wandb_run
@@ -77,7 +77,7 @@ def resume(argv: list[str], path: str, script: str) -> int:
         run = replace(run, run_id=team.broadcast_text((run_record.run_id(Path(path)) if team.first else "") or _new_id()))
         updates = int(team.broadcast_text(str(saved.checkpoint.iteration) if saved else ""))
         run, folder = folders.resume(run, team, Path(path))
-        saved = saved or Saved(Checkpoint.at(Path(path), updates), {})
+        saved = saved or Saved(Checkpoint.at(Path(path), updates), {})  # the tensors come from instance 0
         return train(run, team, folder, saved, hints.command(script, *argv))
 
 
@@ -91,7 +91,8 @@ def train(run: Run, team: Team, folder: Path, saved: Saved | None = None, call: 
         write.sweep(folder)
         log = _open_log(run, team, folder, saved)
         job = Job(run, team, folder, log)
-        stopped = team.before_exit = partial(endings.stopped, job, writer, call)
+        stopped = partial(endings.stopped, job, writer, call)
+        team.before_exit = stopped  # where another instance is lost
         events = mlperf.Events(run, log)
         try:
             _train(job, saved, signals, writer, events, request)
@@ -99,9 +100,7 @@ def train(run: Run, team: Team, folder: Path, saved: Saved | None = None, call: 
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             log.ending()
             events.ended("aborted")
-            # the same call would end at the same update again
-            gentler = ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"] * isinstance(error, FloatingPointError)
-            stopped(str(error), *getattr(error, "gentler", gentler))
+            stopped(str(error), *remedies(error, run))
             if isinstance(error, StopRequest):
                 error.hinted = bool(writer.newest)
             raise
@@ -147,7 +146,7 @@ def _open_log(run: Run, team: Team, folder: Path, saved: Saved | None) -> RunLog
 
 
 def _new_id() -> str:
-    """For a run that has none yet: a new one, or one that an older version began."""
+    """A random name for a new run, or for one of an older version, which has none."""
     return secrets.token_hex(8)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from base.fields import keep_rules
-from LR_Schedules._warmup import ScheduledRun, ramp, warmup_epochs, warmup_iterations
+from LR_Schedules._schedule import ScheduledRun, ramp, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from base.fields import above, at_least, exact, keep_rules, opt
-from LR_Schedules._warmup import ScheduledRun, exactly, ramp, warmup_epochs
+from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs
 
 
 @dataclass(frozen=True, kw_only=True)

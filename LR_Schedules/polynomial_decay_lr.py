@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from base.fields import above, at_least, keep_rules, opt
-from LR_Schedules._warmup import ScheduledRun, exactly, warmup_epochs, warmup_iterations
+from LR_Schedules._schedule import ScheduledRun, exactly, warmup_epochs, warmup_iterations
 
 
 @dataclass(frozen=True, kw_only=True)

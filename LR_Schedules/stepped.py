@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from base.fields import above, decimal_number, exact, keep_rules, opt
-from LR_Schedules._warmup import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
+from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
 

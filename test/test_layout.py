@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from base import plugins
+from LR_Schedules._schedule import Schedule
+from Models._model import Model
 
 ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
@@ -48,7 +51,7 @@ FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
 # building graphs is their work; everything else must answer before TensorFlow is there
 TENSORFLOW = ("ipu_utils", "base.draws", "base.tracing", "Datasets.pipeline", "emulator.layers", "emulator.program")
 TENSORFLOW += ("tools.datasets.example_checks",)
-TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "optimisers"))
+TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "metrics", "optimisers"))
 
 
 def module(path: Path) -> str:
@@ -157,6 +160,18 @@ def test_functions_stay_short(path):
         if isinstance(node, ast.FunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= 60, f"{module(path)}.{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize(("folder", "contract"), [("Models", Model), ("LR_Schedules", Schedule)])
+def test_plug_ins_have_what_their_contract_says(folder, contract):
+    """By the same names, and their functions with the same parameters."""
+    for name in plugins.names(folder):
+        plugin = plugins.load(folder, name)
+        assert not set(contract.__annotations__) - set(vars(plugin)), name
+        for function, promised in inspect.getmembers(contract, inspect.isfunction):
+            if not function.startswith("_"):
+                parameters = list(inspect.signature(promised).parameters)[1:]
+                assert list(inspect.signature(getattr(plugin, function)).parameters) == parameters, (name, function)
 
 
 def test_lint():

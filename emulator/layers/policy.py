@@ -1,5 +1,6 @@
 """A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and how each kind of value
-comes into its format. Nothing else knows which formats there are.
+comes into its format. Nothing else knows which formats there are,
+besides their table in `emulator.plan.precision` and the choices of `--precision`.
 
 Weights, gradients and sums of FP16 are FP32 tensors on its grid (`emulator.layers.half`); variables are stored in it.
 """
@@ -26,6 +27,9 @@ class PrecisionPolicy:
         self.precision = precision
         self._seed, self._dtype = seed, dtype
         self._dtypes = {FP32: dtype, FP16: tf.half}
+        for each in (precision.compute, precision.master, precision.accumulator):
+            if each not in self._dtypes:
+                raise ValueError(f"there is no arithmetic of {each.name} here; there is of FP16 and FP32")
         self._results_at_random = precision.stochastic == ALL
 
     def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from base.fields import HINT, at_least, between, opt
+from emulator.plan.schedules import SCHEDULES
 
 
 def _fold(value: str) -> str | None:
@@ -30,9 +31,7 @@ class DeviceOptions:
     pipeline_splits: tuple[str, ...] = opt(
         (), "segments that begin the 2nd, 3rd, ... stage; auto balances by cost", aliases=("pipeline_split",)
     )
-    pipeline_schedule: str = opt(
-        "Interleaved", "order of the stages' work", choices=("Grouped", "Interleaved", "Sequential")
-    )
+    pipeline_schedule: str = opt("Interleaved", "order of the stages' work", choices=tuple(SCHEDULES))
     sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these")
     sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these")
     enable_recomputation: bool = opt(

@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import CellTiming
 from emulator.plan.schedules import Action
+from emulator.plan.timings import CellTiming
 from emulator.program.cells import KINDS, StageOrder
 from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import Store

@@ -21,9 +21,9 @@ from tensorflow.python.client.timeline import Timeline
 from base.draws import Keys, Seed
 from base.tracing import compiling_ahead
 from emulator.layers.checks import MARK
-from emulator.plan import record
+from emulator.plan import timings
 from emulator.plan.plan import PlanError
-from emulator.plan.record import PhaseEnd
+from emulator.plan.timings import PhaseEnd
 from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import OptimisedGraph, Store, load, optimise
 from emulator.program.stages import Features
@@ -124,11 +124,11 @@ class Program:
                 stored = stored or self._build(placed)
                 load(stored, seed)
                 self._names, self._about, self.weights = stored.names, stored.about, State.loaded(stored)
-        self._mark(record.GRAPH if self._store is None else record.LOADED, _size(self.graph))
+        self._mark(timings.GRAPH if self._store is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
         self.session = new_session(self.graph, self._stage_devices, group, optimised=self._store is not None)
         self.session.run([*self._names["initialise"], *self._rewind])
-        self._mark(record.SESSION)
+        self._mark(timings.SESSION)
 
     def _build(self, write: Callable[[Keys], ProgramGraph]) -> OptimisedGraph:
         """Writes and optimises the program in a graph of its own, and keeps it in the store."""
@@ -136,10 +136,10 @@ class Program:
         with compiling_ahead(self._store.keeps_passes):
             with new_graph().as_default() as graph:
                 names, about, state = write(keys)
-            self._mark(record.GRAPH, _size(graph))
+            self._mark(timings.GRAPH, _size(graph))
             names, about = {**names, **state.names()}, {**about, **state.about()}
             built = optimise(graph, session_config(self._stage_devices), names, about, keys.names)
-        self._mark(record.OPTIMISED)
+        self._mark(timings.OPTIMISED)
         self._store.keep(built)
         return built
 
@@ -147,7 +147,7 @@ class Program:
         self.phase_ends.append(PhaseEnd(phase, time.perf_counter(), note))
 
     def _mark_compiled(self) -> None:
-        self._mark(record.OPTIMISED if self._store is None else record.READY)
+        self._mark(timings.OPTIMISED if self._store is None else timings.READY)
 
     def close(self) -> None:
         """Frees the session's memory."""

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from base import plugins
@@ -33,6 +32,8 @@ from harness.options.sources import (
     universe,
 )
 from harness.run import data
+from LR_Schedules._schedule import Schedule
+from Models._model import Model
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _complete_block(block: Block, values: dict[str, Any], sources: dict[str, str
 
 
 def _meant_with(
-    schedule: ModuleType,
+    schedule: Schedule,
     known: Catalogue,
     spelled: Mapping[str, str],
     values: dict[str, Any],
@@ -115,7 +116,7 @@ def _meant_with(
 
 
 def _model_defaults(
-    model: ModuleType,
+    model: Model,
     known: Catalogue,
     values: dict[str, Any],
     sources: dict[str, str],
@@ -150,7 +151,7 @@ def _model_defaults(
         values["model_size"] = _model_size(model, family, values["model_size"], sources)
 
 
-def _model_size(model: ModuleType, family: str, size: Any, sources: Mapping[str, str]) -> Any:
+def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]) -> Any:
     sizes = model.sizes(family)
     chosen = size.upper() if isinstance(size, str) else size
     if chosen not in sizes:

@@ -15,7 +15,7 @@ from Datasets.pipeline import batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.options.update_rules import UPDATE_RULES
-from harness.programs import embedded, losses, optimisers
+from harness.programs import embedded, losses, metrics, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
 from ipu_utils import Features, InferenceProgram, Seed, Store, Stream, TrainingProgram, WorkerGroup
@@ -35,7 +35,7 @@ def training_program(
         seed=run.seed,
         stream=_stream(run, request, training=True),
         loss=partial(_loss, training.label_smoothing or 0.0),
-        hits=losses.hits,
+        hits=metrics.correct,
         update=optimisers.make(training, run.plan.global_batch),
         scale=optimisers.LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
         weight_decay=training.weight_decay,
@@ -176,8 +176,8 @@ def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     real = tf.cast(labels >= 0, tf.float32)
     loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
     return {
-        "hits": tf.reduce_sum(losses.hits(logits, labels)),
+        "hits": tf.reduce_sum(metrics.correct(logits, labels)),
         "samples": tf.reduce_sum(real),
-        "top5": tf.reduce_sum(losses.top_hits(logits, labels, 5)),
+        "top5": tf.reduce_sum(metrics.top_k_correct(logits, labels, metrics.TOP)),
         "loss": tf.reduce_sum(loss),
     }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from emulator.plan.record import PhaseEnd
+from emulator.plan.timings import PhaseEnd
 from harness.programs import executables
 from harness.reports import compilation
 from harness.run.run import Run

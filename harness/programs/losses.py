@@ -1,4 +1,4 @@
-"""Loss and accuracy of a micro-batch."""
+"""The loss of a micro-batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,3 @@ def cross_entropy(
     if shares is not None:
         targets = tf.reduce_sum(targets * tf.cast(shares, logits.dtype)[..., None], axis=1)
     return tf.nn.softmax_cross_entropy_with_logits_v2(labels=targets, logits=logits)
-
-
-def hits(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """1.0 where the largest logit is the label's, [batch] float32."""
-    return tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), labels), tf.float32)
-
-
-def top_hits(logits: tf.Tensor, labels: tf.Tensor, k: int) -> tf.Tensor:
-    """1.0 where the label is among the k largest logits, [batch] float32; a label below 0 is never."""
-    best = tf.math.top_k(logits, min(k, logits.shape[-1])).indices
-    return tf.cast(tf.reduce_any(tf.equal(best, labels[:, None]), axis=-1), tf.float32)

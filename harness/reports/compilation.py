@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from base.storage.files import write_atomically
-from emulator.plan.record import PhaseEnd
+from emulator.plan.timings import PhaseEnd
 from harness.reports.profile import FOLDER_VARIABLE
 
 BEGAN = time.perf_counter()  # this module is loaded with the first ones of a command

@@ -22,11 +22,11 @@ from typing import Any, TextIO
 from base.errors import OptionError
 from base.storage import files
 from base.storage.files import write_atomically
-from emulator.plan import record
+from emulator.plan import timings
 from emulator.plan.machine import cores
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import CellTiming
+from emulator.plan.timings import CellTiming
 from harness.reports import timeline
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
@@ -96,10 +96,10 @@ def write(
         return [f"The profile was not written: {error.strerror}: {error.filename}"]
     milliseconds = 1000 * (max(cell.end for cell in cells) - min(cell.begin for cell in cells))
     stages = len(plan.stages)
-    idle = 100 * record.idle_fraction(cells, stages)
+    idle = 100 * timings.idle_fraction(cells, stages)
     lines = [
         f"Profile of one weight update ({milliseconds:.1f} ms, stages idle for {idle:.0f} %, up to "
-        f"{record.busy_at_once(cells)} of {stages} at work at once): {drawing}",
+        f"{timings.busy_at_once(cells)} of {stages} at work at once): {drawing}",
         f"Its {'operations' if operations else 'cells'} for chrome://tracing or ui.perfetto.dev: {trace}",
     ]
     if most_alive is not None:
@@ -128,8 +128,8 @@ def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int 
         "schedule": plan.schedule,
         "stages": len(plan.stages),
         "milliseconds": 1000 * (max(cell.end for cell in cells) - began),
-        "idle_share": record.idle_fraction(cells, len(plan.stages)),
-        "busy_at_once": record.busy_at_once(cells),
+        "idle_share": timings.idle_fraction(cells, len(plan.stages)),
+        "busy_at_once": timings.busy_at_once(cells),
         "most_alive_bytes": most_alive,
         "cells": [
             {

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from emulator.plan import record, schedules
+from emulator.plan import schedules, timings
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import CellTiming
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
+from emulator.plan.timings import CellTiming
 from harness.reports import svg
 
 WIDTH, LEFT, RIGHT, TOP = 1080, 84, 24, 92  # pixels: the picture, and the margins around its panels
@@ -44,7 +44,7 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
     scheduled_idle = schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
     panels = (
         (f"Scheduled: {100 * scheduled_idle:.0f} % idle{cut}", list(_scheduled(timeline)), "clock"),
-        (f"Measured: {100 * record.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),
+        (f"Measured: {100 * timings.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),
     )
     rows = len(plan.stages) * (ROW + SPACE)
     height = TOP + len(panels) * (rows + AXIS + GAP) - GAP

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from base.fields import exact
-from LR_Schedules._warmup import ScheduledRun
+from LR_Schedules._schedule import ScheduledRun
 
 MOST_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs

@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import ModuleType
 
 from base import plugins
 from base.errors import OptionError
@@ -26,6 +25,7 @@ from harness.run import cluster as clusters
 from harness.run.cluster import Cluster
 from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
+from Models._model import Model
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
@@ -162,7 +162,7 @@ def _rate(options: RunOptions, length: TrainingLength, peak: float) -> Callable[
         raise OptionError(str(error)) from None
 
 
-def _name(options: RunOptions, model: ModuleType, plan: ExecutionPlan) -> str:
+def _name(options: RunOptions, model: Model, plan: ExecutionPlan) -> str:
     """The run's name without its random end, and its suffix."""
     name = model.run_name(
         options.model,

@@ -13,7 +13,7 @@ from harness.run.arguments import CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.meter import Meter
-from harness.training.origins import Values
+from harness.training.resume import Values
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram

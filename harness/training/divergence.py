@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.training.gradients import LostGradients
+from harness.run.run import Run
 from harness.training.job import Job
+from harness.training.lost_gradients import LostGradients
 
 _ADVICE, _OR = "a lower learning rate may help", "--keep-going goes on all the same"
 
@@ -18,6 +19,13 @@ class Overflow(FloatingPointError):
     def __init__(self, message: str, gentler: list[str]) -> None:
         super().__init__(message)
         self.gentler = gentler
+
+
+def remedies(error: BaseException, run: Run) -> list[str]:
+    """Options with which a run that has diverged does not end at the same update again; none for any other error."""
+    if not isinstance(error, FloatingPointError):
+        return []
+    return getattr(error, "gentler", ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"])
 
 
 class Divergence:

@@ -16,8 +16,8 @@ from harness.reports import mlperf
 from harness.training.checkpointing import SAFETY, Checkpointer
 from harness.training.divergence import Divergence
 from harness.training.job import Job
-from harness.training.origins import Values
 from harness.training.profiling import Progress, UpdateProfiler
+from harness.training.resume import Values
 from harness.training.start import InitialState
 from harness.training.validating import Validator
 

@@ -21,7 +21,7 @@ from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.origins import Saved, Values
+from harness.training.resume import Saved, Values
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram

@@ -11,7 +11,7 @@ from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.reports import mlperf
 from harness.training.job import Job
-from harness.training.origins import Values
+from harness.training.resume import Values
 
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram

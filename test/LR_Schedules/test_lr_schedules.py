@@ -12,7 +12,7 @@ import pytest
 import LR_Schedules
 from harness.run.length import TrainingLength
 from LR_Schedules import cosine, exponential, polynomial_decay_lr, stepped
-from LR_Schedules._warmup import ScheduledRun, warmup_iterations
+from LR_Schedules._schedule import ScheduledRun, warmup_iterations
 
 NAMES = sorted(p.stem for p in Path(LR_Schedules.__file__).parent.glob("[!_]*.py"))
 NEEDED = {

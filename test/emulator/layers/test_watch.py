@@ -14,7 +14,7 @@ from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs.build import training_program, validation_program
 from harness.run.resolve import prepare
-from harness.training import gradients
+from harness.training import lost_gradients
 
 BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation"
 NETS = {
@@ -119,7 +119,7 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
 
 
 def test_the_log_speaks_of_lost_gradients_once_until_it_is_worse():
-    lost = gradients.LostGradients(["first", "second", "third"], 128)
+    lost = lost_gradients.LostGradients(["first", "second", "third"], 128)
 
     def after(first, *rows):
         lost.add(first, np.float32(rows))

@@ -16,10 +16,10 @@ import pytest
 from runs import assert_same_bits, rows, run, succeed, variables
 
 from base import plugins
-from emulator.plan import record, schedules
+from emulator.plan import schedules, timings
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.record import CellTiming
 from emulator.plan.schedules import Action
+from emulator.plan.timings import CellTiming
 from emulator.program.executor import Profile
 from harness.commands import cli, gc_profile
 from harness.programs.build import training_program
@@ -51,7 +51,7 @@ def test_every_stage_keeps_to_its_schedule(scheduled):
     plan, found = scheduled
     drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
     for stage in range(4):
-        assert record.order(found.cells, stage) == schedules.order(drawn, stage)
+        assert timings.order(found.cells, stage) == schedules.order(drawn, stage)
         own = sorted((cell for cell in found.cells if cell.action.stage == stage), key=lambda cell: cell.begin)
         assert all(before.end <= after.begin for before, after in itertools.pairwise(own))
     ended = {cell.action: cell.end for cell in found.cells}
@@ -61,7 +61,7 @@ def test_every_stage_keeps_to_its_schedule(scheduled):
 
 def test_stages_overlap_where_the_schedule_lets_them(scheduled):
     plan, found = scheduled
-    at_once = record.busy_at_once(found.cells)
+    at_once = timings.busy_at_once(found.cells)
     assert at_once == 1 if plan.schedule == "Sequential" else at_once >= 3
 
 
@@ -72,7 +72,7 @@ def test_the_order_would_be_seen_to_break(monkeypatch):
     monkeypatch.setattr(Cells, "_gates", lambda self, stage, kind, x: [])
     plan, found = profiled(f"{STAGED} --pipeline-schedule Interleaved".replace("count 10", "count 24"))
     drawn = schedules.build(plan.schedule, 4, plan.passes_per_update)
-    assert any(record.order(found.cells, stage) != schedules.order(drawn, stage) for stage in range(4))
+    assert any(timings.order(found.cells, stage) != schedules.order(drawn, stage) for stage in range(4))
 
 
 def test_recording_changes_no_bit(tmp_path):
@@ -238,11 +238,11 @@ def ran(*cells: tuple[str, float, float]) -> list[CellTiming]:
 
 def test_measures_of_a_record():
     found = ran(("0F0", 5, 6), ("1F0", 6, 7), ("1B0", 7, 8), ("0F1", 6.5, 8.5), ("0B0", 8.5, 9))
-    assert record.order(found, 0) == (Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0))
-    assert record.busy_at_once(found) == 2
-    assert record.idle_fraction(found, 2) == pytest.approx(1 - 5.5 / 8)
-    assert record.idle_fraction([], 2) == 0.0
-    assert record.busy_at_once([]) == 0
+    assert timings.order(found, 0) == (Action(0, "F", 0), Action(0, "F", 1), Action(0, "B", 0))
+    assert timings.busy_at_once(found) == 2
+    assert timings.idle_fraction(found, 2) == pytest.approx(1 - 5.5 / 8)
+    assert timings.idle_fraction([], 2) == 0.0
+    assert timings.busy_at_once([]) == 0
 
 
 @pytest.mark.parametrize("words", [STAGED, f"{RESNET} --gradient-accumulation-count 900", RESNET])

@@ -1,4 +1,5 @@
-"""The run that a schedule is built for, and the warm-up. A rate is a function of the update's index alone."""
+"""What a file of this folder has, to be found as `--lr-schedule NAME`: the run that it is built for, the rate that it
+builds, and the warm-up. A rate is a function of the update's index alone."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from base.fields import at_least, exact, opt
 
@@ -30,6 +31,20 @@ class ScheduledRun:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} of a learning-rate schedule is {value} but must be > 0 and finite")
+
+
+class Schedule(Protocol):
+    """A module."""
+
+    # a frozen dataclass of `base.fields.opt`: the schedule's own options. With an attribute `logs_first_rate`, log rows have
+    # the rate of their first update, not of their last one
+    Options: type
+
+    def build(self, options: Any, run: ScheduledRun) -> Rate:
+        """The rate of every update of the run, by its index from 0 on."""
+
+    # and, where older spellings of its options meant more than they say, `meant_with`
+    # def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 def warmup_epochs() -> Any:
