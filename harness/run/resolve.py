@@ -29,6 +29,12 @@ from Models._model import Model
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
+DEFAULTS = DeviceOptions()
+# options of the device layer that are training's alone: validation runs the whole network at once on one IPU
+OF_TRAINING = (
+    "shards", "replicas", "pipeline", "pipeline_splits", "pipeline_schedule", "sharding_include_filter",
+    "sharding_exclude_filter", "enable_recomputation", "BN_span", "fold", "identical_replica_seeding", "rts",
+)  # fmt: skip
 ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding without its place
 
 
@@ -129,12 +135,11 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
 
 
 def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
-    """The whole network at once on one IPU: stages, spans and folds are the training's affair."""
     device, training = options.device, options.training
     own = options.given("select_ipu") or len(device.select_ipu) == 2  # a recorded one may be for training
     validation_ipu = device.select_ipu[-1] if own and device.select_ipu else "AUTO"
     return plans.resolve(
-        DeviceOptions(device=device.device, select_ipu=("AUTO", validation_ipu)),
+        replace(device, **{name: getattr(DEFAULTS, name) for name in OF_TRAINING}, select_ipu=("AUTO", validation_ipu)),
         traced,
         this_machine(),
         micro_batch=training.micro_batch_size,
