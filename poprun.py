@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     return launch.run(command, through_mpirun=True)
 
 
-def _check(values: Mapping[str, Any], program: list[str], where: launch.Layout) -> None:
+def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology) -> None:
     """OptionError for what cannot be started."""
     shown = values["only-output-from-instance"]
     if shown is not None and shown >= where.instances:

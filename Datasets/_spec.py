@@ -96,7 +96,7 @@ class ReadRequest:
 _SAMPLED = 64  # records of a split that its digest reads
 
 # a stage of the input pipeline: name, the stream up to its end, pictures in one element of that stream
-Stage = tuple[str, Callable[[], "tf.data.Dataset"], int]
+InputStage = tuple[str, Callable[[], "tf.data.Dataset"], int]
 
 
 class DataSource(Protocol):
@@ -111,7 +111,7 @@ class DataSource(Protocol):
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         """Every image once, in order; the last micro-batch is filled up with zero images labelled -1."""
 
-    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+    def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """A stream that ends after each of its stages in turn; the last one is whole."""
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
@@ -147,6 +147,6 @@ def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
     return hasher.hexdigest()
 
 
-def whole_stream(source: DataSource, request: ReadRequest, training: bool) -> list[Stage]:
+def whole_stream(source: DataSource, request: ReadRequest, training: bool) -> list[InputStage]:
     """One stage: the whole stream."""
     return [("host", partial(source.train if training else source.validation, request), request.batch_size)]

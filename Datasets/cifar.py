@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats.binary import BinaryFiles, Layout
+from Datasets.formats.binary import BinaryFiles, RecordLayout
 from Datasets.sources import locate
 from Datasets.sources.binary import BinarySource
 
@@ -14,13 +14,13 @@ BINARY_FILES = {
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         validation=("test_batch.bin",),
-        layout=Layout(label_bytes=1, label_at=0),
+        layout=RecordLayout(label_bytes=1, label_at=0),
     ),
     "cifar-100": BinaryFiles(
         folder="cifar-100-binary",
         train=("train.bin",),
         validation=("test.bin",),
-        layout=Layout(label_bytes=2, label_at=1),  # byte 0 is the coarse label
+        layout=RecordLayout(label_bytes=2, label_at=1),  # byte 0 is the coarse label
     ),
 }
 _TEN_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

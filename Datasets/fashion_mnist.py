@@ -15,7 +15,7 @@ from base.errors import DataError
 from base.storage import cache
 from Datasets._spec import DataSpec, OpenRequest
 from Datasets.formats import idx
-from Datasets.formats.binary import Layout
+from Datasets.formats.binary import RecordLayout
 from Datasets.sources.binary import BinarySource
 
 _EMBEDDED = DataSpec(
@@ -70,7 +70,7 @@ def _full(spec: DataSpec, folder: Path, environ: Mapping[str, str]) -> BinarySou
 
 
 def _source(spec: DataSpec, folder: Path) -> BinarySource:
-    return BinarySource(spec, [folder / "train.bin"], [folder / "test.bin"], Layout(label_bytes=1, label_at=0))
+    return BinarySource(spec, [folder / "train.bin"], [folder / "test.bin"], RecordLayout(label_bytes=1, label_at=0))
 
 
 def _idx_names() -> str:

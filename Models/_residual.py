@@ -50,7 +50,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class ResidualNetwork:
     """Everything the segments need: a variant with its widths and options filled in."""
 
     variant: Variant
@@ -75,7 +75,7 @@ def cifar_variants(block: str, per_stage: tuple[int, ...]) -> dict[int, Variant]
     return {layers * n + 2: Variant(block, (n, n, n)) for n in per_stage}
 
 
-def segments(network: Network) -> list[Segment]:
+def segments(network: ResidualNetwork) -> list[Segment]:
     """b0, then b<stage>/<unit> and b<stage>/<unit>/relu, reduce_mean, fc1."""
     segments = [Segment("b0", partial(_stem, network=network))]
     unit_function = {"basic": _basic_unit, "bottleneck": _bottleneck_unit}[network.variant.block]
@@ -100,7 +100,7 @@ def _head(layers: Layers, x: Any, *, num_classes: int) -> Any:
         return layers.dense(x, num_classes)
 
 
-def _stem(layers: Layers, x: Any, *, network: Network) -> Any:
+def _stem(layers: Layers, x: Any, *, network: ResidualNetwork) -> Any:
     with layers.scope("b0"):
         if not network.large_stem:
             return _conv_norm_relu(layers, x, network, network.stem_width, 3)
@@ -111,7 +111,7 @@ def _stem(layers: Layers, x: Any, *, network: Network) -> Any:
 def _conv_norm(
     layers: Layers,
     x: Any,
-    network: Network,
+    network: ResidualNetwork,
     filters: int,
     kernel: int,
     *,
@@ -123,13 +123,13 @@ def _conv_norm(
 
 
 def _conv_norm_relu(
-    layers: Layers, x: Any, network: Network, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
+    layers: Layers, x: Any, network: ResidualNetwork, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
 ) -> Any:
     x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
     return layers.norm_activation(x, network.norm, "relu")
 
 
-def _basic_unit(layers: Layers, x: Any, *, network: Network, name: str, width: int, stride: int, first: bool) -> Any:
+def _basic_unit(layers: Layers, x: Any, *, network: ResidualNetwork, name: str, width: int, stride: int, first: bool) -> Any:
     with layers.scope(name):
         shortcut = _basic_shortcut(layers, x, network, width, stride) if first else x
         with layers.scope("1"):
@@ -139,7 +139,7 @@ def _basic_unit(layers: Layers, x: Any, *, network: Network, name: str, width: i
         return layers.add(shortcut, x)
 
 
-def _basic_shortcut(layers: Layers, x: Any, network: Network, width: int, stride: int) -> Any:
+def _basic_shortcut(layers: Layers, x: Any, network: ResidualNetwork, width: int, stride: int) -> Any:
     if not network.projection and (stride, width) == (1, layers.channels(x)):
         return x
     if not network.projection:
@@ -148,7 +148,9 @@ def _basic_shortcut(layers: Layers, x: Any, network: Network, width: int, stride
         return _conv_norm(layers, x, network, width, 1, stride=stride)
 
 
-def _bottleneck_unit(layers: Layers, x: Any, *, network: Network, name: str, width: int, stride: int, first: bool) -> Any:
+def _bottleneck_unit(
+    layers: Layers, x: Any, *, network: ResidualNetwork, name: str, width: int, stride: int, first: bool
+) -> Any:
     with layers.scope(name):
         shortcut = x
         if first:

@@ -7,7 +7,7 @@ from typing import Any
 
 from base.fields import opt
 from Models import _norms, _residual
-from Models._residual import Network, NormOptions, cifar_variants, imagenet_variants, segments
+from Models._residual import NormOptions, ResidualNetwork, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment
 
 TITLE = "ResNet"
@@ -50,7 +50,7 @@ def sizes(family: str) -> tuple[int, ...]:
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
     """The network's segments, in order."""
     widths = _residual.WIDTHS[family]
-    network = Network(
+    network = ResidualNetwork(
         variant=VARIANTS[family][options.model_size],
         large_stem=family == "imagenet",
         stem_width=widths[0],

@@ -23,7 +23,7 @@ from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeles
 
 import log
 from base.errors import OptionError
-from Datasets.formats.binary import Layout
+from Datasets.formats.binary import RecordLayout
 from Datasets.sources.binary import BinarySource
 from Datasets.sources.catalogue import published_spec
 from emulator.program import update
@@ -499,7 +499,7 @@ def test_other_pictures_of_the_same_number_are_refused_by_name(tmp_path):
         records = np.random.default_rng(7).integers(0, 10, (30, 1 + 3072), np.uint8)
         records[17, 5] += changed
         (tmp_path / f"{k}.bin").write_bytes(records.tobytes())
-        source = BinarySource(spec, [tmp_path / f"{k}.bin"], [], Layout(label_bytes=1, label_at=0))
+        source = BinarySource(spec, [tmp_path / f"{k}.bin"], [], RecordLayout(label_bytes=1, label_at=0))
         cards.append({"code": "c", "options": {}, "data": {"train_images": 30, "records": source.digest()}})
     cluster = Cluster(("a:1", "b:1"), 0, source="TF_CONFIG")
     team._compare(cards[:2], cluster)

@@ -16,7 +16,7 @@ PIXEL_BYTES = 3 * SIDE * SIDE  # planes: red, green, blue
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RecordLayout:
     """A record: `label_bytes` of labels, the one that counts at `label_at`, then the pixels."""
 
     label_bytes: int
@@ -34,13 +34,13 @@ class BinaryFiles:
     folder: str
     train: tuple[str, ...]
     validation: tuple[str, ...]
-    layout: Layout
+    layout: RecordLayout
 
 
 class Gatherer:
     """Records by number: from RAM when it is given one array, else from memory-mapped files."""
 
-    def __init__(self, files: list[np.ndarray], layout: Layout) -> None:
+    def __init__(self, files: list[np.ndarray], layout: RecordLayout) -> None:
         self._files = files
         self._ends = np.cumsum([len(file) for file in files])
         self._layout = layout
@@ -67,7 +67,7 @@ def record(files: Sequence[np.ndarray], i: int) -> bytes:
     raise IndexError(i)
 
 
-def checked(file: Path, layout: Layout, num_classes: int) -> np.ndarray:
+def checked(file: Path, layout: RecordLayout, num_classes: int) -> np.ndarray:
     """The file's records [n, record_bytes], memory-mapped, or a DataError that names what is wrong."""
     size, each = regular_size(file), layout.record_bytes
     if size == 0 or size % each:

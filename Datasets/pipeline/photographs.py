@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from base.errors import DataError
-from Datasets._spec import ReadRequest, Records, Stage
+from Datasets._spec import InputStage, ReadRequest, Records
 from Datasets.formats import tf_example
 from Datasets.formats.bad_records import Tolerance
 from Datasets.pipeline import augmentation, batching, decoding, record_reader
@@ -76,7 +76,7 @@ def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor
     return batching.training_positions(request, _READ_TOGETHER).map(read, _READERS)
 
 
-def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> list[Stage]:
+def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> list[InputStage]:
     """The training stream up to reading, decoding, augmenting and batching."""
 
     def read() -> tf.data.Dataset:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from Datasets._spec import DataSpec, ReadRequest, Stage, digest, whole_stream
-from Datasets.formats.binary import Gatherer, Layout, checked, record
+from Datasets._spec import DataSpec, InputStage, ReadRequest, digest, whole_stream
+from Datasets.formats.binary import Gatherer, RecordLayout, checked, record
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class BinarySource:
     """Data of fixed-length records; the sizes of its `spec` are counted from the files."""
 
-    def __init__(self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: Layout) -> None:
+    def __init__(self, spec: DataSpec, train: Sequence[Path], validation: Sequence[Path], layout: RecordLayout) -> None:
         self._layout = layout
         self._train = [checked(file, layout, spec.num_classes) for file in train]
         self._validation = [checked(file, layout, spec.num_classes) for file in validation]
@@ -37,7 +37,7 @@ class BinarySource:
         gather = self._gatherer(self._validation, request.cache)
         return small_images.validation_stream(gather, self.spec.validation_images, request)
 
-    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+    def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """One stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from Datasets._spec import DataSpec, ReadRequest, Stage, whole_stream
+from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -54,7 +54,7 @@ class GeneratedSource:
         positions = samples.map(partial(batching.place, request)).batch(batch, drop_remainder=True)
         return self._stream(positions, request, size)
 
-    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+    def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """One stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
-from Datasets._spec import DataSpec, OpenRequest, ReadRequest, Records, Stage, digest, whole_stream
+from Datasets._spec import DataSpec, InputStage, OpenRequest, ReadRequest, Records, digest, whole_stream
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
 
@@ -54,7 +54,7 @@ class PhotographSource:
             raise DataError(f"data set {self.spec.name}: {self.missing}, or train with --no-validation")
         return photographs.validation_stream(self._validation, request, self.spec.num_classes, self._tolerance)
 
-    def stages(self, request: ReadRequest, training: bool) -> list[Stage]:
+    def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """Reading, decoding, augmenting and batching of training; validation is one stage."""
         from Datasets.pipeline import photographs
 

@@ -37,7 +37,7 @@ _GRACE = 5.0  # seconds that the others have to end by themselves when one has f
 
 
 @dataclass(frozen=True)
-class Layout:
+class Topology:
     """Where the instances are. `hosts`: that of each instance; `ports`: what each listens on."""
 
     replicas: int  # of all instances
@@ -80,7 +80,7 @@ class Layout:
         return "\n".join(lines)
 
 
-def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Layout:
+def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
     """The instances over the hosts, as evenly as they divide, neighbours together."""
     if replicas % instances:
         raise OptionError(
@@ -92,7 +92,7 @@ def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence
         raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
     each = math.ceil(instances / len(names))
     placed = tuple(names[k // each] for k in range(instances))
-    return Layout(replicas, ipus_per_replica, placed, _ports(placed, first_port))
+    return Topology(replicas, ipus_per_replica, placed, _ports(placed, first_port))
 
 
 def _divisors_near(number: int, wanted: int) -> list[int]:
@@ -117,7 +117,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def mpi_command(
-    mpirun: str, where: Layout, program: Sequence[str], environ: Mapping[str, str], *, shown: int | None = None,
+    mpirun: str, where: Topology, program: Sequence[str], environ: Mapping[str, str], *, shown: int | None = None,
     numa: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (), marked: bool = False,
 ) -> list[str]:  # fmt: skip
     """The command that starts every instance, one context of mpirun for each. `shown`: the one whose output is wanted;
@@ -155,7 +155,7 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_m
 
 
 def run_directly(
-    where: Layout,
+    where: Topology,
     program: Sequence[str],
     environ: Mapping[str, str],
     shown: int | None = None,

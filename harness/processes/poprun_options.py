@@ -51,7 +51,7 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Option:
+class PoprunOption:
     """One option: how its text is read (None: it takes none), and what it says; `idle`: it means nothing without IPUs."""
 
     read: Callable[[str], Any] | None
@@ -60,36 +60,36 @@ class Option:
     idle: bool = False
 
 
-OPTIONS: Mapping[str, Option] = {
-    "host": Option(_hosts, (), "hosts to start on, separated by commas (-H); default: this one"),
-    "num-replicas": Option(_count, 1, "replicas of all instances together"),
-    "num-instances": Option(_count, 1, "processes; the replicas are divided evenly among them"),
-    "ipus-per-replica": Option(_count, 1, "IPUs of a replica: the program's --shards"),
-    "numa-aware": Option(_switch, True, "bind instances to NUMA nodes, where there are several"),
-    "only-output-from-instance": Option(_place, None, "show the standard output of this instance only"),
-    "mpi-global-args": Option(_words, (), "further arguments of mpirun"),
-    "mpi-local-args": Option(_words, (), "arguments of mpirun for each instance, as -x NAME"),
-    "print-topology": Option(_switch, False, "print where every instance is, and its replicas"),
-    "first-port": Option(_count, None, "instance k listens on this port + k; default: free ports"),
-    "export-config": Option(str, None, "write these options to a YAML file"),
-    "import-config": Option(str, None, "read options from a YAML file; the command line goes before it"),
-    "overwrite-config": Option(_switch, False, "--export-config may replace a file"),
-    "dry-run": Option(None, False, "print the command that would start the instances, and stop"),
-    "verbose": Option(None, False, "print the command (-v, -vv, --vv)"),
-    "version": Option(None, False, "print the version"),
-    "help": Option(None, False, "print this help (-h)"),
-    "num-ilds": Option(_count, 1, "link domains", idle=True),
-    "vipu-server-host": Option(str, "localhost", "V-IPU server", idle=True),
-    "vipu-server-port": Option(_count, 8090, "its port", idle=True),
-    "vipu-server-timeout": Option(_count, 120, "seconds to wait for it", idle=True),
-    "vipu-partition": Option(str, None, "partition", idle=True),
-    "vipu-cluster": Option(str, None, "cluster", idle=True),
-    "vipu-allocation": Option(str, None, "allocation", idle=True),
-    "update-partition": Option(_switch, False, "change the partition", idle=True),
-    "reset-partition": Option(_switch, False, "reset the partition", idle=True),
-    "remove-partition": Option(_switch, True, "remove the partition at the end", idle=True),
-    "executable-cache-path": Option(str, None, "folder of compiled programs", idle=True),
-    "offline-mode": Option(_switch, False, "compile without IPUs", idle=True),
+OPTIONS: Mapping[str, PoprunOption] = {
+    "host": PoprunOption(_hosts, (), "hosts to start on, separated by commas (-H); default: this one"),
+    "num-replicas": PoprunOption(_count, 1, "replicas of all instances together"),
+    "num-instances": PoprunOption(_count, 1, "processes; the replicas are divided evenly among them"),
+    "ipus-per-replica": PoprunOption(_count, 1, "IPUs of a replica: the program's --shards"),
+    "numa-aware": PoprunOption(_switch, True, "bind instances to NUMA nodes, where there are several"),
+    "only-output-from-instance": PoprunOption(_place, None, "show the standard output of this instance only"),
+    "mpi-global-args": PoprunOption(_words, (), "further arguments of mpirun"),
+    "mpi-local-args": PoprunOption(_words, (), "arguments of mpirun for each instance, as -x NAME"),
+    "print-topology": PoprunOption(_switch, False, "print where every instance is, and its replicas"),
+    "first-port": PoprunOption(_count, None, "instance k listens on this port + k; default: free ports"),
+    "export-config": PoprunOption(str, None, "write these options to a YAML file"),
+    "import-config": PoprunOption(str, None, "read options from a YAML file; the command line goes before it"),
+    "overwrite-config": PoprunOption(_switch, False, "--export-config may replace a file"),
+    "dry-run": PoprunOption(None, False, "print the command that would start the instances, and stop"),
+    "verbose": PoprunOption(None, False, "print the command (-v, -vv, --vv)"),
+    "version": PoprunOption(None, False, "print the version"),
+    "help": PoprunOption(None, False, "print this help (-h)"),
+    "num-ilds": PoprunOption(_count, 1, "link domains", idle=True),
+    "vipu-server-host": PoprunOption(str, "localhost", "V-IPU server", idle=True),
+    "vipu-server-port": PoprunOption(_count, 8090, "its port", idle=True),
+    "vipu-server-timeout": PoprunOption(_count, 120, "seconds to wait for it", idle=True),
+    "vipu-partition": PoprunOption(str, None, "partition", idle=True),
+    "vipu-cluster": PoprunOption(str, None, "cluster", idle=True),
+    "vipu-allocation": PoprunOption(str, None, "allocation", idle=True),
+    "update-partition": PoprunOption(_switch, False, "change the partition", idle=True),
+    "reset-partition": PoprunOption(_switch, False, "reset the partition", idle=True),
+    "remove-partition": PoprunOption(_switch, True, "remove the partition at the end", idle=True),
+    "executable-cache-path": PoprunOption(str, None, "folder of compiled programs", idle=True),
+    "offline-mode": PoprunOption(_switch, False, "compile without IPUs", idle=True),
 }
 SHORT = {"-H": "--host", "-v": "--verbose", "-vv": "--verbose", "--vv": "--verbose", "-h": "--help", "-n": "--num-instances"}
 INTRODUCTION = "Starts a program as several instances that train together, as PopRun does: parse, lay out, start."
@@ -119,7 +119,7 @@ def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
     return given, words[1:] if words[:1] == ["--"] else words
 
 
-def _read(name: str, option: Option, text: str) -> Any:
+def _read(name: str, option: PoprunOption, text: str) -> Any:
     if not text:
         raise OptionError(f"--{name} needs a value: {_kind(option)}")
     try:
@@ -128,7 +128,7 @@ def _read(name: str, option: Option, text: str) -> Any:
         raise OptionError(f"--{name} is '{brief(text)}' but must be {error}") from None
 
 
-def _kind(option: Option) -> str:
+def _kind(option: PoprunOption) -> str:
     """What a value must be, in words."""
     try:
         option.read("?'")
@@ -186,7 +186,7 @@ def help_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _default(option: Option) -> str:
+def _default(option: PoprunOption) -> str:
     if option.default in (None, (), "") or option.read is None:
         return ""
     shown = ("no", "yes")[option.default] if isinstance(option.default, bool) else option.default

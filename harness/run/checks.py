@@ -14,7 +14,7 @@ from harness.run.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class TracedOptions:
     """A traced network, and the options of its run."""
 
     options: RunOptions
@@ -30,11 +30,11 @@ class Resolved:
     environ: Mapping[str, str]
 
 
-Context = TypeVar("Context", RunOptions, Network, Resolved)
+Context = TypeVar("Context", RunOptions, TracedOptions, Resolved)
 Rule = Callable[[Context], Iterable[str] | None]
 
 BEFORE_DATA: tuple[Rule[RunOptions], ...] = (data_checks.classes, data_checks.percentage)
-BEFORE_PLAN: tuple[Rule[Network], ...] = (update_checks.trained_variables, device_checks.forced_precision)
+BEFORE_PLAN: tuple[Rule[TracedOptions], ...] = (update_checks.trained_variables, device_checks.forced_precision)
 EVERY_RUN: tuple[Rule[Resolved], ...] = (
     device_checks.name_suffix,
     device_checks.replaced_replicas,

@@ -12,12 +12,12 @@ from harness.run.cluster import RANKS, TF_CONFIG
 from harness.run.update_checks import only_moving, refuse_unmatched, trained_names
 
 if TYPE_CHECKING:
-    from harness.run.checks import Network, Resolved
+    from harness.run.checks import Resolved, TracedOptions
 
 
-def forced_precision(network: Network) -> None:
+def forced_precision(traced: TracedOptions) -> None:
     """Each word of --force-weight-to-... names a trained variable, and no variable is forced both ways."""
-    device, trace = network.options.device, network.trace
+    device, trace = traced.options.device, traced.trace
     half, single = device.force_weight_to_fp16, device.force_weight_to_fp32
     for word in only_moving(half, trace):
         raise OptionError(

@@ -57,7 +57,7 @@ def prepare(
     two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
     segments = model.build(options.model, family, source.spec.num_classes, two_pass)
     traced = _trace(segments, image_size, data.channels(options.dataset))
-    checks.check(checks.BEFORE_PLAN, checks.Network(options=options, trace=traced))
+    checks.check(checks.BEFORE_PLAN, checks.TracedOptions(options=options, trace=traced))
     plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(

@@ -13,7 +13,7 @@ from harness.options.sections import RECORDED, RunOptions, flag
 from harness.options.update_rules import UPDATE_RULES, rmsprop_decay
 
 if TYPE_CHECKING:
-    from harness.run.checks import Network, Resolved
+    from harness.run.checks import Resolved, TracedOptions
 
 LOWEST_RATE = 1e-9  # moves no weight of size 0.01 by the last bit of FP32
 EXPONENTS = "from -14 to -5"  # of the published recipes
@@ -25,9 +25,9 @@ BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or ta
 LOSS_SCALES = 2.0**-10, 2.0**20  # beyond which most gradients in FP16 are 0, or too large
 
 
-def trained_variables(network: Network) -> None:
+def trained_variables(traced: TracedOptions) -> None:
     """Each word of --variable-filter names a trained variable."""
-    refuse_unmatched("--variable-filter", network.options.training.variable_filter, network.trace)
+    refuse_unmatched("--variable-filter", traced.options.training.variable_filter, traced.trace)
 
 
 def refuse_unmatched(option: str, words: Sequence[str], trace: Trace) -> None:

@@ -16,7 +16,7 @@ from base.errors import DataError
 from base.storage import input_files
 from Datasets._spec import regular_size
 from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord_recovery
-from Datasets.formats.binary import Layout
+from Datasets.formats.binary import RecordLayout
 from Datasets.formats.conversion_info import ConversionInfo
 from Datasets.formats.image_headers import MOST_BYTES
 from Datasets.formats.tfrecord import shards
@@ -146,7 +146,7 @@ def _binaries(folder: Path) -> Work | None:
     return None
 
 
-def _binary_check(layout: Layout, classes: int) -> Check:
+def _binary_check(layout: RecordLayout, classes: int) -> Check:
     """Without checksums only lengths and labels can be checked."""
 
     def check(file: Path) -> Checked:
