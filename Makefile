@@ -1,7 +1,7 @@
 # make train   set up .venv and run the main job on the embedded photographs
 # make test    set up .venv and run the tests, 12 minutes on two slow cores
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
-# make test-slow      all tests
+# make test-slow      all tests, an hour and a half on two slow cores
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
 # make lint    ruff
 #
