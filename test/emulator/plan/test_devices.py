@@ -98,6 +98,7 @@ def test_validation_takes_its_own_device_from_the_command_line():
     assert device(f"{RESNET} --select-ipu 1 6") == 6
     assert device(RESNET, {"select_ipu": ["25"]}) == 0  # that was for training on four IPUs
     assert device(RESNET, {"select_ipu": ["25", "9"]}) == 9
+    assert device(f"{RESNET} --no-select-ipu", {"select_ipu": ["25", "9"]}) == 0  # which ended with an IndexError
 
 
 def test_gc_info_lists_every_device(capsys):
