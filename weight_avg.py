@@ -33,8 +33,7 @@ def main(argv: list[str]) -> int:
     trained = averages.trained(candidates)
     left = len(candidates) - len(trained)
     print(f"Found {len(candidates)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
-    _refuse_leaving_none(options.discard_last, len(trained))  # before a slow import
-    quiet.import_tensorflow()
+    _refuse_leaving_none(options.discard_last, len(trained))
     used, damaged = read.whole(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
@@ -48,6 +47,7 @@ def main(argv: list[str]) -> int:
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
     values = averages.mean(used) if options.mode == averages.MEAN else averages.exponential(used, options.decay)
     target.parent.mkdir(parents=True, exist_ok=True)
+    quiet.import_tensorflow()  # which writes the checkpoint
     print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
     return 0
 

@@ -23,14 +23,14 @@ except ImportError:  # slower without it
     google_crc32c = None
 
 
-def masked(data: bytes) -> int:
+def masked(data: bytes | np.ndarray) -> int:
     """The masked CRC-32C of `data`."""
     if google_crc32c is None:
         return masked_in_numpy(data)
     return _mask_one(google_crc32c.value(data))
 
 
-def masked_in_numpy(data: bytes) -> int:
+def masked_in_numpy(data: bytes | np.ndarray) -> int:
     """As `masked`, without a library made for it."""
     content = np.frombuffer(data, np.uint8)
     if len(content) < _BLOCK:

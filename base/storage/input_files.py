@@ -6,7 +6,10 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BLOCK = 1 << 20  # bytes of one read
 _KINDS = (
@@ -49,6 +52,14 @@ def content(path: str | Path, most: int) -> bytes:
     if not room:
         raise OSError(errno.EFBIG, f"Has more than the {most} bytes that are read of such a file", str(path))
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def fill(file: BinaryIO, buffer: np.ndarray) -> int:
+    """Reads bytes until an array of uint8 is full or the file ends; the number of bytes. One read(2) gives at most 2 GiB."""
+    view, count = memoryview(buffer), 0
+    while read := file.readinto(view[count:]):
+        count += read
+    return count
 
 
 def text(path: str | Path, most: int) -> str:

@@ -39,15 +39,14 @@ def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
 
 
 def require_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Refuses checkpoints of another network for validation, as far as TensorFlow is not needed for it; a line on each that
-    is damaged and left out. A dry run warns of values, too, as the validation itself does."""
+    """Refuses checkpoints of another network for validation; a line on each that is damaged and left out. A dry run warns
+    of values, too, as the validation itself does."""
     main = run.options.main
     readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", thorough=main.dry_run)
     for checkpoint, shapes in readable:
-        if shapes is not None:
-            require(shapes, model(run), checkpoint)
-            if main.dry_run:
-                damaged += warnings(run, read.plain_tensors(checkpoint, verified=True) or {}, checkpoint)
+        require(shapes, model(run), checkpoint)
+        if main.dry_run:
+            damaged += warnings(run, read.tensors(checkpoint, verified=True), checkpoint)
     return damaged
 
 
@@ -57,27 +56,23 @@ def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint)
 
 
 def require_saved(run: Run, newest: Checkpoint) -> None:
-    """Refuses a whole checkpoint that a run cannot go on from, as far as TensorFlow is not needed for it."""
-    shapes = read.shapes(newest, verified=True)
-    if shapes is not None:
-        require(shapes, saved(run), newest)
-        refuse_faulty(run, _values(run, newest), newest, going_on=True)
+    """Refuses a whole checkpoint that a run cannot go on from."""
+    require(read.shapes(newest, verified=True), saved(run), newest)
+    refuse_faulty(run, _values(run, newest), newest, going_on=True)
 
 
 def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
-    """The tensors of a whole checkpoint; none where TensorFlow alone can read them, or where they are taken as they are."""
-    return {} if run.options.training.keep_going else read.plain_tensors(checkpoint, verified=True) or {}
+    """The tensors of a whole checkpoint; none where they are taken as they are."""
+    return {} if run.options.training.keep_going else read.tensors(checkpoint, verified=True)
 
 
 def require_beginning(run: Run, path: Path) -> None:
-    """Refuses weights of --init-path that a run cannot begin with, as far as TensorFlow is not needed for it."""
+    """Refuses weights of --init-path that a run cannot begin with."""
     place = find.initial(path)
     in_folder = isinstance(place, Path)
     chosen = read.latest(place, "--init-path")[0] if in_folder else place
-    shapes = read.shapes(chosen, verified=in_folder)
-    if shapes is not None:
-        left = left_out(shapes, run, chosen)
-        refuse_faulty(run, without(_values(run, chosen), left), chosen)
+    left = left_out(read.shapes(chosen, verified=in_folder), run, chosen)
+    refuse_faulty(run, without(_values(run, chosen), left), chosen)
 
 
 def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
@@ -146,10 +141,9 @@ def _to_go_back(run: Run, newest: Checkpoint) -> str:
 
 
 def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
-    """Whether a run can go on from a checkpoint, which is known without TensorFlow."""
+    """Whether a run can go on from a checkpoint."""
     with suppress(CheckpointError):
-        values = read.plain_tensors(checkpoint)
-        return values is not None and not faults(values, saved(run), checkpoint)
+        return not faults(read.tensors(checkpoint), saved(run), checkpoint)
     return False
 
 

@@ -1,17 +1,14 @@
-"""Reads checkpoints: their tensors, or the names and shapes of these, by their files alone or with TensorFlow. The manifest,
-the update of the name, the state and the tensors, and the run of the state must agree; weights in one .npz file have none of
-these."""
+"""Reads checkpoints without TensorFlow: their tensors, or the names and shapes of these. The manifest, the update of the
+name, the state and the tensors, and the run of the state must agree; weights in one .npz file have none of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from base import bounds
 from base.fields import brief
-from base.process import quiet
 from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state, tensor_bundle
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
 from harness.checkpoints.saved_state import ITERATION
@@ -26,8 +23,8 @@ _Result = TypeVar("_Result")
 
 
 def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is damaged. TensorFlow is not
-    needed where manifest and state prove it whole, which is nearly always; otherwise the tensors have to be read."""
+    """The newest checkpoint of a run folder that is whole, and a line on each newer one that is damaged. The tensors are not
+    read where a manifest proves it whole, which is nearly always."""
     return _newest(find.of_run(folder, option), f"{option} {folder}", _whole)
 
 
@@ -98,21 +95,8 @@ def tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors:
         return _tensors(checkpoint, verified)
 
 
-def plain_tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors | None:
-    """The result of `tensors`, or its error, without TensorFlow; None if TensorFlow alone can read the files. `verified`:
-    the files are known to be whole."""
-    if npz_weights.located(Path(checkpoint.prefix)):
-        return tensors(checkpoint)
-    with _named(checkpoint):
-        if verified:
-            return _plain_tensors(checkpoint, checked=False)
-        _verify(checkpoint)
-        return _proved_tensors(checkpoint)
-
-
-def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes | None:
-    """The shapes of the tensors by name, or the error of `tensors`, without TensorFlow; None if TensorFlow alone can read
-    the index."""
+def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes:
+    """The shapes of the tensors by name, or the error of `tensors`."""
     if npz_weights.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
     with _named(checkpoint):
@@ -121,12 +105,12 @@ def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes | None:
 
 def shapes_of(
     checkpoints: Sequence[Checkpoint], option: str, thorough: bool = False
-) -> tuple[list[tuple[Checkpoint, Shapes | None]], list[str]]:
+) -> tuple[list[tuple[Checkpoint, Shapes]], list[str]]:
     """The shapes of each checkpoint that is not damaged, and a line on each other one; `option` names all in errors. Several
     are compared with their manifests only if `thorough`: that takes as long as reading them, which follows anyway."""
     if len(checkpoints) == 1:
         return [(checkpoints[0], shapes(checkpoints[0]))], []
-    good: list[tuple[Checkpoint, Shapes | None]] = []
+    good: list[tuple[Checkpoint, Shapes]] = []
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in checkpoints:
         try:
@@ -157,17 +141,15 @@ def _named(checkpoint: Checkpoint) -> Iterator[None]:
 
 def _whole(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint; CheckpointError if it cannot be read or holds other weights than those of its number. Where a manifest
-    and a state prove the number, no more than the tensors' list is read, and TensorFlow reads only what nothing else can."""
-    if ITERATION in _verify(checkpoint) and manifest.there(Path(checkpoint.prefix)):
-        _shapes(checkpoint, verified=True)
-    elif _proved_tensors(checkpoint) is None:
-        quiet.import_tensorflow()
-        _tensors(checkpoint, verified=True)
+    proves the files, no more than the tensors' list and their own count of updates is read."""
+    _verify(checkpoint)
+    proved = manifest.there(Path(checkpoint.prefix))
+    _bundle(checkpoint, checked=not proved, only=(_STEP,) if proved else None)
     return checkpoint
 
 
-def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state; CheckpointError if the files are not those of the manifest, or the state is another checkpoint's."""
+def _verify(checkpoint: Checkpoint) -> None:
+    """CheckpointError if the files are not those of the manifest, or the state is another checkpoint's."""
     wrong = manifest.damage(Path(checkpoint.prefix))
     if wrong:
         raise CheckpointError(wrong)
@@ -179,7 +161,6 @@ def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
         raise CheckpointError(
             "it is another run's, copied into this folder; --init-path begins a new run with weights of any run"
         )
-    return state
 
 
 def _belongs_elsewhere(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool:
@@ -196,18 +177,15 @@ def _finite(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, which is whole; CheckpointError if a value is not finite."""
     import numpy as np
 
-    values = _plain_tensors(checkpoint, checked=False)
-    for name, value in (_tensorflow_tensors(checkpoint) if values is None else values).items():
+    for name, value in _bundle(checkpoint, checked=False).items():
         if not np.isfinite(value).all():
             raise CheckpointError(f"{brief(name)} holds values that are not finite")
     return checkpoint
 
 
-def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes | None:
+def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes:
     if not verified:
-        _verify(checkpoint)
-        if not manifest.there(Path(checkpoint.prefix)):
-            _proved_tensors(checkpoint)
+        _whole(checkpoint)
     try:
         return tensor_bundle.shapes(Path(f"{checkpoint.prefix}.index"))
     except tensor_bundle.Damaged as error:
@@ -217,39 +195,17 @@ def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes | None:
 def _tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors:
     if not verified:
         _verify(checkpoint)
-    return _of_its_number(checkpoint, _tensorflow_tensors(checkpoint))
+    return _bundle(checkpoint, checked=not verified)
 
 
-def _proved_tensors(checkpoint: Checkpoint) -> Tensors | None:
-    """The tensors without TensorFlow, compared with the checksums in the index; None if TensorFlow alone can read them."""
-    values = _plain_tensors(checkpoint, checked=True)
-    return None if values is None else _of_its_number(checkpoint, values)
-
-
-def _of_its_number(checkpoint: Checkpoint, values: Tensors) -> Tensors:
-    """The tensors; CheckpointError if they are of another update than the checkpoint's name says."""
-    done, number = values.get(_STEP), updates(checkpoint.name)
-    if number is not None and done is not None and done.tolist() != number:
-        raise CheckpointError(f"it holds the weights of update {brief(done.tolist())}: it was copied or renamed")
-    return values
-
-
-def _plain_tensors(checkpoint: Checkpoint, checked: bool) -> Tensors | None:
+def _bundle(checkpoint: Checkpoint, checked: bool, only: Collection[str] | None = None) -> Tensors:
+    """The tensors, or those of the names in `only`; CheckpointError if they are of another update than the checkpoint's name
+    says. `checked`: compared with the checksums in the index."""
     try:
-        return tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), checked)
+        values = tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), checked, only)
     except tensor_bundle.Damaged as error:
         raise CheckpointError(str(error)) from None
-
-
-def _tensorflow_tensors(checkpoint: Checkpoint) -> Tensors:
-    import tensorflow.compat.v1 as tf
-
-    try:
-        reader = tf.train.NewCheckpointReader(checkpoint.prefix)
-        values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
-        raise CheckpointError(f"it cannot be read: {bounds.reason(error)}") from None
-    text = next((name for name, value in values.items() if not hasattr(value, "dtype") or value.dtype.hasobject), None)
-    if text is not None:
-        raise CheckpointError(f"{brief(text)} holds no numbers")
+    done, number = values.get(_STEP), updates(checkpoint.name)
+    if number is not None and done is not None and (done.ndim or done.item() != number):
+        raise CheckpointError(f"it holds the weights of update {brief(done)}: it was copied or renamed")
     return values

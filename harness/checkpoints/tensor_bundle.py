@@ -1,17 +1,20 @@
-"""The tensors of a TensorFlow checkpoint, read without TensorFlow: their names and shapes in its .index file, whether the
-files with them are as long as it says, and themselves.
+"""The tensors of a TensorFlow checkpoint, read without TensorFlow, whose own reader ends the process where a file has been
+tampered with.
 
-The file is a table of blocks as LevelDB writes it: pairs of a name and a message, the names in order and without what they
-share with the one before. Its last 48 bytes say where the block lies that lists the others.
+Whole tensors of numbers are read, from little-endian files with an index that is not packed: the form that tf.train.Saver
+and SaveV2 of TensorFlow 2.21 write, which pack no index, small or large (variables of a partitioner alone are in pieces).
+Every other form is refused by its name.
+
+The .index file is a table of blocks as LevelDB writes it: pairs of a name and a message, the names in order and without the
+beginnings that they share with the one before. Its last 48 bytes say where the block lies that lists the others.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +25,9 @@ from base import bounds
 from base.fields import brief
 from base.storage import checksums, input_files
 
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20  # of an index
+_LARGEST_TENSOR = 1 << 30  # bytes; the largest here, a classifier of 2,560 rows, has that with 100,000 classes
+_LARGEST_CHECKPOINT = 4 << 30  # bytes; EfficientNet-B7 with the two slots of LAMB has 0.8 GB
 _LONGEST_NAME = 4096  # bytes
 _MOST_TENSORS = 100_000
 _MOST_NAMES = 16 << 20  # bytes of all names, which share their beginnings: a short file may hold very many
@@ -32,48 +37,43 @@ _TRAILER = 5  # bytes after a block: its compression and its checksum
 _TYPE, _SHAPE, _DIMENSION, _SIZE = 1, 2, 2, 1  # fields of the messages
 _FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
 _CHECKSUM, _SLICES = 6, 7  # of those bytes; of a tensor that lies in pieces
-_FILES, _BIG_ENDIAN = 1, 2  # of the message without a name: how many there are, and how they are written
-_TEXT = 7  # a type of no numbers
+_FILES, _BIG_ENDIAN, _VERSION, _LEAST_READER = 1, 2, 3, 2  # of the message without a name: number and form of the files
+_READER = 1  # the version of TensorFlow's reader whose forms are known here
+_TEXT, _BFLOAT16 = 7, 14
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
+_PIECE = b"\0"  # begins the name of each piece of a tensor
+_IN_PIECES = "it holds a tensor in pieces, and only whole ones are read"
 
 
 class Damaged(ValueError):
-    """A checkpoint that TensorFlow cannot read either, or that holds text. One line, the file named without its folder."""
-
-
-class _Unknown(Exception):
-    """A form that only TensorFlow reads."""
+    """A checkpoint that is damaged, or of a form that is not read. One line, the file named without its folder."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the index says of one tensor: its shape, the bytes from `start` to `end` of a file in which it lies, and the
-    message with the rest."""
+    """The index's description of one tensor, whose bytes from `start` to `end` of a file have a masked checksum."""
 
+    dtype: np.dtype
     shape: tuple[int, ...]
     file: Path
     start: int
     end: int
-    message: bytes
+    checksum: int
 
 
-def shapes(index: Path) -> dict[str, tuple[int, ...]] | None:
-    """The shape of every tensor; None for an unknown form, as of a packed file. Damaged if the index, or a file beside it,
-    cannot be read."""
-    with suppress(_Unknown), _damaged(index):
+def shapes(index: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor. Damaged if the index, or a file beside it, cannot be read."""
+    with _damaged(index):
         return {name: entry.shape for name, entry in _entries(index).items()}
-    return None
 
 
-def tensors(index: Path, checked: bool = True) -> dict[str, np.ndarray] | None:
-    """Every tensor; None for an unknown form, as of a tensor in pieces. Damaged as for `shapes`, and if one is not what
-    its checksum says, unless they need not be `checked`."""
-    with suppress(_Unknown), _damaged(index):
-        entries = _entries(index)
-        _refuse_overlaps(entries.values())
-        return {name: _tensor(name, entry, checked) for name, entry in entries.items()}
-    return None
+def tensors(index: Path, checked: bool = True, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Every tensor, or those of the names in `only` that are there. Damaged as for `shapes`, and for bytes of another
+    checksum, unless they need not be `checked`."""
+    with _damaged(index):
+        entries = _entries(index).items()
+        return {name: _tensor(name, entry, checked) for name, entry in entries if only is None or name in only}
 
 
 @contextmanager
@@ -81,73 +81,81 @@ def _damaged(index: Path) -> Iterator[None]:
     """Whatever goes wrong inside with bytes that anybody may have written is Damaged."""
     try:
         yield
-    except (Damaged, _Unknown):
+    except Damaged:
         raise
     except OSError as error:
         raise Damaged(f"{Path(error.filename or index).name}: {error.strerror}") from None
-    except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError):
+    except MemoryError:
+        raise Damaged(f"the memory does not hold the tensors of {index.name}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         raise Damaged(f"{index.name} is cut short or overwritten") from None
 
 
-def _refuse_overlaps(entries: Iterable[_Entry]) -> None:
-    """_Unknown for bytes that are said to be of several tensors: they would be read many times."""
-    ends: dict[Path, int] = {}
-    for entry in sorted(entries, key=lambda entry: entry.start):
-        if entry.start < ends.get(entry.file, 0):
-            raise _Unknown
-        ends[entry.file] = entry.end
-
-
 def _tensor(name: str, entry: _Entry, checked: bool) -> np.ndarray:
-    kind = _TYPES.get(_number(entry.message, _TYPE))
-    size = entry.end - entry.start
-    if kind is None or any(number == _SLICES for number, _ in _fields(entry.message)):
-        raise _Unknown
-    if size != math.prod(entry.shape) * np.dtype(kind).itemsize:
-        raise Damaged(f"{brief(name)} has {size} bytes in its index, which are not those of its shape")
+    """An array that may be written to."""
+    content = np.empty(entry.end - entry.start, np.uint8)
     with input_files.opened(entry.file) as file:
         file.seek(entry.start)
-        content = file.read(size)
-    if len(content) < size:
-        raise Damaged(f"{entry.file.name} is cut short")
-    stored = _bytes(entry.message, _CHECKSUM)
-    if checked and checksums.masked(content) != int.from_bytes(stored, "little"):
+        if input_files.fill(file, content) < len(content):
+            raise Damaged(f"{entry.file.name} is cut short")
+    if checked and checksums.masked(content) != entry.checksum:
         raise Damaged(f"{entry.file.name} has other bytes than were written: those of {brief(name)}")
-    return np.frombuffer(content, kind).reshape(entry.shape)
+    return content.view(entry.dtype).reshape(entry.shape)
 
 
 def _entries(index: Path) -> dict[str, _Entry]:
-    """The index's entry of every tensor. Damaged as for `shapes`; _Unknown for another form."""
-    try:
-        messages = _messages(input_files.content(index, _MOST_BYTES))
-    except UnicodeDecodeError:  # as of a tensor in pieces
-        raise _Unknown from None
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise _Unknown from None
-        raise
+    """The index's entry of every tensor. Damaged as for `shapes`."""
+    messages = _messages(input_files.content(index, _MOST_BYTES))
     head = messages.pop("", b"")
     if _number(head, _BIG_ENDIAN):
-        raise _Unknown
-    described = {name: _entry(index, name, _number(head, _FILES), message) for name, message in messages.items()}
-    ends: dict[Path, int] = {}
-    for entry in described.values():
-        ends[entry.file] = max(entry.end, ends.get(entry.file, 0))
-    _require_files(ends)
-    return described
+        raise Damaged("its tensors are big-endian, and only little-endian ones are read")
+    reader = _number(_bytes(head, _VERSION), _LEAST_READER)
+    if reader > _READER:
+        raise Damaged(f"it is for readers of version {reader} on, and only version {_READER} is read")
+    entries = {name: _entry(index, name, _number(head, _FILES), message) for name, message in messages.items()}
+    try:
+        bounds.total([entry.end - entry.start for entry in entries.values()], _LARGEST_CHECKPOINT, "its tensors take")
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+    _require_files(entries)
+    return entries
 
 
 def _entry(index: Path, name: str, files: int, message: bytes) -> _Entry:
-    """`files`: how many the tensors lie in."""
-    if _number(message, _TYPE) == _TEXT:
-        raise Damaged(f"{brief(name)} holds no numbers")
-    file, start = _number(message, _FILE), _number(message, _OFFSET)
+    """`files`: the number of files that the tensors lie in."""
+    shape, dtype = _shape(name, message), _dtype(name, _number(message, _TYPE))
+    if any(number == _SLICES for number, _ in _fields(message)):
+        raise Damaged(_IN_PIECES)
+    file, start, size = (_number(message, field) for field in (_FILE, _OFFSET, _BYTES_THERE))
+    if size > _LARGEST_TENSOR:
+        raise Damaged(f"{brief(name)} has {size:,} bytes, and at most {_LARGEST_TENSOR:,} of a tensor are read")
+    if size != math.prod(shape) * dtype.itemsize:
+        raise Damaged(f"{brief(name)} has {size} bytes in its index, which are not those of its shape")
     path = index.with_suffix(f".data-{file:05d}-of-{files:05d}")
-    return _Entry(_shape(name, message), path, start, start + _number(message, _BYTES_THERE), message)
+    return _Entry(dtype, shape, path, start, start + size, int.from_bytes(_bytes(message, _CHECKSUM), "little"))
 
 
-def _require_files(ends: Mapping[Path, int]) -> None:
-    """Damaged for a file that is not there, or has fewer bytes than are read of it."""
+def _dtype(name: str, kind: int) -> np.dtype:
+    if kind == _TEXT:
+        raise Damaged(f"{brief(name)} holds no numbers")
+    if kind == _BFLOAT16:
+        from ml_dtypes import bfloat16  # which TensorFlow requires; no network here saves it
+
+        return np.dtype(bfloat16)
+    if kind not in _TYPES:
+        known = ", ".join([*(np.dtype(each).name for each in _TYPES.values()), "bfloat16"])
+        raise Damaged(f"{brief(name)} is of TensorFlow's data type {kind}, and only {known} are read")
+    return np.dtype(_TYPES[kind])
+
+
+def _require_files(entries: Mapping[str, _Entry]) -> None:
+    """Damaged for bytes that are said to be of several tensors, which would be read many times, and for a file that is not
+    there or has fewer bytes than are read of it."""
+    ends: dict[Path, int] = {}
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start < ends.get(entry.file, 0):
+            raise Damaged(f"{brief(name)} overlaps with another tensor in {entry.file.name}")
+        ends[entry.file] = entry.end
     for file, end in ends.items():
         try:
             with input_files.opened(file) as opened:
@@ -167,10 +175,12 @@ def _messages(content: bytes) -> dict[str, bytes]:
     messages, end, named = {}, 0, 0
     for _, place in _pairs(_block(content, *listed)):
         (start, size), _ = _handle(place, 0)
-        if start < end:  # blocks that overlap would be read many times
-            raise _Unknown
+        if start < end:  # they would be read many times
+            raise Damaged("blocks of its index overlap")
         end = start + size
         for name, message in _pairs(_block(content, start, size)):
+            if name.startswith(_PIECE):
+                raise Damaged(_IN_PIECES)
             named += len(name)
             if named > _MOST_NAMES:
                 raise Damaged(f"the names in its index are more than the {_MOST_NAMES:,} bytes that are read")
@@ -181,13 +191,13 @@ def _messages(content: bytes) -> dict[str, bytes]:
 
 
 def _block(content: bytes, start: int, size: int) -> bytes:
-    """A block that is not packed and has the checksum beside it."""
+    """A block with the checksum beside it."""
     whole = content[start : start + size + 1]
     stored = content[start + size + 1 : start + size + _TRAILER]
     if len(whole) != size + 1 or checksums.masked(whole) != int.from_bytes(stored, "little"):
         raise ValueError("no whole block")
     if whole[-1]:
-        raise _Unknown
+        raise Damaged(f"its index is packed (kind {whole[-1]}), and only an index that is not is read")
     return whole[:-1]
 
 
@@ -251,7 +261,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             if at > len(message):
                 raise ValueError("no whole field")
         else:
-            raise _Unknown
+            raise ValueError("no such kind of field")
         yield tag >> 3, value
 
 

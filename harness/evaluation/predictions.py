@@ -25,7 +25,6 @@ MOST = 5  # classes shown
 
 def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     """Says what the photographs of --predict show to the newest checkpoint that is whole; writes nothing."""
-    quiet.import_tensorflow()
     log = RunLog(None)
     for note in run.notes:
         log.note(note)
@@ -41,6 +40,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
     """The most probable classes of every photograph, as the checkpoint with these tensors has it."""
+    quiet.import_tensorflow()
     from Datasets.pipeline import image_files
     from harness.programs.build import prediction_program
 

@@ -15,7 +15,6 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.options.sections import RECORDED, RunOptions
 from harness.processes import folders
-from harness.programs import executables
 from harness.run import cluster as clusters
 from harness.run.arguments import RUN_ID
 from harness.run.origin import Origin
@@ -124,7 +123,6 @@ class SavedRun(Origin):
         """On instance 0 the checkpoint with its tensors, and the run with lines on those that turn out damaged only now."""
         if run.cluster.instance:
             return run, None
-        executables.import_tensorflow(run)
         checkpoint, values, damaged = read.newest(self.folder, verified=self.newest)
         lines = [line for line in damaged if line not in run.notes]
         return replace(run, notes=(*run.notes, *lines)), Saved(checkpoint, values)

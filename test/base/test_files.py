@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import log
@@ -104,6 +106,19 @@ def test_a_folder_in_the_place_of_a_file_is_named(name, folder):
     (folder / name).mkdir()
     with pytest.raises(files.NotRegular, match=f"^{folder / name}: .*; remove it"):
         WRITERS[name](folder / name)
+
+
+def test_an_array_is_filled_by_as_many_reads_as_that_takes():
+    """One read(2) gives at most 2,147,479,552 bytes."""
+
+    class Slow(io.BytesIO):
+        def readinto(self, buffer: memoryview) -> int:
+            return super().readinto(buffer[:3])
+
+    for size in (0, 7, 8, 9):
+        array = np.empty(size, np.uint8)
+        count = input_files.fill(Slow(bytes(range(8))), array)
+        assert count == min(size, 8) and array[:count].tolist() == list(range(count))
 
 
 def test_averages_stay_in_the_run_folder(folder, tmp_path):

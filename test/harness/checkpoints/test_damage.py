@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
-from harness.checkpoints import find, manifest, read, run_record, saved_state, write
+from harness.checkpoints import find, manifest, read, run_record, saved_state, tensor_bundle, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import CALLS, RUN_ID
 from log import TRAINING_COLUMNS, RunLog
@@ -146,6 +146,7 @@ COPIES = {
     "tensors and state": NAMES,
     "everything": (*NAMES, "manifest.json"),
     "everything, with a manifest of its own": (*NAMES, "manifest.json"),
+    "tensors, with a manifest of its own": NAMES[:2],
 }
 
 
@@ -162,6 +163,7 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     assert_same_bits(values, variables(folder, good))
     shown = read.newest_of(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
+    assert read.latest(folder) == (chosen, [warning])
     begun = read.initial(folder)
     assert begun[0] == chosen and begun[2] == [warning]
     for path in (folder / name, folder / f"{name}.index"):
@@ -172,9 +174,11 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
 
 
 def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_them(folder, monkeypatch):
-    monkeypatch.setattr(read, "_tensorflow_tensors", None)
+    names, tensor = set(), tensor_bundle._tensor
+    monkeypatch.setattr(tensor_bundle, "_tensor", lambda name, *rest: names.add(name) or tensor(name, *rest))
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
-    kept, (warning,) = read.whole(find.numbered(folder))
+    kept, (warning,) = read.whole(find.numbered(folder), finite=False)
+    assert names == {"global_step"}
     assert [checkpoint.iteration for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
 

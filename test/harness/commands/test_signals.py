@@ -23,10 +23,11 @@ import train
 from base import plugins
 from base.process.early import BEFORE
 from base.process.signals import Lasting, Signals, StopRequest
+from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.write import Writer
 from harness.processes.team import Team
-from harness.programs import compiling, executables
+from harness.programs import compiling
 from harness.run.cluster import ALONE
 from harness.training import endings
 from harness.training.job import Job
@@ -111,7 +112,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     def stopped():
         raise StopRequest(signal.SIGHUP)
 
-    monkeypatch.setattr(executables, "import_tensorflow", lambda run: stopped())
+    monkeypatch.setattr(read, "newest", lambda *_, **__: stopped())
     result = run("restore", "--restore-path", unbroken, "--iterations", 70)
     assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
     told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
