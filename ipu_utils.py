@@ -20,7 +20,7 @@ from emulator.program.inference import InferenceProgram, Score
 from emulator.program.optimised_graph import Store
 from emulator.program.runtime import NextFeatures, Stream
 from emulator.program.stages import Features
-from emulator.program.training import Training
+from emulator.program.training import Optimiser, Scale, Training
 from Models._segments import Segment
 
 __all__ = (
@@ -48,8 +48,8 @@ def compile_training(
     stream: Stream,
     loss: Callable[[tf.Tensor, Features], tf.Tensor],
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    update: object,
-    scale: object,
+    optimiser: Optimiser,
+    scale: Scale,
     weight_decay: float = 0.0,
     decayed: Callable[[str], bool] = lambda name: True,
     trained: Callable[[str], bool] = lambda name: True,
@@ -60,7 +60,7 @@ def compile_training(
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
     `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: of a variable's name;
-    the gradient pass ends before the first trained one. `update`: an optimiser; `scale`: the loss scale that fits it.
+    the gradient pass ends before the first trained one. `scale`: the loss scale that fits the optimiser.
     `recording`: keep the times of the stages' cells for `profile`. `group`: the instances that do an update together, of
     which this process is one. `store`: where the program may be kept, and taken from.
     """
@@ -74,7 +74,7 @@ def compile_training(
             features=features,
             loss=loss,
             hits=hits,
-            optimiser=update,
+            optimiser=optimiser,
             scale=scale,
             weight_decay=weight_decay,
             decayed=decayed,

@@ -59,7 +59,7 @@ def begin(argv: list[str]) -> int:
     if run is None:
         return 0
     with Team(run.cluster, run.options.training.worker_timeout) as team:
-        run = replace(run, seed=team.meet(run))
+        run = replace(run, seed=team.rendezvous(run))
         run = replace(run, run_id=team.broadcast_text(_new_id()))
         run, folder = folders.begin(run, team)
         return train(run, team, folder)
@@ -73,7 +73,7 @@ def resume(argv: list[str], path: str, script: str) -> int:
         return 0
     run, saved = origin.read(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
-        run = replace(run, seed=team.meet(run))
+        run = replace(run, seed=team.rendezvous(run))
         run = replace(run, run_id=team.broadcast_text((run_record.run_id(Path(path)) if team.first else "") or _new_id()))
         updates = int(team.broadcast_text(str(saved.checkpoint.iteration) if saved else ""))
         run, folder = folders.resume(run, team, Path(path))
@@ -96,7 +96,7 @@ def train(run: Run, team: Team, folder: Path, saved: Saved | None = None, call: 
         events = mlperf.Events(run, log)
         try:
             _train(job, saved, signals, writer, events, request)
-            team.part()
+            team.shut_down()
         except (StopRequest, FloatingPointError, SaveError, OSError) as error:
             log.ending()
             events.ended("aborted")

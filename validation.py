@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         predictions.predict(run, origin.checkpoints)
         return 0
     with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
-        team.meet(run)
+        team.rendezvous(run)
         names = json.loads(team.broadcast_text(json.dumps([[each.prefix, each.iteration] for each in origin.checkpoints])))
         return _validate(run, team, [Checkpoint(*each) for each in names], global_batch(run, origin.recorded))
 
@@ -91,7 +91,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
                 for _ in range(run.options.checkpoint.repeat):
                     log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team))
                 validated.append(checkpoint.name)
-            team.part()
+            team.shut_down()
         except StopRequest as stop:
             log.note(f"Stopped: {stop}; validated: {', '.join(validated) or 'none'} of {len(selected)}")
             raise

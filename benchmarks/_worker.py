@@ -26,9 +26,9 @@ def main(updates: int, words: list[str]) -> None:
     """`updates` is the length of a round, `words` are options of train.py. Answers each line of standard input."""
     run = prepare(cli.parse(words, "train", environ={}).options, os.environ)
     with Team(run.cluster, 600) as team:
-        team.meet(run)
+        team.rendezvous(run)
         _answer(run, team, updates)
-        team.part()
+        team.shut_down()
 
 
 def _answer(run: Run, team: Team, updates: int) -> None:

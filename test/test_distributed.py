@@ -212,10 +212,10 @@ class Instance:
 
 
 class Told:
-    """An instance of a team whose cards these are; `top`: what the first one says."""
+    """An instance of a team whose configs these are; `top`: what the first one says."""
 
-    def __init__(self, instance: int, cards: list[dict], top: Path) -> None:
-        self.instance, self.size, self.first, self.cards, self._top = instance, len(cards), instance == 0, cards, top
+    def __init__(self, instance: int, configs: list[dict], top: Path) -> None:
+        self.instance, self.size, self.first, self.configs, self._top = instance, len(configs), instance == 0, configs, top
 
     def broadcast_text(self, text: str) -> str:
         return text if self.first else str(self._top)
@@ -237,12 +237,12 @@ def test_each_instance_has_a_folder_beside_the_first_one_s(given, folders_of, mo
     letters = iter("XYZ" * 9)
     monkeypatch.setattr(log.secrets, "choice", lambda alphabet: next(letters))
     standard = {"name": "N", "name_suffix": None, "log_dir": "logs", "logs_path": None}
-    cards = [{**standard, **card} for card in given]
-    for k, asked in enumerate(cards):
-        implied = len({card.get("name_suffix") for card in given}) > 1
+    configs = [{**standard, **config} for config in given]
+    for k, asked in enumerate(configs):
+        implied = len({config.get("name_suffix") for config in given}) > 1
         logging = LoggingOptions(**{name: asked[name] for name in standard if name != "name"}, log_all_instances=not implied)
         run = Instance(Asked(logging, CheckpointOptions()), asked["name"], Cluster(("a:1", "b:1"), k, source="TF_CONFIG"))
-        recorded, folder = folders.begin(run, Told(k, cards, tmp_path / folders_of[0]))
+        recorded, folder = folders.begin(run, Told(k, configs, tmp_path / folders_of[0]))
         assert folder == tmp_path / folders_of[k] and len(recorded.folders) == 2
         assert (tmp_path / folders_of[k]).is_dir()
 
@@ -378,17 +378,17 @@ def test_instances_with_other_options_are_refused_by_name(tmp_path):
 
 def test_instances_with_other_code_are_refused_by_name(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns(".git", ".venv", "logs", "__pycache__", "docs", "test")
-    cards = [{"code": team.code_version(), "options": {}, "data": {}}]
+    configs = [{"code": team.code_version(), "options": {}, "data": {}}]
     for name, more in (("copy", ""), ("changed", "# another line\n")):
         shutil.copytree(ROOT, tmp_path / name, ignore=ignored)
         with open(tmp_path / name / "log.py", "a") as file:
             file.write(more)
         monkeypatch.setattr(team.plugins, "ROOT", tmp_path / name)
-        cards.append({**cards[0], "code": team.code_version()})
+        configs.append({**configs[0], "code": team.code_version()})
     cluster = Cluster(("a:1", "b:1"), 0, source="TF_CONFIG")
-    team._compare(cards[:2], cluster)
+    team._compare(configs[:2], cluster)
     with pytest.raises(OptionError, match=r"instance 1 \(b:1\) runs other code than instance 0: \w{12}, tensorflow"):
-        team._compare([cards[0], cards[2]], cluster)
+        team._compare([configs[0], configs[2]], cluster)
 
 
 def namespaces(names: Sequence[str]) -> bool:
@@ -494,17 +494,17 @@ def test_a_taken_port_is_named(monkeypatch, tmp_path):
 
 def test_other_pictures_of_the_same_number_are_refused_by_name(tmp_path):
     spec = published_spec("cifar-10")
-    cards = []
+    configs = []
     for k, changed in enumerate((0, 0, 1)):
         records = np.random.default_rng(7).integers(0, 10, (30, 1 + 3072), np.uint8)
         records[17, 5] += changed
         (tmp_path / f"{k}.bin").write_bytes(records.tobytes())
         source = BinarySource(spec, [tmp_path / f"{k}.bin"], [], RecordLayout(label_bytes=1, label_at=0))
-        cards.append({"code": "c", "options": {}, "data": {"train_images": 30, "records": source.digest()}})
+        configs.append({"code": "c", "options": {}, "data": {"train_images": 30, "records": source.digest()}})
     cluster = Cluster(("a:1", "b:1"), 0, source="TF_CONFIG")
-    team._compare(cards[:2], cluster)
+    team._compare(configs[:2], cluster)
     with pytest.raises(OptionError, match=r"instance 1 \(b:1\) .* data set: records \w{12} instead of \w{12}; start all"):
-        team._compare([cards[0], cards[2]], cluster)
+        team._compare([configs[0], configs[2]], cluster)
 
 
 class Silent:

@@ -214,7 +214,7 @@ def test_a_state_that_nothing_vouches_for_fills_in_only_what_the_file_lacks(tmp_
     path.write_text("".join(lines[:-1]))
     for _, state in states:
         changed = [["7", *cells[1:]] if cells[1] == "20" else cells for cells in state["training.csv"]["rows"]]
-        state |= {"training.csv": {**state["training.csv"], "rows": changed}, tables.DOUBTED: True}
+        state |= {"training.csv": {**state["training.csv"], "rows": changed}, tables.UNVERIFIED: True}
     capsys.readouterr()
     log.RunLog(tmp_path).go_on_after(40, states, stays=True)
     assert path.read_text() == "".join(lines)
@@ -235,8 +235,8 @@ def test_what_vouches_for_a_state(tmp_path):
             manifest.write(Path(found.prefix))
         if name == "neither":
             found.state_path.write_text(json.dumps(state, indent=1))
-        assert saved_state.way_to(tmp_path / name, found) == [
-            (1, state | {tables.DOUBTED: True} if name == "neither" else state)
+        assert saved_state.lineage(tmp_path / name, found) == [
+            (1, state | {tables.UNVERIFIED: True} if name == "neither" else state)
         ]
         length = TrainingLength.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
         job = Job(

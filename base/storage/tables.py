@@ -21,18 +21,18 @@ MOST_BYTES = 1 << 28  # of a file of rows: some million
 MOST_DAMAGED = 100_000  # lines of a file
 _LONGEST = 1 << 16  # bytes of a row
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
-DOUBTED = "doubted"  # in a state that has been read: nothing vouches that it is what was written
+UNVERIFIED = "unverified"  # in a state that has been read: nothing vouches that it is what was written
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
 
 @dataclass(frozen=True)
 class Kept:
     """The part of one table in the state of the checkpoint after `done` updates: the value of `Table.kept`, or anything else
-    in a damaged file; None from older versions. `vouched`: known to be as written."""
+    in a damaged file; None from older versions. `verified`: known to be as written."""
 
     done: int
     content: Any
-    vouched: bool = True
+    verified: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Merged:
     covered: int = 0
     gaps: Spans = field(default_factory=list)
     odd: list[int] = field(default_factory=list)  # updates of states that hold no rows
-    doubted: list[int] = field(default_factory=list)  # of states whose rows differ from the file's, which win
+    unverified: list[int] = field(default_factory=list)  # of states whose rows differ from the file's, which win
 
 
 class Table:
@@ -132,14 +132,14 @@ class Table:
         return merge
 
     def _add(self, merge: _Merged, state: Kept) -> tuple[int, int]:
-        """Adds the rows of one state; the update they begin after, and the number of rows before. Without `vouched` they
+        """Adds the rows of one state; the update they begin after, and the number of rows before. Without `verified` they
         only fill gaps of the file."""
         since, before, done = state.content[_SINCE], state.content[_BEFORE], state.done
         own = {self._place(cells): cells for cells in state.content[_ROWS]}
-        if state.vouched:
+        if state.verified:
             merge.rows = {k: cells for k, cells in merge.rows.items() if not since < k + self._lag <= done} | own
         else:
-            merge.doubted += [done] * any(merge.rows.get(k, cells) != cells for k, cells in own.items())
+            merge.unverified += [done] * any(merge.rows.get(k, cells) != cells for k, cells in own.items())
             merge.rows = own | merge.rows
             before = sum(k + self._lag <= since for k in merge.rows)
         if since > merge.covered:
@@ -167,7 +167,7 @@ class Table:
         odd = [f"warning: the state of ckpt-{done} holds what cannot be rows of {name}: left out" for done in merge.odd]
         return odd + [
             f"warning: {name} and the state of ckpt-{done} differ, and nothing vouches for the state: the file's rows stay"
-            for done in merge.doubted
+            for done in merge.unverified
         ]
 
     def _warnings(self, mended: int, damaged: int, missing: int, where: Spans, more: bool) -> list[str]:

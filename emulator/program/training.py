@@ -20,8 +20,8 @@ from Models._layers import Variable
 from Models._segments import Segment
 
 
-class UpdateRule(Protocol):
-    """What the executor needs of an optimiser."""
+class Optimiser(Protocol):
+    """An optimiser, as the executor calls it."""
 
     slots: Mapping[str, float]
 
@@ -55,7 +55,7 @@ class Training:
     features: NextFeatures
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    optimiser: UpdateRule
+    optimiser: Optimiser
     scale: Scale
     weight_decay: float
     decayed: Callable[[str], bool]

@@ -29,7 +29,7 @@ def there(prefix: Path) -> bool:
     return os.path.lexists(_path(prefix))
 
 
-def vouches(file: Path, prefix: Path) -> bool:
+def covers(file: Path, prefix: Path) -> bool:
     """Whether the manifest of a checkpoint lists one of its files as it is."""
     with suppress(*_UNREADABLE):
         return _renamed(_listed(prefix), prefix).get(file.name) == _described(file)

@@ -14,7 +14,7 @@ from typing import Any
 
 from base import bounds
 from base.storage import input_files
-from base.storage.tables import DOUBTED
+from base.storage.tables import UNVERIFIED
 from harness.checkpoints import find, manifest
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import CALLS, COUNT, PAIRS, RUN_ID, SEED, SWITCH, TEXT, WHOLE, Rule, broken, is_number
@@ -64,20 +64,20 @@ def read(checkpoint: Checkpoint) -> dict[str, Any]:
     return _read(checkpoint)[0]
 
 
-def unproved(checkpoint: Checkpoint) -> bool:
+def unverified(checkpoint: Checkpoint) -> bool:
     """Whether neither a digest nor a manifest proves a state to be as it was written."""
     return _read(checkpoint)[1]
 
 
 def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
-    """The state, and whether it is `unproved`."""
+    """The state, and whether it is `unverified`."""
     if not os.path.lexists(checkpoint.state_path):
         return {}, True
     state = json_object(checkpoint.state_path)
     digest = state.pop(_DIGEST, None)
     if digest not in (None, _digest(state)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
-    proved = digest is not None or manifest.vouches(checkpoint.state_path, Path(checkpoint.prefix))
+    proved = digest is not None or manifest.covers(checkpoint.state_path, Path(checkpoint.prefix))
     return {} if broken(state, _RULES) else state, not proved
 
 
@@ -92,8 +92,8 @@ def json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def way_to(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
-    """(updates, state) of every checkpoint on the way to `newest` with a sound state; DOUBTED is true in an `unproved` one.
+def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
+    """(updates, state) of every checkpoint on the way to `newest` with a sound state, which says if it is UNVERIFIED.
 
     States beside that way are of updates that were done again: a checkpoint was damaged and left out, and the run went on
     from an earlier one.
@@ -102,11 +102,11 @@ def way_to(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]
     for checkpoint in find.numbered(folder):
         if checkpoint.iteration <= newest.iteration:
             with suppress(CheckpointError):
-                state, unproved = _read(checkpoint)
+                state, unverified = _read(checkpoint)
                 if state.get(ITERATION) == checkpoint.iteration:
-                    states.append((checkpoint.iteration, {**state, DOUBTED: True} if unproved else state))
+                    states.append((checkpoint.iteration, {**state, UNVERIFIED: True} if unverified else state))
     way = next((calls(state) for done, state in states if done == newest.iteration), [])
-    return [(done, state) for done, state in states if _on_the_way(done, calls(state), way)]
+    return [(done, state) for done, state in states if _is_in_lineage(done, calls(state), way)]
 
 
 def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
@@ -115,7 +115,7 @@ def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
     return earlier if begun is None else [*earlier, (secrets.token_hex(4), begun)]
 
 
-def _on_the_way(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
+def _is_in_lineage(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
     """Whether the run passed a checkpoint after `done` updates; a state without calls is believed."""
     if not earlier or not way:
         return True

@@ -21,7 +21,7 @@ def run(run: Run, done: int = 0) -> str:
         [
             run.summary(),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
-            f"Host steps of {length.iterations_per_step} updates; a log line "
+            f"Host steps of {length.updates_per_step} updates; a log line "
             + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),

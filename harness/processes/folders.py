@@ -18,20 +18,20 @@ from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
 from log import new_run_folder, record, refuse_folder
 
-Card = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
+Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 
 
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
     """This instance's folder for a new run, made if it is to write; the run as it is recorded."""
-    logging, cards, source = run.options.logging, team.cards, run.cluster.source
+    logging, configs, source = run.options.logging, team.configs, run.cluster.source
     if team.size == 1:
         return run, new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
-    if len({card["name_suffix"] for card in cards}) > 1:  # they are to be told apart
+    if len({config["name_suffix"] for config in configs}) > 1:  # they are to be told apart
         run = replace(run, options=replace(run.options, logging=replace(logging, log_all_instances=True)))
-    names = _names(cards, source) if all_write(run) else [run.name] * team.size
+    names = _names(configs, source) if all_write(run) else [run.name] * team.size
     first = new_run_folder(names[0], logging.log_dir, logging.logs_path, logging.logs) if team.first else Path()
     top = Path(team.broadcast_text(str(first.absolute())))
-    everyone = [top, *(_beside(top, names, cards, k, source) for k in range(1, team.size))]
+    everyone = [top, *(_beside(top, names, configs, k, source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if writes(run) and not team.first:
         new_run_folder(run.name, "", str(folder), keep=True)
@@ -73,7 +73,7 @@ def all_write(run: Run) -> bool:
     return run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
 
 
-def keep_options(run: Run, folder: Path, values: Card) -> None:
+def keep_options(run: Run, folder: Path, values: Config) -> None:
     """The options of an instance that saves without a log, so that it can go on from its own folder."""
     if run.options.logging.logs and run.options.checkpoint.ckpt_all_instances and not (folder / "log.txt").exists():
         record(folder, values, restored=False)
@@ -106,15 +106,15 @@ def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
     return tuple(each.name if each.parent == everyone[0].parent else str(each) for each in everyone)
 
 
-def _names(cards: Sequence[Card], source: str) -> list[str]:
+def _names(configs: Sequence[Config], source: str) -> list[str]:
     """What the instances' folders are called, less the random end."""
-    apart = len({card["name_suffix"] for card in cards}) == len(cards)
-    return [card["name"] if apart else f"{card['name']}_{_tag(k, source)}" for k, card in enumerate(cards)]
+    apart = len({config["name_suffix"] for config in configs}) == len(configs)
+    return [config["name"] if apart else f"{config['name']}_{_tag(k, source)}" for k, config in enumerate(configs)]
 
 
-def _beside(top: Path, names: Sequence[str], cards: Sequence[Card], instance: int, source: str) -> Path:
+def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance: int, source: str) -> Path:
     """An instance's new folder: what it was given for itself, or what goes with instance 0's."""
-    own, first = cards[instance], cards[0]
+    own, first = configs[instance], configs[0]
     if own["logs_path"] not in (None, first["logs_path"]):
         return Path(own["logs_path"]).absolute()
     parent = top.parent if own["log_dir"] == first["log_dir"] else Path(own["log_dir"]).absolute()

@@ -45,7 +45,7 @@ class Team:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
         self.group: WorkerGroup | None = None
         self.before_exit: Callable[[str], None] = lambda reason: None
-        self.cards: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
+        self.configs: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = prog, timeout
         self._heart: heartbeat.Heartbeat | None = None
@@ -63,7 +63,7 @@ class Team:
         if self._heart is None:
             return
         if self.agreed_to_stop and error is not None:
-            self.part()
+            self.shut_down()
         if error is not None and type(error).__module__.startswith("tensorflow"):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
@@ -71,7 +71,7 @@ class Team:
             time.sleep(self._timeout)
         self._heart.stop()
 
-    def meet(self, run: Run) -> int:
+    def rendezvous(self, run: Run) -> int:
         """Starts the server, waits for all instances and compares what they were asked for; the seed that all use."""
         if self.size == 1:
             return run.seed
@@ -84,9 +84,9 @@ class Team:
         self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
         self._heart.gather()
         self._heart.watch()
-        self.cards = [json.loads(text) for text in self.group.all_gather(json.dumps(_card(run)))]
-        _compare(self.cards, self.cluster)
-        return self.cards[0]["seed"]
+        self.configs = [json.loads(text) for text in self.group.all_gather(json.dumps(_config(run)))]
+        _compare(self.configs, self.cluster)
+        return self.configs[0]["seed"]
 
     def broadcast_text(self, text: str = "") -> str:
         """What instance 0 says."""
@@ -104,7 +104,7 @@ class Team:
         """Of all instances' values."""
         return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
-    def part(self) -> None:
+    def shut_down(self) -> None:
         """Waits until all instances have come to the end."""
         if self.group:
             self.group.all_gather("done")
@@ -159,7 +159,7 @@ def code_version() -> str:
     return ", ".join([digest.hexdigest(), *(f"{name} {versions.installed(name)}" for name in _PACKAGES)])
 
 
-def _card(run: Run) -> dict[str, Any]:
+def _config(run: Run) -> dict[str, Any]:
     """What all instances must have in common, and what instance 0 decides."""
     spec = run.source.spec
     options = {name: value for name, value in run.options.values().items() if name not in _OWN}
@@ -170,20 +170,20 @@ def _card(run: Run) -> dict[str, Any]:
     return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
 
 
-def _compare(cards: list[dict[str, Any]], cluster: Cluster) -> None:
+def _compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
     """OptionError that names the first instance that differs from instance 0, and in what."""
-    leader = cards[0]
-    for k, card in enumerate(cards):
+    leader = configs[0]
+    for k, config in enumerate(configs):
         who = cluster.named(k)
-        if card["code"] != leader["code"]:
+        if config["code"] != leader["code"]:
             raise OptionError(
-                f"{who} runs other code than instance 0: {card['code']} instead of {leader['code']}; install the same "
+                f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}; install the same "
                 "everywhere"
             )
         for what, shown in (("options", "--{}"), ("data", "data set: {}")):
-            other = [name for name in leader[what] if card[what].get(name) != leader[what][name]]
+            other = [name for name in leader[what] if config[what].get(name) != leader[what][name]]
             if other:
-                pairs = [(shown.format(n.replace("_", "-")), card[what].get(n), leader[what][n]) for n in other[:4]]
+                pairs = [(shown.format(n.replace("_", "-")), config[what].get(n), leader[what][n]) for n in other[:4]]
                 differences = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
                 raise OptionError(
                     f"{who} was started with something else than instance 0: {differences}; start all of them alike"

@@ -36,7 +36,7 @@ def training_program(
         stream=_stream(run, request, training=True),
         loss=partial(_loss, training.label_smoothing or 0.0),
         hits=metrics.correct,
-        update=optimisers.make(training, run.plan.global_batch),
+        optimiser=optimisers.make(training, run.plan.global_batch),
         scale=optimisers.LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
         weight_decay=training.weight_decay,
         decayed=run.decayed,

@@ -29,7 +29,7 @@ class TrainingLength:
     iterations: int
     epochs: float
     log_interval: int  # 0: only the first and the last host step
-    iterations_per_step: int
+    updates_per_step: int
     iterations_per_ckpt: int  # 0: never
     ckpt_epochs_offset: float = 0
     logs_first_rate: bool = False  # a log row has the learning rate of its host step's first update, not of its last
@@ -59,7 +59,7 @@ class TrainingLength:
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
             # Without log rows in between the grid follows the epoch: it must not depend on the run's length.
-            iterations_per_step=_host_step(interval or per_epoch, batches_per_step),
+            updates_per_step=_host_step(interval or per_epoch, batches_per_step),
         )  # fmt: skip
 
     @property
@@ -79,7 +79,7 @@ class TrainingLength:
     @property
     def window_steps(self) -> int:
         """Host steps in the averaging window, about an epoch."""
-        return max(1, self.iterations_per_epoch // self.iterations_per_step)
+        return max(1, self.iterations_per_epoch // self.updates_per_step)
 
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
@@ -109,10 +109,10 @@ class TrainingLength:
 
     def grid_start(self, first: int) -> int:
         """The start of the host step that contains update `first`."""
-        return first - first % self.iterations_per_step
+        return first - first % self.updates_per_step
 
     def grid_end(self, first: int) -> int:
-        return min(self.grid_start(first) + self.iterations_per_step, self.iterations)
+        return min(self.grid_start(first) + self.updates_per_step, self.iterations)
 
     def steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Pieces (first, end) that tile [start, stop): host steps, cut at a start or stop off their grid."""
@@ -128,7 +128,7 @@ class TrainingLength:
         whole = self.grid_start(first)
         if end != self.grid_end(first) or not self.log_interval:
             return end == self.grid_end(first) and (whole == 0 or end == self.iterations)
-        last_two = self.grid_start(self.iterations - 1) - self.iterations_per_step
+        last_two = self.grid_start(self.iterations - 1) - self.updates_per_step
         return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
 
     def checkpoints(self, first: int, end: int) -> bool:

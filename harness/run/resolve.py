@@ -116,7 +116,7 @@ def _plan_and_length(
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
-    return replace(plan, updates_per_step=length.iterations_per_step if training else 0), length
+    return replace(plan, updates_per_step=length.updates_per_step if training else 0), length
 
 
 def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:

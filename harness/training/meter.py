@@ -24,7 +24,7 @@ class Meter:
         self._rate = rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
-        same_grid = state.get("updates_per_step") == length.iterations_per_step
+        same_grid = state.get("updates_per_step") == length.updates_per_step
         # host steps of another length do not mix: the averages begin anew
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
@@ -36,7 +36,7 @@ class Meter:
         return {
             "host_steps": self._steps,
             "seconds": self._seconds,
-            "updates_per_step": self._length.iterations_per_step,
+            "updates_per_step": self._length.updates_per_step,
             "window": list(self._window),
             "open": self._open,
         }
@@ -85,7 +85,7 @@ def state_of_rows(
 ) -> dict[str, Any]:
     """What `Meter.state` gave after so many updates, as far as the rows of training.csv tell: the host steps of the window
     that have rows. `rows`: up to that update."""
-    per_step = length.iterations_per_step
+    per_step = length.updates_per_step
     steps = -(-iteration // per_step)
     last = rows[-1] if rows else {}
     if last:

@@ -147,7 +147,7 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
     calls = _calls(team, state, checkpoint.iteration)
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
-    states, stays = saved_state.way_to(job.folder, checkpoint), not state.get(saved_state.ROLLING)
+    states, stays = saved_state.lineage(job.folder, checkpoint), not state.get(saved_state.ROLLING)
     log.go_on_after(checkpoint.iteration, states, stays, rows_due(run, job.folder))
     if team.first:
         state = meter_state(job, checkpoint, state)
@@ -156,7 +156,7 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
 
 def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, or may be anything, what the rows tell of it."""
-    if state and not saved_state.unproved(checkpoint):
+    if state and not saved_state.unverified(checkpoint):
         return state
     file = checkpoint.state_path.name
     sound = f"anything that vouches for its {file}" if state else f"a sound {file}"

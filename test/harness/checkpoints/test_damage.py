@@ -222,7 +222,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
         assert write.fingerprint(values) == wanted[chosen.iteration]
         assert all("\n" not in warning for warning in warnings)
         mended = RunLog(folder, console=False)
-        states = saved_state.way_to(folder, chosen)
+        states = saved_state.lineage(folder, chosen)
         mended.go_on_after(chosen.iteration, states, stays=True)
         mended.close()
         if len([state for _, state in states if state]) <= chosen.iteration // 2:
@@ -312,7 +312,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
         state = saved_state.read(begun) if begun else {}
         done = begun.iteration if begun else 0
         if begun:
-            log.go_on_after(done, saved_state.way_to(folder, begun), stays=True)
+            log.go_on_after(done, saved_state.lineage(folder, begun), stays=True)
         calls = saved_state.calls(state, done)
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
@@ -329,7 +329,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
     call(chosen, {5: "2", 8: "2"})
     chosen, _ = read.latest(folder)
     assert chosen.iteration == 8
-    assert [done for done, _ in saved_state.way_to(folder, chosen)] == [4, 5, 8]
+    assert [done for done, _ in saved_state.lineage(folder, chosen)] == [4, 5, 8]
     call(chosen, {})
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
 

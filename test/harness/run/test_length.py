@@ -131,7 +131,7 @@ def test_resumed_equals_unbroken(seed):
     )
     whole = list(length.steps())
     assert [0] + [end for _, end in whole] == [first for first, _ in whole] + [length.iterations]
-    assert max(end - first for first, end in whole) <= length.iterations_per_step
+    assert max(end - first for first, end in whole) <= length.updates_per_step
     assert length.log_points()[-1] == length.iterations
 
     stops = sorted(draw.randint(0, length.iterations) for _ in range(3)) + [length.iterations]
