@@ -67,8 +67,8 @@ def meant_with(spelled: Mapping[str, str], values: Mapping[str, Any]) -> tuple[s
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
     """Learning rate of update i: peak × i / warmup, then (peak - end) × (1 - (i - warmup) / rest)^power + end."""
     updates = options.poly_lr_decay_steps or run.iterations
-    absolute_end = options.abs_end_learning_rate
-    end = options.poly_lr_end_ratio * run.peak if absolute_end is None else absolute_end
+    relative = options.abs_end_learning_rate is None
+    last = options.poly_lr_end_ratio if relative else options.abs_end_learning_rate
     warmup = warmup_iterations(run, options.warmup_epochs)
     if options.poly_lr_decay_steps and warmup >= updates:
         raise ValueError(
@@ -82,8 +82,12 @@ def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:
         i = min(i, updates)
         if i <= warmup and warmup:
             return exactly(lambda peak: peak * i / warmup, run.peak)
-        left = updates - i, updates - warmup
-        formula = lambda peak, end, power: (peak - end) * (Decimal(left[0]) / left[1]) ** power + end  # noqa: E731
-        return exactly(formula, run.peak, end, options.poly_lr_decay_power)
+        left = Decimal(updates - i) / (updates - warmup)
+
+        def formula(peak: Decimal, last: Decimal, power: Decimal) -> Decimal:
+            end = peak * last if relative else last
+            return (peak - end) * left**power + end
+
+        return exactly(formula, run.peak, last, options.poly_lr_decay_power)
 
     return rate

@@ -114,6 +114,9 @@ def warnings(folder: Path, train: RecordIndex, validation: RecordIndex | None, t
         if (difference := described.difference(name, count))
     ]
     differences += [f"{folder} {difference}" for difference in described.lost(counts)]
+    named = class_names.read(folder)
+    if named and len(named) != described.classes:
+        differences.append(f"{folder / class_names.FILE} {described.differing_labels()}; copy it again")
     if differences and not tolerated:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise DataError(f"{differences[0]}{more}, or remove {folder / FILE} if that is meant")

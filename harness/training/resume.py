@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Values = dict[str, "np.ndarray"]
+OF_NEW_RUNS, IN_ITS_FOLDER = ("log_dir", "logs_path", "name_suffix"), "a resumed run goes on in its own folder"
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,18 @@ class SavedRun(Origin):
                 f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
                 "it, or give --seed"
             )
-        run_id, damaged = run_record.run_id(self.folder), self._latest[1]
-        if not run_id or run_record.arguments(self.folder).get(RUN_ID):
-            return damaged
-        return [f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states", *damaged]
+        lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in OF_NEW_RUNS if options.given(name)]
+        run_id = run_record.run_id(self.folder)
+        if run_id and not run_record.arguments(self.folder).get(RUN_ID):
+            lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
+        return [*lines, *self._latest[1]]
 
     def refuse(self, run: Run) -> list[str]:
         """What the run cannot go on with."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
+        if run.options.given("init_path"):
+            raise OptionError("--init-path: a resumed run goes on with its own weights; leave the option out")
         batch = self.recorded.get("total_batch_size")
         if batch not in (None, run.plan.global_batch):
             raise OptionError(

@@ -21,7 +21,7 @@ from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.resume import Saved, Values
+from harness.training.resume import OF_NEW_RUNS, Saved, Values
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -201,5 +201,5 @@ def _report_overrides(job: Job) -> None:
     """Which options differ from what the run recorded."""
     values = job.run.options.values()
     for name, source in job.run.options.sources.items():
-        if source.startswith("command line") and name != "restore_path":
+        if source.startswith("command line") and name not in ("restore_path", *OF_NEW_RUNS):
             job.log.note(f"overridden: {name} = {values[name]}")

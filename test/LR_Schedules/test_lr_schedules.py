@@ -102,11 +102,21 @@ def test_worked_values(name, where, options, i, expected):
         ("exponential", {"lr_decay_rate": 0.7, "lr_drops": 10, "warmup_epochs": 0}, 200, "0.245"),
         ("polynomial_decay_lr", {"poly_lr_decay_power": 1.0, "abs_end_learning_rate": 0.0, "warmup_epochs": 0}, 880, "0.06"),
         ("polynomial_decay_lr", {"warmup_epochs": 0.5}, 3, "0.3"),
+        (
+            "polynomial_decay_lr",
+            {"poly_lr_end_ratio": 1.4e-05, "warmup_epochs": 0},
+            1000,
+            "7e-06",
+        ),  # not of doubles, 0.5 * 1.4e-05
         ("cosine", {"warmup_epochs": 0}, 0, "0.5"),
     ],
 )
 def test_a_rate_is_the_shortest_decimal_of_the_exact_product(name, options, i, cell):
     assert str(rate(name, scheduled(0.5), **options)(i)) == cell
+
+
+def test_a_share_of_the_peak_is_exact_too():
+    assert rate("polynomial_decay_lr", scheduled(0.7), poly_lr_end_ratio=0.1, warmup_epochs=0)(1000) == 0.07 != 0.7 * 0.1
 
 
 def test_drops_are_counted_by_exact_epochs():

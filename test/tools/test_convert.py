@@ -371,7 +371,12 @@ def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
     write_tree(tmp_path / "pets" / "test", per_class=2, names=("bee",))
     done = converted(tmp_path / "pets", tmp_path / "out", "--shards", 4)
     assert "train: 10 pictures in 4 shards\nvalidation: 2 pictures in 1 shard\n2 classes" in done.out and not done.err
-    assert (tmp_path / "out" / "labels.txt").read_text() == "ant\nbee\n"
+    labels = tmp_path / "out" / "labels.txt"
+    assert labels.read_text() == "ant\nbee\n"
+    labels.write_text("ant\n")
+    with pytest.raises(DataError, match="names 1 classes, and conversion.json tells of 2; copy it again"):
+        imagefolder.DATASETS["imagefolder"](OpenRequest(str(tmp_path / "out"), {}))
+    labels.write_text("ant\nbee\n")
     for split, folder in (("train", "train"), ("validation", "test")):
         expected = [
             (1 + (file.parent.name == "bee"), file.parent.name, file.read_bytes())
@@ -585,6 +590,7 @@ def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
         ("a.jpg,1\n\nb.jpg,\n", "line 3: the label is empty"),
         ("a.jpg,1,train\nb.jpg,1,later\n", "line 2: the split is 'later', neither train nor validation"),
         ("a.jpg,1\na.jpg,2\n", "line 2: a.jpg is in line 1 already"),
+        ("a.jpg,1\n./x/../a.jpg,2\n", "line 2: ./x/../a.jpg is in line 1 already"),
         ("path,colour\na.jpg,1\n", "line 1: no heading is called 'colour'"),
         ("path,label,path\n", "line 1: the headings path, label, path must be"),
         ('a.jpg,"1\n', "line 1: unexpected end of data"),

@@ -55,7 +55,10 @@ def main(argv: list[str]) -> int:
         shards = sum(shard.name.startswith(f"{split}-") for shard in plan.shards)
         print(f"{split}: {len(pictures)} pictures in {shards} shard{'s' * (shards > 1)}")
     print(f"{len(listing.classes)} classes, named in {target / 'labels.txt'}")
-    print(f"Train with --dataset imagefolder --data-dir {target}")
+    if len(listing.classes) > 1:
+        print(f"Train with --dataset imagefolder --data-dir {target}")
+    else:
+        print("warning: with one class there is nothing to learn; training needs two or more")
     return 0
 
 

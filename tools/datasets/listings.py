@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -125,9 +126,10 @@ def _of_rows(file: Path, rows: list[_Row]) -> Listing:
     splits: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
     lines: dict[str, int] = {}
     for row in rows:
-        if row.path in lines:
-            raise DataError(f"{file}, line {row.line}: {row.path} is in line {lines[row.path]} already")
-        lines[row.path] = row.line
+        place = os.path.normpath(os.path.join(os.path.abspath(file.parent), row.path))
+        if place in lines:
+            raise DataError(f"{file}, line {row.line}: {row.path} is in line {lines[place]} already")
+        lines[place] = row.line
         splits[row.split or TRAIN].append(Picture(file.parent / row.path, label[row.label]))
     return Listing(classes, splits[TRAIN], splits[VALIDATION] if rows[0].split else None)
 

@@ -97,6 +97,15 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
         find.select(tmp_path / ".meta")
 
 
+def test_no_average_goes_through_a_link(tmp_path):
+    written(tmp_path, (1, 2))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "ckpt").symlink_to(tmp_path / "elsewhere")
+    result = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "ckpt/late")
+    assert result.code == 2 and f"{tmp_path / 'ckpt'} is a link" in result.err
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -326,7 +326,11 @@ def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
             message = refused(script, "--restore-path", without_manifests)
             assert message.startswith(told) and f"cp {without_manifests}/arguments.json {record}" in message
     shutil.copy(without_manifests / "arguments.json", record)
-    assert "later call" not in succeed("restore", "--restore-path", without_manifests, "--dry-run").out
+    out = succeed("restore", "--restore-path", without_manifests, "--dry-run", "--name-suffix", "other").out
+    assert "later call" not in out and "--name-suffix other changes nothing: a resumed run goes on in its own folder" in out
+    assert "leave the option out" in refused(
+        "restore", "--restore-path", without_manifests, "--init-path", without_manifests
+    )
     values = json.loads(record.read_text())
     for calls, stale in (([*state["calls"], ["ab", 0], ["cd", 1]], False), ([["ef", 0]], False), (state["calls"], True)):
         record.write_text(json.dumps({**values, "calls": calls}))  # of a later call, of another branch, of an earlier one
