@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
     """parse -> lay out -> print or start; the exit code of the instances."""
     asked, program = poprun_options.parse(argv)
     if asked.get("help") or asked.get("version"):
-        print(VERSION if asked.get("version") else poprun_options.help_text(), end="\n" if asked.get("version") else "")
+        text = f"{VERSION}\n" if asked.get("version") else poprun_options.help_text(__doc__.splitlines()[0])
+        print(text, end="")
         return 0
     asked = {**poprun_options.imported(asked), **asked}
     values = {**{name: option.default for name, option in OPTIONS.items()}, **asked}

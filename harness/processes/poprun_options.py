@@ -92,7 +92,6 @@ OPTIONS: Mapping[str, PoprunOption] = {
     "offline-mode": PoprunOption(_switch, False, "compile without IPUs", idle=True),
 }
 SHORT = {"-H": "--host", "-v": "--verbose", "-vv": "--verbose", "--vv": "--verbose", "-h": "--help", "-n": "--num-instances"}
-INTRODUCTION = "Starts a program as several instances that train together, as PopRun does: parse, lay out, start."
 DASHED = ("mpi-global-args", "mpi-local-args")  # whose values may begin with a dash
 
 
@@ -175,9 +174,9 @@ def export(path: str, given: Mapping[str, Any], overwrite: bool) -> None:
     Path(path).write_text(yaml.safe_dump(written), encoding="utf-8")
 
 
-def help_text() -> str:
+def help_text(introduction: str) -> str:
     """Every option, those without effect last."""
-    lines = ["usage: poprun [option]... PROGRAM [argument]...", "", INTRODUCTION, ""]
+    lines = ["usage: poprun [option]... PROGRAM [argument]...", "", introduction, ""]
     for idle in (False, True):
         lines += ["", "accepted, but without effect where there are no IPUs:"] if idle else []
         for name, option in OPTIONS.items():

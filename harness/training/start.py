@@ -199,7 +199,7 @@ def _calls(team: Team, state: Mapping[str, Any], updates: int) -> list[saved_sta
 
 def _report_overrides(job: Job) -> None:
     """Which options differ from what the run recorded."""
-    values = job.run.options.values()
-    for name, source in job.run.options.sources.items():
-        if source.startswith("command line") and name not in ("restore_path", *OF_NEW_RUNS):
+    options, values = job.run.options, job.run.options.values()
+    for name in options.sources:
+        if options.given(name) and name not in ("restore_path", *OF_NEW_RUNS):
             job.log.note(f"overridden: {name} = {values[name]}")
