@@ -327,11 +327,14 @@ def test_a_signal_to_one_stops_all_and_saves(tmp_path):
 
 @pytest.mark.sampled(3, "distributed")
 def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
-    """Every call waits for the other's batch norm, so neither may leave the loop over calls alone."""
+    """Every pass waits for the other's batch norm, so neither may leave the loop over passes alone; and no collective may
+    leave a thread behind."""
     folder = tmp_path / "run"
-    given = [*ENDLESS, *SPANNING.split(), "--logs-path", folder]
+    given = [*ENDLESS, *SPANNING.split(), "--ckpts-per-epoch", 1, "--logs-path", folder]
     processes = by_tf_config("train.py", [given] * 2)
-    assert any(line.startswith("step:") for line in processes[0].stdout)
+    steps = (line for line in processes[0].stdout if line.startswith("step:"))
+    threads = [(next(steps), [len(os.listdir(f"/proc/{process.pid}/task")) for process in processes])[1] for _ in range(6)]
+    assert all(last < first + 50 for first, last in zip(threads[0], threads[-1])), threads  # 100 collectives an update
     processes[1].send_signal(signal.SIGTERM)
     found = ended(processes, 60)
     assert [each.code for each in found] == [143, 143], "\n".join(each.out[-800:] + each.err[-1500:] for each in found)

@@ -2,7 +2,8 @@
 
 Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
 is counted up, so all instances must build the same graphs, and call what is collective, in the same order. Liveness is not
-watched here: a collective waits for a peer as long as `BACKSTOP`.
+watched here: a collective waits for its peers for ever. TensorFlow would hold a thread for every collective that has a
+timeout until the timeout is over, whether the collective is done or not, and a run would end for want of threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from tensorflow.python.ops import collective_ops
 from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
-BACKSTOP = 4 * 3600  # seconds; an update, a validation or a slow disk on one instance may take so long
 _KINDS = ("CPU", "GPU")
 
 
@@ -69,7 +69,7 @@ class WorkerGroup:
             return x
         x = tf.identity(x)  # which has the device of this place in the graph
         return collective_ops.all_reduce(
-            x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id", timeout=BACKSTOP
+            x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id"
         )
 
     def barrier(self) -> tf.Tensor:
@@ -111,7 +111,7 @@ class WorkerGroup:
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             own = tf.constant(np.asarray(row, np.int32)[None])
             ring = self._key_of(range(self.size), own.device)
-            rows = collective_ops.all_gather(own, self.size, ring, next(self._keys), timeout=BACKSTOP)
+            rows = collective_ops.all_gather(own, self.size, ring, next(self._keys))
             return self._run(graph, rows)
 
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -133,9 +133,9 @@ class WorkerGroup:
             fed = tf.placeholder(tf.int32, [count])
             ring, key = self._key_of(range(self.size), fed.device), next(self._keys)
             if self.instance == 0:
-                sent = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+                sent = collective_ops.broadcast_send(fed, [count], tf.int32, self.size, ring, key)
             else:
-                sent = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key, timeout=BACKSTOP)
+                sent = collective_ops.broadcast_recv([count], tf.int32, self.size, ring, key)
             with tf.control_dependencies([sent]):
                 arrival = self.barrier()
             return self._run(graph, [sent, arrival], {fed: words} if self.instance == 0 else {})[0]
