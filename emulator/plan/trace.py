@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from Models import _segments
@@ -53,6 +54,11 @@ class Trace:
 
     segments: tuple[str, ...]
     operations: tuple[Operation, ...]
+
+    @cached_property
+    def by_segment(self) -> dict[str, tuple[Operation, ...]]:
+        """The operations of each segment; none for a segment that only passes its input on."""
+        return {name: tuple(o for o in self.operations if o.segment == name) for name in self.segments}
 
     @property
     def variables(self) -> tuple[Variable, ...]:

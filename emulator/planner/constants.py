@@ -1,0 +1,44 @@
+"""What the published rates leave open: the few constants of the cost model, each with a unit, a prior and bounds.
+
+The facts of the machine are in `systems.py`, counts of operations, bytes and launches in `kernels.py`; these constants say
+how much of the machine's rates programs reach. `tools/fit_planner.py` fits them to the rows of published trainings and
+writes `FITTED`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _constant(prior: float, low: float, high: float) -> Any:
+    return field(metadata={"prior": prior, "low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """All constants are of a tile."""
+
+    matrix_share: float = _constant(0.4, 0.1, 0.95)  # of the peak that matrix units reach within a convolution
+    exchange_share: float = _constant(0.5, 0.1, 1.0)  # of the exchange's rate that rearranged tensors reach
+    memory_bytes: float = _constant(8.0, 2.0, 24.0)  # bytes a cycle that elementwise work reads and writes
+    function_cycles: float = _constant(4.0, 1.0, 20.0)  # of a sigmoid or swish of one element
+    launch_cycles: float = _constant(1500.0, 300.0, 8000.0)  # to synchronise, exchange and start one compute set
+    update_cycles: float = _constant(3e6, 3e5, 2e7)  # of an update, whatever its size: host, loop, collectives' start
+    later_software: float = _constant(0.95, 0.8, 1.0)  # cycles with SDK 2.4 and later, to those with SDK 2.0 to 2.3
+    proportion_power: float = _constant(0.1, 0.01, 0.5)  # by which convolutions slow down with less temporary memory
+
+
+NAMES = tuple(each.name for each in fields(Constants))
+PRIOR = Constants(**{each.name: each.metadata["prior"] for each in fields(Constants)})
+BOUNDS = {each.name: (each.metadata["low"], each.metadata["high"]) for each in fields(Constants)}
+FITTED = Constants(
+    matrix_share=0.6318,
+    exchange_share=0.8538,
+    memory_bytes=8.094,
+    function_cycles=11.75,
+    launch_cycles=1269,
+    update_cycles=6.107e06,
+    later_software=0.877,
+    proportion_power=0.1038,
+)

@@ -1,0 +1,175 @@
+"""Cycles of one operation on the tiles of an IPU: what its kernels multiply, exchange, read and write, and how often they
+are launched.
+
+A convolution is a product over (positions, input channels, output channels) that the tiles divide among themselves in equal
+blocks, as near to cubes as the three sides allow, which makes exchange smallest. Which kernels there are, and their rates:
+poplibs' public sources. FP16: the matrix units (16 input channels a group, 16 output channels; half as fast with FP32
+partial sums), SLIC for groups of 1, 2 and 4 channels with a kernel's rows in fours, and four multiply-adds a cycle
+vertically for the weight gradients of depthwise convolutions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+from emulator.plan.trace import Operation
+from emulator.planner.constants import Constants
+from emulator.planner.systems import Ipu
+from emulator.planner.workload import DEFAULT_PROPORTION, Workload
+
+MATRIX_CHANNELS = 16  # of a group that fill the matrix units
+SLIC_CHANNELS = (1, 2, 4)  # of a group
+VERTICAL_MACS = 4  # multiply-adds of a tile in a cycle
+PARTIALS_SHARE = 0.5  # of the matrix rate with partial sums in FP32
+
+# elements that are read and written for one element of the result: forward, backward; and compute sets that are launched
+_ACCESSES: dict[str, tuple[float, float, int, int]] = {
+    "norm": (3, 5, 5, 6), "relu": (2, 3, 1, 1), "relu6": (2, 3, 1, 1), "swish": (2, 3, 1, 1), "sigmoid": (2, 3, 1, 1),
+    "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3), "global_mean": (1, 1, 2, 1),
+    "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
+}  # fmt: skip
+_FUNCTIONS = ("swish", "sigmoid")
+_PROXY = (6, 9, 8, 10)  # norm, affine map, activation, and the subtracted mean
+_CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5  # rearranged input and weights, product, reduction; transposed weights besides
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Cycles of the slowest tile, by what they are spent on."""
+
+    matrix: float = 0.0
+    exchange: float = 0.0
+    elements: float = 0.0
+    launches: float = 0.0
+
+    def __add__(self, other: Cycles) -> Cycles:
+        return Cycles(
+            self.matrix + other.matrix, self.exchange + other.exchange, self.elements + other.elements,
+            self.launches + other.launches,
+        )  # fmt: skip
+
+    @property
+    def total(self) -> float:
+        """Phases follow one another: tiles compute, or exchange."""
+        return self.matrix + self.exchange + self.elements + self.launches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The kernels of one stage's IPU. `tiles`: that compute; `proportion`: of tile memory for temporaries."""
+
+    ipu: Ipu
+    tiles: int
+    batch: int
+    bytes_per_element: int
+    proportion: float
+    half_partials: bool
+    two_pass: bool
+    constants: Constants
+
+    def forward(self, operation: Operation) -> Cycles:
+        """Of one micro-batch."""
+        if operation.kind in ("conv", "dense"):
+            return self._product(operation, _CONV_LAUNCHES, weights=False)
+        reads, _, launches, _ = self._counts(operation)
+        return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
+
+    def backward(self, operation: Operation, first: bool = False) -> Cycles:
+        """Of one micro-batch: the gradients of the input, unless the operation is the network's `first`, and of the weights."""
+        if operation.kind in ("conv", "dense"):
+            cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
+            return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
+        _, reads, _, launches = self._counts(operation)
+        return self._elements(operation, reads, launches)
+
+    def _counts(self, operation: Operation) -> tuple[float, float, int, int]:
+        return _PROXY if operation.kind.startswith("proxy") else _ACCESSES[operation.kind]
+
+    def _elements(self, operation: Operation, accesses: float, launches: int) -> Cycles:
+        elements = self.batch * max(operation.source.elements, operation.result.elements)
+        elements = math.ceil(elements / self.tiles)
+        cycles = accesses * elements * self.bytes_per_element / self.constants.memory_bytes
+        if operation.kind.removeprefix("proxy ") in _FUNCTIONS:
+            cycles += elements * self.constants.function_cycles
+        return Cycles(elements=cycles, launches=launches * self.constants.launch_cycles)
+
+    def _product(self, operation: Operation, launches: int, *, weights: bool) -> Cycles:
+        """One of the three products of a convolution or dense layer; `weights`: the gradient of the weights."""
+        kernel = operation.kernel or 1
+        groups = operation.groups
+        ins, outs = operation.source.channels // groups, operation.result.channels // groups
+        if operation.kind == "dense":
+            ins = operation.source.elements
+        positions = self.batch * operation.result.height * operation.result.width * groups
+        block = _block((positions, ins, outs), self.tiles)
+        macs = math.prod(block) * kernel**2
+        matrix = macs / self._rate(ins, outs, kernel, weights)
+        moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
+        rate = self.ipu.exchange * self.constants.exchange_share
+        slow = (DEFAULT_PROPORTION / max(self.proportion, 0.01)) ** self.constants.proportion_power
+        return Cycles(
+            matrix=slow * matrix,
+            exchange=slow * moved * self.bytes_per_element / rate,
+            launches=launches * self.constants.launch_cycles,
+        )
+
+    def _rate(self, ins: int, outs: int, kernel: int, weights: bool) -> float:
+        """Multiply-adds of a tile in a cycle, as programs reach them."""
+        share = self.constants.matrix_share
+        if self.bytes_per_element > 2:
+            return share * self.ipu.single_macs * _filled(ins) * _filled(outs)
+        matrix = self.ipu.half_macs * _filled(ins) * _filled(outs) * (1 if self.half_partials else PARTIALS_SHARE)
+        if ins not in SLIC_CHANNELS or ins != outs:
+            return share * max(matrix, VERTICAL_MACS)
+        fours = kernel / (4 * math.ceil(kernel / 4))
+        slic = 8 * ins * fours * self.ipu.half_macs / 64
+        return share * max(matrix, VERTICAL_MACS if weights else slic)
+
+
+class SegmentCosts:
+    """Cycles of a network's segments, forward and backward, computed once for each memory proportion."""
+
+    def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
+        options = workload.plan.options
+        self._trace, self._training = workload.trace, workload.training
+        self._kernels = Kernels(
+            ipu=ipu,
+            tiles=max(1, ipu.tiles - options.num_io_tiles),
+            batch=workload.plan.micro_batch,
+            bytes_per_element=workload.bytes_per_element,
+            proportion=DEFAULT_PROPORTION,
+            half_partials=options.enable_half_partials,
+            two_pass=workload.two_pass,
+            constants=constants,
+        )
+        self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
+
+    def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
+        """Of one micro-batch, forward and backward."""
+        if (segment, proportion) not in self._known:
+            kernels, forward, backward = replace(self._kernels, proportion=proportion), Cycles(), Cycles()
+            for operation in self._trace.by_segment[segment]:
+                forward += kernels.forward(operation)
+                if self._training:
+                    backward += kernels.backward(operation, operation is self._trace.operations[0])
+            self._known[segment, proportion] = forward, backward
+        return self._known[segment, proportion]
+
+
+def _filled(channels: int) -> float:
+    """The part of the matrix units that channels of one group fill."""
+    return channels / (MATRIX_CHANNELS * math.ceil(channels / MATRIX_CHANNELS))
+
+
+@cache
+def _block(sides: tuple[int, int, int], tiles: int) -> tuple[float, float, float]:
+    """The sides of one of `tiles` equal blocks of a product: the cube, or as near to it as its sides allow."""
+    volume = math.prod(sides) / tiles
+    lengths = [1.0, 1.0, 1.0]
+    order = sorted(range(3), key=lambda k: sides[k])
+    for place, k in enumerate(order):
+        lengths[k] = max(1.0, min(sides[k], volume ** (1 / (3 - place))))
+        volume /= lengths[k]
+    return lengths[0], lengths[1], lengths[2]

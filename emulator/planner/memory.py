@@ -1,0 +1,160 @@
+"""The memory of each IPU of a plan: what its tiles hold at the peak of an update.
+
+Every part is spread over the tiles evenly, except that the largest of them are held in blocks that do not divide: `UNEVEN`.
+Sizes are of the fullest tile times the number of tiles, so that they compare with the memory of all tiles. Constants are
+chosen so that every configuration that is known to have run fits (`tools/fit_planner.py` prints the room each leaves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+
+from emulator.plan.trace import Operation
+from emulator.planner.systems import Ipu
+from emulator.planner.workload import Workload
+
+CODE = 45  # bytes of a tile for one launched operation: its exchange, vertices and control
+CODE_ALWAYS = 24_000  # bytes of a tile: loops, host exchange, collectives, stacks of six threads
+UNEVEN = 1.1  # the fullest tile to the mean
+TEMPORARIES = 2.5  # times the input, output and weights of the largest product: rearranged copies and partial sums
+PREFETCHED = 1  # micro-batches of images that wait, unless an option says more
+_IN_PLACE = ("norm", "add", "relu", "relu6", "swish")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IpuMemory:
+    """Bytes of one IPU by part."""
+
+    weights: int = 0
+    optimiser_state: int = 0
+    gradients: int = 0  # their sums over micro-batches, or one micro-batch's
+    stashed_activations: int = 0  # of micro-batches whose backward pass is still to come
+    activations: int = 0  # of the micro-batch that is computed
+    temporaries: int = 0
+    images: int = 0
+    code: int = 0
+
+    @property
+    def total(self) -> int:
+        """Of the fullest tile, times the tiles."""
+        return sum(asdict(self).values())
+
+    def __add__(self, other: IpuMemory) -> IpuMemory:
+        return IpuMemory(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+
+def of_ipus(workload: Workload, ipu: Ipu) -> tuple[IpuMemory, ...]:
+    """One row for each IPU of a replica: for each stage, or one where all stages share an IPU."""
+    stages = range(len(workload.plan.stages))
+    each = [_stage(workload, ipu, stage) for stage in stages]
+    if not workload.one_device:
+        return tuple(each)
+    # only one stage computes at a time
+    together = sum((replace(memory, activations=0, temporaries=0) for memory in each), IpuMemory())
+    together = replace(
+        together,
+        activations=max(memory.activations for memory in each),
+        temporaries=max(memory.temporaries for memory in each),
+        code=together.code - (len(each) - 1) * CODE_ALWAYS * ipu.tiles,
+    )
+    return (together,)
+
+
+def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
+    plan, operations = workload.plan, workload.operations(stage)
+    options, precision, batch = plan.options, plan.precision, plan.micro_batch
+    variables = [variable for operation in operations for variable in operation.variables]
+    trained = workload.trained_elements(stage)
+    element = workload.bytes_per_element
+    weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
+    masters = precision.master.bytes > precision.compute.bytes  # kept beside those that the passes use
+    io_share = ipu.tiles / max(1, ipu.tiles - options.num_io_tiles)
+    kept, peak = _activations(workload, stage)
+    largest = max((_product_elements(o, batch) for o in operations if o.kind in ("conv", "dense")), default=0)
+    cap = workload.proportion(stage) * ipu.memory
+    passes = 3 if workload.training else 1  # what is recomputed shares the code of the forward pass
+    launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
+    state = 0
+    if workload.training and not workload.offloads:
+        share = plan.total_replicas if options.rts else 1
+        state = trained * (workload.slots * precision.master.bytes + 4 * precision.offload_fp32_weight_copy) // share
+        state += trained * precision.master.bytes * masters
+    prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
+    images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 else 0
+
+    def spread(size: float) -> int:
+        return int(UNEVEN * size * io_share)
+
+    return IpuMemory(
+        weights=spread(weights),
+        optimiser_state=spread(state),
+        gradients=spread(trained * precision.accumulator.bytes) if workload.training else 0,
+        stashed_activations=spread(kept * batch * element),
+        activations=spread(peak * batch * element),
+        temporaries=int(min(cap, TEMPORARIES * largest * element)),
+        images=int(images),
+        code=int(ipu.tiles * (CODE_ALWAYS + CODE * passes * launched)),
+    )
+
+
+def _recomputes(workload: Workload, stage: int) -> bool:
+    return workload.plan.options.enable_recomputation and stage < len(workload.plan.stages) - 1
+
+
+def _activations(workload: Workload, stage: int) -> tuple[int, int]:
+    """Elements for one image: what waits for its backward pass in other micro-batches, and what the present one holds.
+
+    With recomputation only the stage's inputs wait, one for each micro-batch in flight, and the whole stage is computed anew
+    before its backward pass begins; without, everything that the backward pass reads waits.
+    """
+    operations = workload.operations(stage)
+    if not workload.training:
+        return 0, max((_alive(o) for o in operations), default=0)
+    live = workload.plan.max_in_flight[stage]
+    entering = operations[0].source.elements if operations else 0
+    read = sum(_kept(operation, following) for operation, following in pairwise([*operations, None]))
+    waiting = entering * live if _recomputes(workload, stage) else entering * live + (live - 1) * read
+    return waiting, read
+
+
+def _kept(operation: Operation, following: Operation | None) -> int:
+    """Elements of a result that the backward pass reads: an operation in place gives its result to the next one's."""
+    if operation.kind in ("norm", "add") and following is not None and following.kind in _IN_PLACE:
+        return 0
+    return operation.result.elements
+
+
+def _alive(operation: Operation) -> int:
+    """Elements that an operation reads and writes, and a shortcut beside it."""
+    return 2 * operation.source.elements + (0 if operation.kind in _IN_PLACE else operation.result.elements)
+
+
+def _product_elements(operation: Operation, batch: int) -> int:
+    """Of a product's input, output and weights."""
+    weights = sum(variable.elements for variable in operation.variables)
+    return batch * (operation.source.elements + operation.result.elements) + weights
+
+
+def remedies(memories: Sequence[IpuMemory], capacity: int, workload: Workload) -> tuple[str, ...]:
+    """Options that make a plan smaller where it matters, the cheapest in time first."""
+    fullest = max(memories, key=lambda memory: memory.total)
+    options, plan = workload.plan.options, workload.plan
+    over = fullest.total - capacity
+    if over <= 0:
+        return ()
+    advice: list[str] = []
+    if fullest.optimiser_state > 0 and options.disable_variable_offloading:
+        advice.append("--no-disable-variable-offloading")
+    if fullest.temporaries >= over / 2 and workload.proportion(0) > 0.1:
+        advice.append(f"--available-memory-proportion {max(0.05, round(workload.proportion(0) / 2, 2)):g}")
+    if workload.training and not options.enable_recomputation:
+        advice.append("--enable-recomputation")
+    if options.pipeline and plan.schedule == "Grouped" and fullest.stashed_activations > 0:
+        advice.append("--pipeline-schedule Interleaved")
+    if plan.micro_batch > 1:
+        advice.append(f"--micro-batch-size {plan.micro_batch // 2} --gradient-accumulation-count {plan.accumulation * 2}")
+    if options.shards < 16:
+        advice.append(f"--pipeline --shards {max(2, 2 * options.shards)} --pipeline-splits auto")
+    return tuple(advice)

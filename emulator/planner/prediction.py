@@ -1,0 +1,115 @@
+"""What the planner answers about one workload on one system."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from emulator.planner import memory
+from emulator.planner.constants import FITTED, Constants
+from emulator.planner.kernels import SegmentCosts
+from emulator.planner.memory import IpuMemory
+from emulator.planner.rate import Timing
+from emulator.planner.systems import System
+from emulator.planner.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Memory and time of a workload on a system."""
+
+    workload: Workload
+    system: System
+    timing: Timing
+
+    @cached_property
+    def memories(self) -> tuple[IpuMemory, ...]:
+        """Of the IPUs of one replica."""
+        return memory.of_ipus(self.workload, self.system.ipu)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of an IPU."""
+        return self.system.ipu.memory
+
+    @property
+    def fits(self) -> bool:
+        """Whether every IPU has room."""
+        return max(each.total for each in self.memories) <= self.capacity
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left on the fullest IPU; negative where they are lacking."""
+        return self.capacity - max(each.total for each in self.memories)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Options that lessen the need of the fullest IPU, where the plan does not fit."""
+        return memory.remedies(self.memories, self.capacity, self.workload)
+
+    @property
+    def update_parts(self) -> dict[str, float]:
+        """Seconds of an update by part; `host` is what the host's feed adds where it is slower than the IPUs."""
+        timing = self.timing
+        parts = {
+            "pipeline": timing.pipeline,
+            "all_reduce": timing.all_reduce,
+            "update": timing.update - timing.streamed,
+            "streaming_memory": timing.streamed,
+            "transfers": timing.transfers,
+        }
+        return {**parts, "host": max(0.0, timing.seconds - sum(parts.values()))}
+
+    @property
+    def kilowatt_hours(self) -> float | None:
+        """Of the machines that the plan's IPUs belong to, for the whole training; None without a source."""
+        watts = self.system.watts
+        return None if watts is None else watts * self.workload.plan.ipus * self.timing.hours / 1000
+
+    def values(self) -> dict[str, Any]:
+        """For JSON: sizes in bytes, times in seconds."""
+        timing, plan = self.timing, self.workload.plan
+        return {
+            "system": self.system.name,
+            "ipu": self.system.ipu.name,
+            "ipus": plan.ipus,
+            "fits": self.fits,
+            "memory_bytes_per_ipu": [each.total for each in self.memories],
+            "memory_capacity_bytes": self.capacity,
+            "memory_room_bytes": self.room,
+            "memory_parts": [asdict(each) for each in self.memories],
+            "remedies": list(self.remedies),
+            "images_per_second": timing.images_per_second,
+            "update_seconds": timing.seconds,
+            "update_parts": self.update_parts,
+            "stage_seconds": [
+                {"forward": timing.cells[j, "F"].seconds, "backward": timing.cells[j, "B"].seconds}
+                for j in range(len(plan.stages))
+            ],
+            "stage_parts": [
+                {kind: {k: v / self.system.ipu.clock for k, v in asdict(timing.cells[j, kind[0].upper()].cycles).items()}
+                 for kind in ("forward", "backward")} for j in range(len(plan.stages))
+            ],  # fmt: skip
+            "idle_share": timing.idle_share,
+            "peak_share": timing.peak_share,
+            "hours": timing.hours,
+            "kilowatt_hours": self.kilowatt_hours,
+            "host_images_per_second_limit": timing.host_limit,
+            "global_batch": plan.global_batch,
+            "micro_batch": plan.micro_batch,
+            "accumulation": plan.accumulation,
+            "replicas": plan.total_replicas,
+            "stages": [list(stage) for stage in plan.stages],
+            "schedule": plan.schedule,
+            "precision": plan.precision.name,
+        }
+
+
+def predict(
+    workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
+) -> Prediction:
+    """Memory and time, in milliseconds. `costs`: of another plan with the same network, micro-batch, precision and system."""
+    costs = costs or SegmentCosts(workload, system.ipu, constants)
+    timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
+    return Prediction(workload=workload, system=system, timing=timing)

@@ -1,0 +1,213 @@
+"""The time of an update: the stages' cells on the rows of their schedule, then the update itself.
+
+A row of the schedule's timeline takes as long as its slowest stage; where cells have several actions (Grouped: a forward and
+a backward), all stages do their first action, then all their second. A timeline grows by the same rows for each further
+micro-batch, so that long ones follow from short ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from emulator.plan import schedules
+from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.planner.constants import Constants
+from emulator.planner.kernels import Cycles, SegmentCosts
+from emulator.planner.systems import GATEWAY_LINK, HOST_LINK, STREAMING, System
+from emulator.planner.workload import Workload
+
+LINK_SHARE = 0.85  # of the links' rate, as poplibs' own simulator assumes
+HOP = 15e-9  # seconds of a synchronisation for each hop, both ways; 1 + IPUs / 4 hops
+FED = 8_000.0  # images a second that one process of the host decodes, crops and sends, at most; no source has more
+UPDATE_ACCESSES = 4  # of a weight by an update without slots: gradient and weight, read and written
+SLOT_ACCESSES = 2  # of each slot
+IO_OVERHEAD = 0.15  # of the host's transfers that I/O tiles do not hide: they are started and joined
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Seconds of one stage's work on a micro-batch, by parts: matrix units, exchange, elementwise, launches."""
+
+    stage: int
+    kind: str
+    cycles: Cycles
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of a workload on a system."""
+
+    workload: Workload
+    system: System
+    constants: Constants
+    costs: SegmentCosts  # of the workload's micro-batch on the system's IPU
+
+    @cached_property
+    def cells(self) -> dict[tuple[int, str], Cell]:
+        """Each stage's forward and backward."""
+        stages, cells = len(self.workload.plan.stages), {}
+        for stage in range(stages):
+            forward, backward = self._stage_cycles(stage)
+            cells[stage, FORWARD] = self._cell(stage, FORWARD, forward)
+            # the last stage's backward comes right behind its forward, whose activations are there still
+            recomputes = self.workload.plan.options.enable_recomputation and stage < stages - 1
+            cells[stage, BACKWARD] = self._cell(stage, BACKWARD, backward + forward if recomputes else backward)
+        return cells
+
+    def _cell(self, stage: int, kind: str, cycles: Cycles) -> Cell:
+        return Cell(stage, kind, cycles, cycles.total * self._software / self.system.ipu.clock)
+
+    @property
+    def _software(self) -> float:
+        return self.constants.later_software if self.system.ipu.later_software else 1.0
+
+    def _stage_cycles(self, stage: int) -> tuple[Cycles, Cycles]:
+        workload, plan = self.workload, self.workload.plan
+        forward, backward = Cycles(), Cycles()
+        for segment in plan.stages[stage]:
+            costs = self.costs.of(segment, workload.proportion(stage))
+            forward, backward = forward + costs[0], backward + costs[1]
+        if plan.options.BN_span > 1:
+            norms = sum(operation.kind == "norm" for operation in workload.operations(stage))
+            sync = Cycles(launches=2 * norms * self._hops(plan.options.BN_span) * self.system.ipu.clock)
+            forward, backward = forward + sync, backward + sync
+        return forward, backward
+
+    def _hops(self, ipus: int) -> float:
+        """Seconds of a synchronisation of so many IPUs."""
+        return 2 * HOP * (1 + ipus / 4)
+
+    # --- an update ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pipeline(self) -> float:
+        """Seconds of the micro-batches of one replica: cells in the rows of their schedule."""
+        plan, stages = self.workload.plan, len(self.workload.plan.stages)
+        if not self.workload.training:
+            return plan.accumulation * sum(self.cells[stage, FORWARD].seconds for stage in range(stages))
+        if self.workload.one_device or plan.schedule == "Sequential":
+            return plan.accumulation * sum(cell.seconds for cell in self.cells.values())
+        least = 4 * stages + 2
+        if plan.accumulation <= least:
+            return self._walked(plan.accumulation)
+        step = max(2, stages)  # schedules repeat after as many micro-batches at most
+        short = self._walked(least)
+        return short + (plan.accumulation - least) * (self._walked(least + step) - short) / step
+
+    def _walked(self, micro_batches: int) -> float:
+        """Seconds of the rows."""
+        plan = self.workload.plan
+        timeline = schedules.build(plan.schedule, len(plan.stages), micro_batches)
+        return sum(self.row(row) for row in timeline)
+
+    def row(self, row: schedules.Row) -> float:
+        """Seconds of one row: the slowest first action, then the slowest second one."""
+        both = max(len(cell) for cell in row) > 1
+        if not both:
+            # a row of a schedule with cells of two actions has forwards and backwards in different phases, too
+            grouped = self.workload.plan.schedule == "Grouped"
+            kinds = (FORWARD, BACKWARD) if grouped else ("",)
+        else:
+            kinds = (FORWARD, BACKWARD)
+        return sum(
+            max((self.cells[a.stage, a.kind].seconds for cell in row for a in cell if kind in ("", a.kind)), default=0.0)
+            for kind in kinds
+        )
+
+    @cached_property
+    def busy(self) -> float:
+        """Seconds that an IPU works on the micro-batches of an update, on average over the stages."""
+        plan = self.workload.plan
+        devices = 1 if self.workload.one_device else len(plan.stages)
+        return plan.accumulation * sum(cell.seconds for cell in self._working) / devices
+
+    @property
+    def _working(self) -> list[Cell]:
+        return [cell for (_, kind), cell in self.cells.items() if self.workload.training or kind == FORWARD]
+
+    @cached_property
+    def all_reduce(self) -> float:
+        """Seconds of the sum of gradients over the replicas: a ring within a POD, then one between the PODs' gateways."""
+        workload, plan = self.workload, self.workload.plan
+        replicas = plan.total_replicas
+        if replicas == 1 or not workload.training:
+            return 0.0
+        stages = range(len(plan.stages))
+        sizes = [workload.trained_elements(stage) * plan.precision.accumulator.bytes for stage in stages]
+        size = sum(sizes) if workload.one_device else max(sizes)
+        within = min(replicas, self.system.pod // plan.options.shards or 1)
+        seconds = 2 * size * (within - 1) / within / (self.system.ipu.link / 2 * LINK_SHARE)
+        pods = -(-plan.ipus // self.system.pod)
+        if pods > 1:
+            machines = self.system.pod / 4
+            seconds += 2 * sum(sizes) * (pods - 1) / pods / (machines * GATEWAY_LINK)
+        return seconds + 2 * self._hops(plan.ipus)
+
+    @cached_property
+    def update(self) -> float:
+        """Seconds of the update of weights and slots, without the gradients' sum."""
+        workload = self.workload
+        if not workload.training:
+            return 0.0
+        plan, ipu = workload.plan, self.system.ipu
+        elements = [workload.trained_elements(stage) for stage in range(len(plan.stages))]
+        most = sum(elements) if workload.one_device else max(elements)
+        accesses = UPDATE_ACCESSES + SLOT_ACCESSES * workload.slots
+        cycles = most * accesses * plan.precision.master.bytes / ipu.tiles / self.constants.memory_bytes
+        return (cycles + self.constants.update_cycles) / ipu.clock + self.streamed
+
+    @cached_property
+    def streamed(self) -> float:
+        """Seconds in which offloaded state comes from streaming memory and goes back."""
+        workload, plan = self.workload, self.workload.plan
+        if not workload.offloads:
+            return 0.0
+        slots = workload.slots + plan.precision.offload_fp32_weight_copy
+        size = slots * plan.precision.master.bytes * sum(workload.trained_elements(j) for j in range(len(plan.stages)))
+        share = plan.total_replicas if plan.options.rts else 1
+        return 2 * size / share / (STREAMING / 4 * plan.options.shards)
+
+    @cached_property
+    def transfers(self) -> float:
+        """Seconds that images on their way from the host add to an update: I/O tiles fetch while the others compute."""
+        plan = self.workload.plan
+        seconds = plan.accumulation * plan.micro_batch * self.workload.image_bytes / HOST_LINK
+        if not plan.options.num_io_tiles:
+            return seconds
+        return max(IO_OVERHEAD * seconds, seconds - self.pipeline)
+
+    @cached_property
+    def host_limit(self) -> float:
+        """Images a second that the host's processes feed at most."""
+        processes = self.workload.processes or -(-self.workload.plan.ipus // 2)
+        return FED * processes
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of one weight update."""
+        device = self.pipeline + self.all_reduce + self.update + self.transfers
+        return max(device, self.workload.plan.global_batch / self.host_limit)
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all replicas."""
+        return self.workload.plan.global_batch / self.seconds
+
+    @property
+    def idle_share(self) -> float:
+        """The part of an update in which an IPU of the plan neither computes nor exchanges for its stage, on average."""
+        return max(0.0, 1 - (self.busy + self.all_reduce + self.update) / self.seconds)
+
+    @property
+    def peak_share(self) -> float:
+        """The part of the matrix units' FP16 peak that the network's own multiply-adds are (recomputation not counted)."""
+        passes = 3 if self.workload.training else 1
+        operations = 2 * passes * self.workload.trace.multiply_adds * self.images_per_second
+        return operations / (self.system.ipu.peak * self.workload.plan.ipus)
+
+    @property
+    def hours(self) -> float:
+        """Of the whole training, without validation, compilation and checkpoints."""
+        return self.workload.images / self.images_per_second / 3600

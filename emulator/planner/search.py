@@ -1,0 +1,128 @@
+"""The fastest plan that fits: stages, replicas, micro-batch, accumulation, splits, recomputation, schedule and memory
+proportion, for a network, a global batch and a system.
+
+Every combination is planned with stages that are balanced by predicted time; the cuts of the fastest are then moved, segment
+by segment, as long as that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from emulator.plan import partition
+from emulator.plan.partition import PartitionError
+from emulator.planner import variants
+from emulator.planner.constants import FITTED, Constants
+from emulator.planner.kernels import SegmentCosts
+from emulator.planner.prediction import Prediction, predict
+from emulator.planner.systems import System
+from emulator.planner.workload import DEFAULT_PROPORTION, Workload
+
+PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # the first that fits is taken: more memory is faster
+LARGEST_MICRO_BATCH = 128
+REFINED = 6  # combinations whose cuts are moved
+
+
+@dataclass(frozen=True)
+class Found:
+    """`best`: None where nothing fits. `frontier`: of every number of stages and micro-batch that fits, the fastest."""
+
+    best: Prediction | None
+    frontier: tuple[Prediction, ...]
+    looked_at: int
+
+
+def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
+    """The fastest plan for the workload's global batch on all IPUs of the system, or as many as divide them evenly."""
+    looked_at, frontier = 0, {}
+    for candidates in _combinations(workload, system, constants):
+        for prediction in candidates:
+            looked_at += 1
+            if not prediction.fits:
+                continue
+            plan = prediction.workload.plan
+            key = len(plan.stages), plan.micro_batch
+            if key not in frontier or _rate(prediction) > _rate(frontier[key]):
+                frontier[key] = prediction
+            break  # smaller proportions are slower
+    ranked = sorted(frontier.values(), key=_rate, reverse=True)
+    refined = []
+    for prediction in ranked[:REFINED]:
+        prediction, tried = _moved_cuts(prediction)
+        refined.append(prediction)
+        looked_at += tried
+    best = max(refined, key=_rate, default=None)
+    return Found(best, tuple(sorted([*refined, *ranked[REFINED:]], key=_rate, reverse=True)), looked_at)
+
+
+def balanced_stages(workload: Workload, costs: SegmentCosts, count: int) -> tuple[tuple[str, ...], ...]:
+    """Stages of about the same predicted time, forward and backward; PartitionError for more stages than segments."""
+    names = workload.trace.segments
+    seconds = [sum(each.total for each in costs.of(name, workload.proportion(0))) for name in names]
+    cuts = partition.balanced(seconds, count)
+    return tuple(names[first:last] for first, last in pairwise((0, *cuts, len(names))))
+
+
+def _rate(prediction: Prediction) -> float:
+    return prediction.timing.images_per_second
+
+
+def _combinations(workload: Workload, system: System, constants: Constants) -> Iterator[Iterator[Prediction]]:
+    """For each combination, its predictions with less and less temporary memory."""
+    plan = workload.plan
+    given = plan.options.available_memory_proportion[:1]
+    for micro_batch in range(1, min(LARGEST_MICRO_BATCH, plan.global_batch) + 1):
+        if plan.global_batch % micro_batch:
+            continue
+        sized = replace(workload, plan=replace(plan, micro_batch=micro_batch))
+        costs = SegmentCosts(sized, system.ipu, constants)
+        count = 1
+        while count <= min(system.ipus, 16):
+            replicas = system.ipus // count
+            if plan.global_batch % (micro_batch * replicas) == 0 and replicas % min(plan.options.BN_span, replicas) == 0:
+                try:
+                    stages = balanced_stages(sized, costs, count)
+                except PartitionError:
+                    break
+                for recomputation in (False, True):
+                    for schedule in ("Grouped", "Interleaved") if count > 1 else ("Sequential",):
+                        yield (
+                            predict(
+                                variants.staged(
+                                    sized, stages, micro_batch=micro_batch, replicas=replicas, schedule=schedule,
+                                    accumulation=plan.global_batch // (micro_batch * replicas),
+                                    recomputation=recomputation, proportion=proportion,
+                                ), system, constants, costs,
+                            ) for proportion in dict.fromkeys((*given, *PROPORTIONS))
+                        )  # fmt: skip
+            count *= 2
+
+
+def _moved_cuts(prediction: Prediction) -> tuple[Prediction, int]:
+    """The best prediction that moving one cut at a time by a segment leads to, and how many were looked at."""
+    tried, better = 0, True
+    while better:
+        better = False
+        for stages in _neighbours(prediction.workload.plan.stages):
+            tried += 1
+            plan = prediction.workload.plan
+            options = replace(plan.options, pipeline_splits=tuple(stage[0] for stage in stages[1:]))
+            moved = replace(prediction.workload, plan=replace(plan, stages=stages, options=options))
+            other = predict(moved, prediction.system, prediction.timing.constants, prediction.timing.costs)
+            if _rate(other) > _rate(prediction) * (1 + 1e-9) and other.fits:
+                prediction, better = other, True
+                break
+    return prediction, tried
+
+
+def _neighbours(stages: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Stages with one cut moved by one segment."""
+    names = tuple(name for stage in stages for name in stage)
+    cuts = list(accumulate(len(stage) for stage in stages))[:-1]
+    for k in range(len(cuts)):
+        for move in (-1, 1, -2, 2):
+            moved = [*cuts[:k], cuts[k] + move, *cuts[k + 1 :]]
+            if all(first < last for first, last in pairwise((0, *moved, len(names)))):
+                yield tuple(names[first:last] for first, last in pairwise((0, *moved, len(names))))

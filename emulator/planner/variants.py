@@ -1,0 +1,61 @@
+"""Other plans for the same network and training: on another system, by another schedule, with other stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from emulator.plan import schedules
+from emulator.plan.plan import ENOUGH
+from emulator.planner.systems import SYSTEMS, System
+from emulator.planner.workload import Workload
+
+
+def scheduled(workload: Workload, schedule: str) -> Workload:
+    """With the cells of its stages in another order."""
+    plan = workload.plan
+    options = replace(plan.options, pipeline_schedule=schedule)
+    window = min(plan.accumulation, ENOUGH * len(plan.stages))
+    in_flight = schedules.max_in_flight(schedule, len(plan.stages), window)
+    return replace(workload, plan=replace(plan, options=options, schedule=schedule, max_in_flight=in_flight))
+
+
+def staged(
+    workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch: int, accumulation: int, replicas: int,
+    schedule: str, recomputation: bool, proportion: float,
+) -> Workload:  # fmt: skip
+    """With other stages, each on an IPU of its own, in a number of replicas."""
+    plan, count = workload.plan, len(stages)
+    options = replace(
+        plan.options,
+        shards=count,
+        replicas=replicas,
+        pipeline=count > 1,
+        pipeline_splits=tuple(stage[0] for stage in stages[1:]),
+        pipeline_schedule=schedule,
+        enable_recomputation=recomputation,
+        available_memory_proportion=(proportion,),
+    )
+    staged = replace(
+        plan, options=options, stages=tuple(tuple(stage) for stage in stages), micro_batch=micro_batch,
+        accumulation=accumulation, instances=1, instance=0,
+    )  # fmt: skip
+    return scheduled(replace(workload, plan=staged), schedule if count > 1 else "Sequential")
+
+
+def scaled(workload: Workload, system: System) -> Workload | None:
+    """With as many replicas as the system holds, and the same global batch as far as a whole accumulation count gives it;
+    None if not one replica fits or the global batch is too small for all of them."""
+    plan = workload.plan
+    replicas = system.ipus // plan.options.shards
+    accumulation = plan.global_batch // (replicas * plan.micro_batch) if replicas else 0
+    if not accumulation:
+        return None
+    options = replace(plan.options, replicas=replicas, BN_span=min(plan.options.BN_span, replicas))
+    other = replace(plan, options=options, accumulation=accumulation, instances=1, instance=0)
+    return scheduled(replace(workload, plan=other), plan.schedule)
+
+
+def family(system: System) -> tuple[System, ...]:
+    """All systems of the same IPUs, the smallest first."""
+    return tuple(each for each in SYSTEMS.values() if each.ipu is system.ipu)

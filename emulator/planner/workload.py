@@ -1,0 +1,68 @@
+"""What the planner is asked about: a plan with the network and the few facts of a training that cost memory or time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.trace import Operation, Trace
+
+DEFAULT_PROPORTION = 0.6  # of tile memory for temporaries, as the SDK has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training, or with `training` False an inference of micro-batches of the plan's size."""
+
+    trace: Trace
+    plan: ExecutionPlan
+    slots: int  # of the optimiser, for each weight
+    image_numbers: int  # of one image
+    eight_bit: bool  # images arrive as bytes, not as halves
+    two_pass: bool  # norms read their input twice for the statistics
+    images: int = 0  # of the whole training: images of the data set x epochs
+    trained: frozenset[str] = frozenset()  # variables that gradients move
+    training: bool = True
+    processes: int | None = None  # that feed the replicas; None: one for two IPUs, as the published runs had
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Of activations."""
+        return self.plan.precision.compute.bytes
+
+    def operations(self, stage: int) -> tuple[Operation, ...]:
+        """The operations of a stage."""
+        return tuple(chain.from_iterable(self.trace.by_segment[name] for name in self.plan.stages[stage]))
+
+    def trained_elements(self, stage: int) -> int:
+        """Weights of a stage that gradients move."""
+        return sum(v.elements for o in self.operations(stage) for v in o.variables if v.name in self.trained)
+
+    @property
+    def one_device(self) -> bool:
+        """Whether all stages share an IPU."""
+        return self.plan.options.shards == 1
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are summed over micro-batches before an update."""
+        return self.plan.accumulation > 1
+
+    @property
+    def offloads(self) -> bool:
+        """Whether optimiser state lies in streaming memory: by default where micro-batches accumulate or stages flow."""
+        options = self.plan.options
+        return self.training and not options.disable_variable_offloading and (self.accumulates or options.pipeline)
+
+    def proportion(self, stage: int) -> float:
+        """Of tile memory that a convolution's temporaries may take: one value, or two for each stage."""
+        values = self.plan.options.available_memory_proportion
+        if not values:
+            return DEFAULT_PROPORTION
+        return values[2 * stage] if len(values) > 2 * stage + 1 and len(values) > 1 else values[0]
+
+    @property
+    def image_bytes(self) -> int:
+        """Of one image on its way from the host."""
+        return self.image_numbers * (1 if self.eight_bit else self.bytes_per_element)

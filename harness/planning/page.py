@@ -1,0 +1,2 @@
+"""a"""
+def of(planned): return ""

@@ -1,0 +1,99 @@
+"""From the words of a call to what the planner is asked: options as for train.py, and those of plan.py alone. No TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from base.errors import OptionError
+from emulator.planner.systems import System, holding
+from emulator.planner.workload import Workload
+from harness.commands import cli
+from harness.options.update_rules import UPDATE_RULES
+from harness.run import resolve
+from harness.run.run import Run
+
+RANDOM = "--generated-data"  # a plan reads no data
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; python plan.py --help lists the options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options of plan.py, and the words for train.py's options of each configuration."""
+
+    systems: tuple[str, ...]
+    json: str | None
+    html: str | None
+    search: bool
+    processes: int | None
+    help: bool
+    calls: tuple[tuple[str, tuple[str, ...]], ...]  # (label, words)
+
+
+def parser() -> argparse.ArgumentParser:
+    """plan.py's own options; all others are those of train.py."""
+    own = _Parser(prog="plan.py", add_help=False, allow_abbrev=False)
+    own.add_argument("--system", nargs="+", default=[], metavar="NAME", help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 "
+                     "to MK1-16; several to compare (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
+    own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
+                     help="named configurations, planned side by side")  # fmt: skip
+    own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - for standard output")
+    own.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
+    own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
+                     "global batch on the system, and print it as a block for configs.yml")  # fmt: skip
+    own.add_argument("--processes", type=int, metavar="N", help="host processes that feed the replicas (default: one for two "
+                     "IPUs)")  # fmt: skip
+    own.add_argument("-h", "--help", action="store_true", help="this text")
+    return own
+
+
+def parse(argv: Sequence[str]) -> Request:
+    """The request; OptionError for what cannot be one."""
+    known, rest = parser().parse_known_args(list(argv))
+    if known.processes is not None and known.processes < 1:
+        raise OptionError(f"--processes {known.processes}: must be at least 1")
+    names = list(dict.fromkeys(known.config))
+    calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
+    return Request(
+        systems=tuple(known.system), json=known.json, html=known.html, search=known.search, processes=known.processes,
+        help=known.help, calls=tuple(calls),
+    )  # fmt: skip
+
+
+def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Run:
+    """The run that train.py would begin with these words, without its data."""
+    alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
+    parsed = cli.parse([*words], "train")
+    options = parsed.options
+    if not options.dataset.random_data and not options.given("data_dir"):
+        options = cli.parse([*words, RANDOM], "train").options
+    return replace(resolve.prepare(options, alone, parsed.notes), notes=tuple(parsed.notes))
+
+
+def workload(run: Run, processes: int | None = None) -> Workload:
+    """What the planner needs of a run."""
+    training = run.options.training
+    return Workload(
+        trace=run.trace,
+        plan=run.plan,
+        slots=len(UPDATE_RULES[training.optimiser].slots),
+        image_numbers=run.picture,
+        eight_bit=run.options.dataset.eight_bit_io,
+        two_pass=bool(training.stable_norm),
+        images=round(run.length.iterations * run.plan.global_batch),
+        trained=frozenset(v.name for v in run.trace.variables if v.trainable and run.trained(v.name)),
+        training=run.trains,
+        processes=processes,
+    )
+
+
+def systems(request: Request, ipus: int) -> tuple[System, ...]:
+    """Those that were asked for, or the smallest; OptionError for one that does not hold the plan."""
+    return tuple(holding(name, ipus) for name in request.systems) or (holding(None, ipus),)

@@ -1,0 +1,115 @@
+"""Predictions as text for a terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.planner.prediction import Prediction
+from harness.planning.searched import Planned
+
+MIB = 2**20
+NOTE = "Predicted by a model that was fitted to published rates: python -m tools.fit_planner prints its errors."
+_OPTIONS = "All other options are those of train.py, and mean the same: python train.py --help lists them."
+
+
+def help_text(parser: argparse.ArgumentParser) -> str:
+    """Of plan.py."""
+    parser.description = (
+        "Plans a training on an IPU system before anything runs: memory of each IPU, rate, and where the time goes."
+    )
+    parser.epilog = _OPTIONS
+    return parser.format_help()
+
+
+def report(planned: Sequence[Planned]) -> str:
+    """Every plan, and a table of all where there are several."""
+    parts = ["\n".join(_comparison(planned))] if len(planned) > 1 else []
+    parts += ["\n".join(_one(each)) for each in planned]
+    return "\n\n".join([*parts, NOTE])
+
+
+def _comparison(planned: Sequence[Planned]) -> list[str]:
+    width = max(len(each.name) for each in planned)
+    lines = [f"{'':{width}s}  {'system':9s} {'IPUs':>4s} {'fits':>4s} {'fullest IPU':>12s} {'img/sec':>9s} {'hours':>7s} "
+             f"{'idle':>5s}"]  # fmt: skip
+    for each in planned:
+        prediction, timing = each.prediction, each.prediction.timing
+        full = max(memory.total for memory in prediction.memories)
+        lines.append(
+            f"{each.name:{width}s}  {prediction.system.name:9s} {prediction.workload.plan.ipus:4d} "
+            f"{'yes' if prediction.fits else 'NO':>4s} {full / MIB:8,.0f} MiB {timing.images_per_second:9,.0f} "
+            f"{timing.hours:7.1f} {100 * timing.idle_share:4.0f}%"
+        )
+    return lines
+
+
+def _one(planned: Planned) -> list[str]:
+    prediction, plan = planned.prediction, planned.prediction.workload.plan
+    timing, system = prediction.timing, prediction.system
+    energy = prediction.kilowatt_hours
+    replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
+    lines = [
+        f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
+        f"micro-batch {plan.micro_batch} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
+        f"{plan.precision.name}",
+        f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms an update, "
+        f"{timing.hours:,.1f} hours for {prediction.workload.images:,} images"
+        + (f", {energy:,.0f} kWh" if energy is not None else ""),
+        f"  idle {100 * timing.idle_share:.0f} %; {100 * timing.peak_share:.1f} % of the matrix units' peak",
+        "  an update: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"
+                                    for name, value in prediction.update_parts.items() if value > 5e-6),
+        *_fit(prediction),
+        *_stages(prediction),
+    ]  # fmt: skip
+    if planned.given:
+        lines += _found(planned)
+    return lines
+
+
+def _fit(prediction: Prediction) -> list[str]:
+    capacity, room = prediction.capacity / MIB, prediction.room / MIB
+    full = max(prediction.memories, key=lambda memory: memory.total)
+    parts = sorted(asdict(full).items(), key=lambda part: -part[1])[:4]
+    largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
+    if prediction.fits:
+        return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB are left on the fullest IPU ({largest} MiB)"]
+    lines = [f"  DOES NOT FIT: the fullest IPU lacks {-room:,.0f} of {capacity:,.0f} MiB ({largest} MiB)"]
+    return [*lines, *(f"    try {remedy}" for remedy in prediction.remedies[:4])]
+
+
+def _stages(prediction: Prediction) -> list[str]:
+    plan, timing = prediction.workload.plan, prediction.timing
+    name = max(len(stage[0]) for stage in plan.stages)
+    lines = [f"  stage  {'begins at':{max(9, name)}s}  forward   backward   memory"]
+    for j, stage in enumerate(plan.stages):
+        forward, backward = timing.cells[j, FORWARD].seconds, timing.cells[j, BACKWARD].seconds
+        lone = prediction.workload.one_device
+        size = f"{prediction.memories[j].total / MIB:5,.0f} MiB" if not lone else (
+            f"{prediction.memories[0].total / MIB:5,.0f} MiB" if j == 0 else "   (same IPU)")  # fmt: skip
+        lines.append(
+            f"  {j:5d}  {stage[0]:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}"
+        )
+    return lines
+
+
+def _found(planned: Planned) -> list[str]:
+    """What the search looked at, and its answer as a configuration."""
+    given, best = planned.given, planned.prediction
+    ratio = best.timing.images_per_second / given.timing.images_per_second
+    lines = [
+        f"  found among {planned.looked_at:,} plans: {ratio:.2f} times the rate of the plan that was given "
+        f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', which does not fit'})",
+        "  the fastest by stages and micro-batch:",
+    ]
+    for other in planned.frontier[:8]:
+        plan = other.workload.plan
+        full = max(memory.total for memory in other.memories)
+        lines.append(
+            f"    {len(plan.stages):2d} stages x {plan.total_replicas:3d}, micro-batch {plan.micro_batch:3d} x "
+            f"{plan.accumulation:4d}: {other.timing.images_per_second:9,.0f} img/sec, {full / MIB:5,.0f} MiB"
+            + (", recomputation" if plan.options.enable_recomputation else "")
+        )
+    return [*lines, "", "# for configs.yml", planned.block.rstrip()]

@@ -1,0 +1,41 @@
+"""Files that plan.py writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from base.errors import OptionError
+from base.storage import files
+from harness.planning.searched import Planned
+
+
+def json_file(planned: Sequence[Planned], target: str) -> None:
+    """One object, or a list of them for several plans; `-`: on standard output."""
+    each = [values(one) for one in planned]
+    text = json.dumps(each[0] if len(each) == 1 else each, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        whole(target, text)
+
+
+def values(planned: Planned) -> dict[str, Any]:
+    """One plan for JSON."""
+    found = {"configuration": planned.block, "looked_at": planned.looked_at} if planned.given else {}
+    given = {"given": planned.given.values()} if planned.given else {}
+    return {"name": planned.name, **planned.prediction.values(), **found, **given}
+
+
+def whole(target: str, text: str) -> None:
+    """Writes a file, whole or not at all; OptionError where it cannot be."""
+    path = Path(target)
+    try:
+        if not path.parent.is_dir():
+            raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
+        files.write_atomically(path, text)
+    except OSError as error:
+        raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None

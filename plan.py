@@ -1,0 +1,54 @@
+"""Plans a training on an IPU system before anything runs: memory, rate, where the time goes, and what would be better.
+
+python plan.py --config mk2_efficientnet_b4_g16_16ipus
+python plan.py --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16
+python plan.py --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import early
+
+    early.begin("plan.py")
+
+import sys
+from collections.abc import Sequence
+
+from emulator.planner.prediction import predict
+from harness.commands import entry
+from harness.planning import page, request, searched, table, written
+from harness.planning.request import Request
+from harness.planning.searched import Planned
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predictions of every configuration on every system, printed and written where the call asks for them."""
+    asked = request.parse(argv)
+    if asked.help:
+        print(table.help_text(request.parser()), end="")
+        return 0
+    planned = searched.fastest(asked) if asked.search else plan(asked)
+    text = table.report(planned)
+    if asked.json != "-":
+        print(text)
+    if asked.json:
+        written.json_file(planned, asked.json)
+    if asked.html:
+        written.whole(asked.html, page.of(planned))
+    return 0
+
+
+def plan(asked: Request) -> list[Planned]:
+    """One prediction for each configuration and system, in the order of the call."""
+    planned = []
+    for label, words in asked.calls:
+        run = request.run_of(words)
+        work = request.workload(run, asked.processes)
+        for system in request.systems(asked, work.plan.ipus):
+            planned.append(Planned(label or run.name, predict(work, system), run))
+    return planned
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("plan", main, None))

@@ -1,0 +1,181 @@
+"""Fits the planner's constants to published rates, and draws what is left: python -m tools.fit_planner [--write] [--svg FILE].
+
+The rows are trainings whose rate was published with their layout; sources in `ROWS`. The constants are the most probable
+ones for priors that are wide (a factor of two either way) and rates that are known to 5 %: Gauss-Newton steps on
+logarithms, with bounds. Leave-one-out: each row predicted by constants that were fitted to all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from base import plugins
+from emulator.planner import constants
+from emulator.planner.constants import BOUNDS, NAMES, PRIOR, Constants
+from emulator.planner.prediction import predict
+from emulator.planner.systems import SYSTEMS
+from emulator.planner.workload import Workload
+from harness.planning.request import run_of, workload
+from harness.reports import svg
+
+RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
+STEPS = 30
+
+
+class Row(NamedTuple):
+    """One published rate: images a second on a system, of a training given as options of train.py."""
+
+    name: str
+    system: str
+    rate: float
+    options: str
+    source: str
+
+
+_MLPERF = "MLPerf Training, logs of the closed division"
+_TABLE = "the vendor's performance tables, SDK 2.5"
+_FIGURE = "Masters et al. 2021, figure of throughputs (read off, 1 to 2 %)"
+_R50 = "--config mk2_resnet50_mlperf_pod16_bs20"
+_LARS = f"{_R50} --optimiser LARS"
+_B4 = "--config mk2_efficientnet_b4_g16_16ipus --num-io-tiles 32 --prefetch-depth 3"
+ROWS = (
+    Row("ResNet-50, momentum", "POD16", 27_636, _R50, f"{_MLPERF} 1.0"),
+    Row("ResNet-50, LARS", "POD16", 29_646, f"{_LARS} --gradient-accumulation-count 10", f"{_MLPERF} 1.1"),
+    Row("ResNet-50, LARS", "POD128", 185_488, f"{_LARS} --replicas 128 --gradient-accumulation-count 2", f"{_MLPERF} 1.1"),
+    Row("ResNet-50, LARS", "BOW-POD16", 43_274, f"{_LARS} --micro-batch-size 22 --gradient-accumulation-count 10",
+        f"{_MLPERF} 2.0"),
+    Row("ResNet-50, momentum", "BOW-POD16", 42_029, _R50, _TABLE),
+    Row("ResNet-50, momentum", "BOW-POD64", 145_287, f"{_R50} --replicas 64 --gradient-accumulation-count 2", _TABLE),
+    Row("B4 G16 GN, LARS", "BOW-POD16", 8_936, _B4, _TABLE),
+    Row("B4 G16 GN, LARS", "BOW-POD64", 34_943, f"{_B4} --replicas 32 --gradient-accumulation-count 64", _TABLE),
+    Row("B0 G1 GN", "POD16", 26_500, "--config B0-G1-GN-Native_16IPU_2x8", _FIGURE),
+    Row("B2 G1 GN", "POD16", 12_650, "--config B2-G1-GN-Native_16IPU_4x4", _FIGURE),
+    Row("B4 G1 GN", "POD16", 2_746, "--config B4-G1-GN-Native_16IPU_4x4", _FIGURE),
+    Row("B0 G16 GN", "POD16", 29_700, "--config B0-G16-GN-Native_16IPU_2x8", _FIGURE),
+    Row("B2 G16 GN", "POD16", 15_320, "--config B2-G16-GN-Native_16IPU_4x4", _FIGURE),
+    Row("B4 G16 GN", "POD16", 4_697, "--config B4-G16-GN-Native_16IPU_4x4", _FIGURE),
+    Row("B2 G16 GN, half resolution", "POD16", 23_910, "--config B2-G16-GN-Half_16IPU_4x4", _FIGURE),
+    Row("B0 G16 LN+PN", "POD16", 24_920, "--config B0-G16-LN_PN-Native_16IPU_2x8", _FIGURE),
+    Row("B4 G16 LN+PN", "POD16", 4_179, "--config B4-G16-LN_PN-Native_16IPU_4x4", _FIGURE),
+)  # fmt: skip
+# trainings and, with --inference, inferences that are known to run
+RUNS = (
+    "--config mk2_resnet50_mlperf_pod16",
+    "--config mk2_resnet50_mlperf_pod16_bs20",
+    "--config mk2_resnet50_bn_16ipus",
+    "--config mk2_resnext101_16ipus",
+    "--config mk2_efficientnet_b4_g1_16ipus",
+    "--config mk2_efficientnet_b4_g16_16ipus --num-io-tiles 32 --prefetch-depth 3",
+    "--model resnet --model-size 50 --micro-batch-size 1 --available-memory-proportion 0.1 --system MK1-2",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; writes constants and picture where asked."""
+    parser = argparse.ArgumentParser(description="Fits the planner's constants to published rates.")
+    parser.add_argument("--write", action="store_true", help="put the constants into emulator/planner/constants.py")
+    parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
+    asked = parser.parse_args(argv)
+    workloads = [workload(run_of(row.options.split())) for row in ROWS]
+    fitted = fit(workloads, range(len(ROWS)))
+    left_out = []
+    for k in range(len(ROWS)):
+        others = [i for i in range(len(ROWS)) if i != k]
+        left_out.append(error(ROWS[k], workloads[k], fit(workloads, others, fitted)))
+    inside = [error(row, each, fitted) for row, each in zip(ROWS, workloads)]
+    print(report(fitted, inside, left_out))
+    if asked.write:
+        _write(fitted)
+    if asked.svg:
+        Path(asked.svg).write_text(picture(workloads, fitted, left_out), encoding="utf-8")
+    return 0
+
+
+def error(row: Row, work: Workload, values: Constants) -> float:
+    """Predicted to published rate, less 1."""
+    return predict(work, SYSTEMS[row.system], values).timing.images_per_second / row.rate - 1
+
+
+def fit(workloads: Sequence[Workload], rows: Sequence[int], start: Constants = PRIOR) -> Constants:
+    """The most probable constants for these rows."""
+    x = np.log([getattr(start, name) for name in NAMES])
+    prior = np.log([getattr(PRIOR, name) for name in NAMES])
+    low, high = np.log(np.array([BOUNDS[name] for name in NAMES]).T)
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        values = Constants(**dict(zip(NAMES, np.exp(x))))
+        rates = [math.log1p(error(ROWS[k], workloads[k], values)) / RATE_ERROR for k in rows]
+        return np.array([*rates, *(x - prior) / math.log(PRIOR_FACTOR)])
+
+    damping, now = 1e-2, residuals(x)
+    for _ in range(STEPS):
+        slopes = np.stack([(residuals(x + 1e-4 * unit) - now) / 1e-4 for unit in np.eye(len(x))], axis=1)
+        step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(x)), -slopes.T @ now)
+        moved = np.clip(x + step, low, high)
+        then = residuals(moved)
+        if then @ then < now @ now:
+            done = now @ now - then @ then < 1e-6
+            x, now, damping = moved, then, damping / 3
+            if done:
+                break
+        else:
+            damping *= 10
+    return Constants(**{name: float(f"{value:.4g}") for name, value in zip(NAMES, np.exp(x))})
+
+
+def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]) -> str:
+    """Constants, and errors of each row."""
+    lines = [f"{name:16s} {getattr(fitted, name):10.4g}  (prior {getattr(PRIOR, name):g}, {BOUNDS[name][0]:g} to "
+             f"{BOUNDS[name][1]:g})" for name in NAMES]  # fmt: skip
+    lines += ["", f"{'training':28s} {'system':10s} {'published':>9s}  {'fitted':>7s}  {'left out':>8s}"]
+    for row, first, second in zip(ROWS, inside, left_out):
+        lines.append(f"{row.name:28s} {row.system:10s} {row.rate:9,.0f}  {100 * first:+6.1f}%  {100 * second:+7.1f}%")
+    for name, errors in (("fitted", inside), ("left out", left_out)):
+        sizes = [abs(each) for each in errors]
+        lines.append(
+            f"{name}: median {100 * statistics.median(sizes):.1f} %, mean {100 * statistics.mean(sizes):.1f} %, largest "
+            f"{100 * max(sizes):.1f} %"
+        )
+    return "\n".join(lines)
+
+
+def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
+    """Each row's errors as bars: fitted, and left out of the fit."""
+    width, row_height, left, middle = 760.0, 22.0, 300.0, 520.0
+    scale = 200.0 / 0.25  # pixels for an error of 1
+    height = 70 + row_height * len(ROWS)
+    parts = [svg.text(16, 24, "Predicted against published images a second", size=16, weight="bold")]
+    parts.append(svg.text(16, 44, "filled: fitted to all rows; outlined: fitted without the row", size=12, fill="#666"))
+    for percent in (-20, -10, 0, 10, 20):
+        x = middle + scale * percent / 100
+        parts.append(svg.rule(x, 56, x, height - 8, "#999" if percent == 0 else svg.RULE))
+        parts.append(svg.text(x, 54, f"{percent:+d} %" if percent else "0", size=11, anchor="middle", fill="#666"))
+    for k, (row, work, outside) in enumerate(zip(ROWS, workloads, left_out)):
+        y, own = 62 + row_height * k, error(row, work, fitted)
+        parts.append(svg.text(left, y + 12, f"{row.name}, {row.system}", size=12, anchor="end"))
+        for value, style in ((own, 'fill="#2a6f97"'), (outside, 'fill="none" stroke="#c1121f"')):
+            begin, end = sorted((middle, middle + scale * max(-0.25, min(0.25, value))))
+            parts.append(f'<rect x="{begin:.1f}" y="{y + 3:.1f}" width="{end - begin:.1f}" height="10" {style}/>')
+    return svg.document(width, height, parts)
+
+
+def _write(fitted: Constants) -> None:
+    """Puts the constants into the module that holds them."""
+    path = plugins.ROOT / "emulator/planner/constants.py"
+    values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
+    text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    path.write_text(text, encoding="utf-8")
+    constants.FITTED = replace(fitted)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
