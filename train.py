@@ -120,15 +120,15 @@ def _train(
     last = last_update(run, done)
     events.begun()
     recording = bool(team.broadcast_text("yes" if request else ""))  # the instances cut their host steps alike
-    program = compiling.training_program(run, job.log, done, recording, team.group)
-    start = initial_state(job, program, saved)
-    divergence = Divergence(job, program.watched)
-    checkpointer = Checkpointer(job, program, writer, start.meter, start.calls, divergence)
-    validator = Validator(job, events, start.validated)
-    profiler = UpdateProfiler(job, program, request, recording, done, last)
-    loop = TrainingLoop(job, program, start, signals, divergence, checkpointer, validator, profiler, events)
-    loop.run(last)
-    endings.finished(job, last, validator.last_accuracy)
+    with compiling.training_program(run, job.log, done, recording, team.group) as program:
+        start = initial_state(job, program, saved)
+        divergence = Divergence(job, program.watched)
+        checkpointer = Checkpointer(job, program, writer, start.meter, start.calls, divergence)
+        profiler = UpdateProfiler(job, program, request, recording, done, last)
+        with Validator(job, events, start.validated) as validator:
+            loop = TrainingLoop(job, program, start, signals, divergence, checkpointer, validator, profiler, events)
+            loop.run(last)
+            endings.finished(job, last, validator.last_accuracy)
 
 
 def _open_log(run: Run, team: Team, folder: Path, saved: Saved | None) -> RunLog:

@@ -78,19 +78,19 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
     unreadable, validated = [], []
     with profile.copied_output(request):
         try:
-            program = compiling.validation_program(run, log)
-            if team.first:
-                record_profile(run, program, request, log)
-            for checkpoint in selected or [RANDOM_WEIGHTS]:
-                values = _read(checkpoint, selected, team, log) if selected else None
-                if selected and values is None:
-                    unreadable.append(checkpoint.name)
-                    continue
-                for warning in fit.warnings(run, values or {}, checkpoint):
-                    log.note(warning)
-                for _ in range(run.options.checkpoint.repeat):
-                    log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team))
-                validated.append(checkpoint.name)
+            with compiling.validation_program(run, log) as program:
+                if team.first:
+                    record_profile(run, program, request, log)
+                for checkpoint in selected or [RANDOM_WEIGHTS]:
+                    values = _read(checkpoint, selected, team, log) if selected else None
+                    if selected and values is None:
+                        unreadable.append(checkpoint.name)
+                        continue
+                    for warning in fit.warnings(run, values or {}, checkpoint):
+                        log.note(warning)
+                    for _ in range(run.options.checkpoint.repeat):
+                        log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team))
+                    validated.append(checkpoint.name)
             team.shut_down()
         except StopRequest as stop:
             log.note(f"Stopped: {stop}; validated: {', '.join(validated) or 'none'} of {len(selected)}")

@@ -88,8 +88,11 @@ class Prediction:
                 for j in range(len(plan.stages))
             ],
             "stage_parts": [
-                {kind: {k: v / self.system.ipu.clock for k, v in asdict(timing.cells[j, kind[0].upper()].cycles).items()}
-                 for kind in ("forward", "backward")} for j in range(len(plan.stages))
+                {
+                    kind: {k: v / self.system.ipu.clock for k, v in asdict(timing.cells[j, kind[0].upper()].cycles).items()}
+                    for kind in ("forward", "backward")
+                }
+                for j in range(len(plan.stages))
             ],  # fmt: skip
             "idle_share": timing.idle_share,
             "peak_share": timing.peak_share,

@@ -56,7 +56,14 @@ MK2 = Ipu(
     name="Mk2", tiles=1472, tile_memory=624 * KIB, clock=1.33e9, half_macs=64, single_macs=16, exchange=4.1, link=320e9
 )  # [P] [L] [T]
 BOW = Ipu(
-    name="Bow", tiles=1472, tile_memory=624 * KIB, clock=1.85e9, half_macs=64, single_macs=16, exchange=4.1, link=320e9,
+    name="Bow",
+    tiles=1472,
+    tile_memory=624 * KIB,
+    clock=1.85e9,
+    half_macs=64,
+    single_macs=16,
+    exchange=4.1,
+    link=320e9,
     later_software=True,
 )  # [D] [L]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -28,6 +28,9 @@ from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import OptimisedGraph, Store, load, optimise
 from emulator.program.stages import Features
 from emulator.program.weights import State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
 INFEED = "infeed"
@@ -96,6 +99,7 @@ class Program:
         self.phase_ends: list[PhaseEnd] = []
         self._device = ThreadPoolExecutor(1)
         self._store, self._stage_devices, self._place = store, stage_devices, place
+        self._in_group = group is not None
         set_up = partial(self._set_up, write, stream, seed, group)
         stored = store.load() if store else None
         try:
@@ -149,10 +153,23 @@ class Program:
     def _mark_compiled(self) -> None:
         self._mark(timings.OPTIMISED if self._store is None else timings.READY)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes a program of this process alone; a session on a group's server ends with the process, as its end would wait
+        for instances that may be lost."""
+        if not self._in_group:
+            self.close()
+
     def close(self) -> None:
-        """Frees the session's memory."""
-        self._device.shutdown()
+        """Frees the session's memory; a host step that is running still is cancelled.
+
+        Python's collector must not be what closes a session: a callback of its own data pipeline may be the one to collect,
+        and would wait for itself.
+        """
         self.session.close()
+        self._device.shutdown()
 
 
 def _size(graph: tf.Graph) -> str:

@@ -1,2 +1,5 @@
 """a"""
-def of(planned): return ""
+
+
+def of(planned):
+    return ""

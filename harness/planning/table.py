@@ -89,9 +89,7 @@ def _stages(prediction: Prediction) -> list[str]:
         lone = prediction.workload.one_device
         size = f"{prediction.memories[j].total / MIB:5,.0f} MiB" if not lone else (
             f"{prediction.memories[0].total / MIB:5,.0f} MiB" if j == 0 else "   (same IPU)")  # fmt: skip
-        lines.append(
-            f"  {j:5d}  {stage[0]:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}"
-        )
+        lines.append(f"  {j:5d}  {stage[0]:{max(9, name)}s} {1e3 * forward:5.2f} ms  {1e3 * backward:6.2f} ms  {size}")
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,18 @@ class Validator:
         """`validated`: rows of validation.csv by checkpoint that the run has already."""
         self._job, self._events = job, events
         self.rows = dict(validated)
+        self._built = ExitStack()
+
+    def __enter__(self) -> Validator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._built.close()
 
     @cached_property
     def _program(self) -> InferenceProgram:
         """Built when the first checkpoint comes."""
-        return compiling.validation_program(self._job.run, self._job.log)
+        return self._built.enter_context(compiling.validation_program(self._job.run, self._job.log))
 
     def validate(self, checkpoint: Checkpoint, values: Values) -> None:
         """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
