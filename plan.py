@@ -29,13 +29,12 @@ def main(argv: Sequence[str]) -> int:
         print(table.help_text(request.parser()), end="")
         return 0
     planned = searched.fastest(asked) if asked.search else plan(asked)
-    text = table.report(planned)
-    if asked.json != "-":
-        print(text)
-    if asked.json:
-        written.json_file(planned, asked.json)
     if asked.html:
         written.whole(asked.html, page.of(planned))
+    if asked.json:
+        written.json_file(planned, asked.json)
+    if asked.json != "-":
+        print(table.report(planned))
     return 0
 
 

@@ -77,7 +77,7 @@ class Kernels:
         return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
 
     def backward(self, operation: Operation, first: bool = False) -> Cycles:
-        """Of one micro-batch: the gradients of the input, unless the operation is the network's `first`, and of the weights."""
+        """Of one micro-batch: gradients of the input, unless the operation is the network's `first`, and of the weights."""
         if operation.kind in ("conv", "dense"):
             cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)

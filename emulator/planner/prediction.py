@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner import memory
 from emulator.planner.constants import FITTED, Constants
 from emulator.planner.kernels import SegmentCosts
@@ -70,6 +71,7 @@ class Prediction:
     def values(self) -> dict[str, Any]:
         """For JSON: sizes in bytes, times in seconds."""
         timing, plan = self.timing, self.workload.plan
+        stages = range(len(plan.stages))
         return {
             "system": self.system.name,
             "ipu": self.system.ipu.name,
@@ -84,16 +86,9 @@ class Prediction:
             "update_seconds": timing.seconds,
             "update_parts": self.update_parts,
             "stage_seconds": [
-                {"forward": timing.cells[j, "F"].seconds, "backward": timing.cells[j, "B"].seconds}
-                for j in range(len(plan.stages))
+                {"forward": timing.cells[j, FORWARD].seconds, "backward": timing.cells[j, BACKWARD].seconds} for j in stages
             ],
-            "stage_parts": [
-                {
-                    kind: {k: v / self.system.ipu.clock for k, v in asdict(timing.cells[j, kind[0].upper()].cycles).items()}
-                    for kind in ("forward", "backward")
-                }
-                for j in range(len(plan.stages))
-            ],  # fmt: skip
+            "stage_parts": [{"forward": self._parts(j, FORWARD), "backward": self._parts(j, BACKWARD)} for j in stages],
             "idle_share": timing.idle_share,
             "peak_share": timing.peak_share,
             "hours": timing.hours,
@@ -108,11 +103,17 @@ class Prediction:
             "precision": plan.precision.name,
         }
 
+    def _parts(self, stage: int, kind: str) -> dict[str, float]:
+        """Seconds of a stage's work on a micro-batch, by what they are spent on."""
+        cell = self.timing.cells[stage, kind]
+        scale = cell.seconds / (cell.cycles.total or 1.0)
+        return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}
+
 
 def predict(
     workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
 ) -> Prediction:
-    """Memory and time, in milliseconds. `costs`: of another plan with the same network, micro-batch, precision and system."""
+    """Memory and time, in milliseconds. `costs`: of a plan with the same network, micro-batch, precision and system."""
     costs = costs or SegmentCosts(workload, system.ipu, constants)
     timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
     return Prediction(workload=workload, system=system, timing=timing)

@@ -7,11 +7,12 @@ micro-batch, so that long ones follow from short ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from emulator.plan import schedules
-from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.plan.schedules import BACKWARD, FORWARD, Action
 from emulator.planner.constants import Constants
 from emulator.planner.kernels import Cycles, SegmentCosts
 from emulator.planner.systems import GATEWAY_LINK, HOST_LINK, STREAMING, System
@@ -98,23 +99,19 @@ class Timing:
 
     def _walked(self, micro_batches: int) -> float:
         """Seconds of the rows."""
-        plan = self.workload.plan
-        timeline = schedules.build(plan.schedule, len(plan.stages), micro_batches)
-        return sum(self.row(row) for row in timeline)
+        return max(end for _, _, end in self.placed(micro_batches))
 
-    def row(self, row: schedules.Row) -> float:
-        """Seconds of one row: the slowest first action, then the slowest second one."""
-        both = max(len(cell) for cell in row) > 1
-        if not both:
-            # a row of a schedule with cells of two actions has forwards and backwards in different phases, too
-            grouped = self.workload.plan.schedule == "Grouped"
-            kinds = (FORWARD, BACKWARD) if grouped else ("",)
-        else:
-            kinds = (FORWARD, BACKWARD)
-        return sum(
-            max((self.cells[a.stage, a.kind].seconds for cell in row for a in cell if kind in ("", a.kind)), default=0.0)
-            for kind in kinds
-        )
+    def placed(self, micro_batches: int) -> Iterator[tuple[Action, float, float]]:
+        """Every action of the schedule with the seconds at which it begins and ends."""
+        timeline = schedules.build(self.workload.plan.schedule, len(self.workload.plan.stages), micro_batches)
+        grouped = any(len(cell) > 1 for row in timeline for cell in row)
+        begin = 0.0
+        for row in timeline:
+            for kinds in ((FORWARD,), (BACKWARD,)) if grouped else ((FORWARD, BACKWARD),):
+                actions = [action for cell in row for action in cell if action.kind in kinds]
+                seconds = [self.cells[action.stage, action.kind].seconds for action in actions]
+                yield from ((action, begin, begin + own) for action, own in zip(actions, seconds))
+                begin += max(seconds, default=0.0)
 
     @cached_property
     def busy(self) -> float:

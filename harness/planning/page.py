@@ -1,5 +1,228 @@
-"""a"""
+"""Predictions as one page that needs nothing else: pictures first, numbers below, legible on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from html import escape
+
+from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.planner import variants
+from emulator.planner.prediction import Prediction, predict
+from harness.planning import table
+from harness.planning.searched import Planned
+from harness.planning.table import MIB
+from harness.reports import svg
+from harness.reports.timeline import COLOURS, IDLE
+
+WIDTH, LEFT, RIGHT = 460.0, 70.0, 20.0  # pixels: of each picture, so that a phone shows letters large enough
+PARTS = {
+    "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",
+    "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
+}  # fmt: skip
+PLANNED, IDEAL, FULL = "#2a6f97", "#adb5bd", "#c1121f"
+SHOWN = 3  # micro-batches for each stage that a timeline shows
+_STYLE = """
+body{font:16px/1.5 Helvetica,Arial,sans-serif;margin:0 auto;max-width:1080px;padding:12px;color:#222;background:#fff}
+h1{font-size:1.35em}h2{font-size:1.1em;margin:1.6em 0 .3em;overflow-wrap:anywhere}
+.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:12px}
+figure{margin:0;border:1px solid #e4e4e4;border-radius:6px;padding:6px}figure svg{width:100%;height:auto;display:block}
+.facts{display:flex;flex-wrap:wrap;gap:8px 24px;margin:.4em 0 1em}.facts b{font-size:1.25em}
+.bad{color:#c1121f}pre{overflow-x:auto;font-size:13px;background:#f6f6f6;padding:10px;border-radius:6px}
+"""
 
 
-def of(planned):
-    return ""
+def of(planned: Sequence[Planned]) -> str:
+    """The whole page."""
+    parts = ["<h1>What these plans would do</h1>" if len(planned) > 1 else ""]
+    if len(planned) > 1:
+        parts.append(f'<div class="pictures">{_figure(_rates(planned))}</div>')
+    parts += [_section(each) for each in planned]
+    parts.append(f"<p>{escape(table.NOTE)}</p>")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Plan: {escape(', '.join(dict.fromkeys(each.name for each in planned)))}</title>"
+        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _section(planned: Planned) -> str:
+    prediction, timing = planned.prediction, planned.prediction.timing
+    room = prediction.room / MIB
+    fit = f"{room:,.0f} MiB left" if prediction.fits else f'<span class="bad">{-room:,.0f} MiB too much</span>'
+    energy = prediction.kilowatt_hours
+    facts = [
+        (f"{timing.images_per_second:,.0f}", "images a second"),
+        (f"{1e3 * timing.seconds:,.1f} ms", "an update"),
+        (f"{timing.hours:,.1f}", "hours"),
+        (fit, "on the fullest IPU"),
+        (f"{100 * timing.idle_share:.0f} %", "idle"),
+        (f"{100 * timing.peak_share:.1f} %", "of the peak"),
+    ]
+    facts += [(f"{energy:,.0f}", "kWh")] if energy is not None else []
+    told = "".join(f"<span><b>{value}</b> {escape(name)}</span>" for value, name in facts)
+    pictures = [_memory(prediction), _update(prediction)]
+    if len(prediction.memories) > 1:
+        pictures = [_timeline(prediction), *pictures, _schedules(prediction)]
+    pictures.append(_scaling(prediction))
+    return (
+        f"<h2>{escape(planned.name)}, predicted on {prediction.system.name}</h2>"
+        f'<div class="facts">{told}</div>'
+        f'<div class="pictures">{"".join(map(_figure, pictures))}</div>'
+        f"<details><summary>Numbers</summary><pre>{escape(table.one(planned))}</pre></details>"
+    )
+
+
+def _figure(picture: str) -> str:
+    return f"<figure>{picture}</figure>"
+
+
+def _picture(title: str, height: float, parts: Iterator[str]) -> str:
+    """A picture with its title."""
+    return svg.document(WIDTH, height, [svg.text(10, 22, title, size=15, weight="bold"), *parts])
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str, says: str) -> str:
+    return (
+        f'<g><title>{escape(says)}</title><rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" '
+        f'height="{height:.1f}" fill="{colour}"/></g>'
+    )
+
+
+def _legend(entries: Sequence[tuple[str, str]], top: float) -> Iterator[str]:
+    """Colours and their words, in rows of at most the picture's width."""
+    x, y = 10.0, top
+    for colour, word in entries:
+        needed = 26 + 7.2 * len(word)
+        if x + needed > WIDTH:
+            x, y = 10.0, y + 19
+        yield f'<rect x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12" fill="{colour}"/>' + svg.text(x + 16, y, word, size=12)
+        x += needed
+
+
+def _timeline(prediction: Prediction) -> str:
+    """The beginning of an update, with the stages' real durations."""
+    timing, stages = prediction.timing, len(prediction.memories)
+    count = min(prediction.workload.plan.accumulation, SHOWN * stages)
+    bars = list(timing.placed(count))
+    end = max(last for _, _, last in bars)
+    scale, row, top = (WIDTH - LEFT - RIGHT) / end, 26.0, 44.0
+    bottom = top + row * stages
+
+    def parts() -> Iterator[str]:
+        for stage in range(stages):
+            y = top + row * stage
+            yield svg.text(LEFT - 8, y + 16, f"IPU {stage}", size=12, anchor="end")
+            yield _box(LEFT, y, end * scale, row - 4, IDLE, "idle")
+        for action, begin, last in bars:
+            says = f"stage {action.stage}, {action.kind} of micro-batch {action.micro_batch}: {1e3 * (last - begin):.2f} ms"
+            x, y, width = LEFT + begin * scale, top + row * action.stage, (last - begin) * scale
+            yield _box(x, y, width - 0.5, row - 4, COLOURS[action.kind], says)
+            if width > 16:
+                yield svg.text(x + width / 2, y + 16, str(action.micro_batch), size=11, anchor="middle", fill="#fff")
+        for tick in svg.ticks(0.0, 1e3 * end, 6):
+            yield svg.text(LEFT + tick * scale / 1e3, bottom + 14, f"{tick:g}", size=11, anchor="middle")
+        yield svg.text(LEFT - 8, bottom + 14, "ms", size=11, anchor="end")
+        entries = ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle"))
+        yield from _legend(entries, bottom + 36)
+
+    name = f"{prediction.workload.plan.schedule}, {count} of {prediction.workload.plan.accumulation} micro-batches"
+    return _picture(name, bottom + 46, parts())
+
+
+def _memory(prediction: Prediction) -> str:
+    """Each IPU's memory as a stacked bar against the limit."""
+    most = max(prediction.capacity, *(memory.total for memory in prediction.memories)) * 1.03
+    scale, row, top = (WIDTH - LEFT - RIGHT) / most, 26.0, 44.0
+    bottom = top + row * len(prediction.memories)
+
+    def parts() -> Iterator[str]:
+        for j, memory in enumerate(prediction.memories):
+            x, y = LEFT, top + row * j
+            yield svg.text(LEFT - 8, y + 16, f"IPU {j}", size=12, anchor="end")
+            for name, size in asdict(memory).items():
+                yield _box(x, y, size * scale, row - 4, PARTS[name], f"{name.replace('_', ' ')}: {size / MIB:,.1f} MiB")
+                x += size * scale
+        limit = LEFT + prediction.capacity * scale
+        yield svg.rule(limit, top - 8, limit, bottom, FULL)
+        yield svg.text(limit, top - 11, f"{prediction.capacity / MIB:,.0f} MiB", size=11, anchor="end", fill=FULL)
+        for tick in svg.ticks(0.0, most / MIB, 6):
+            yield svg.text(LEFT + tick * MIB * scale, bottom + 14, f"{tick:g}", size=11, anchor="middle")
+        yield from _legend([(colour, name.replace("_", " ")) for name, colour in PARTS.items()], bottom + 36)
+
+    return _picture("Memory of each IPU", bottom + 86, parts())
+
+
+def _update(prediction: Prediction) -> str:
+    """The parts of an update's time."""
+    rows = [(name.replace("_", " "), seconds) for name, seconds in prediction.update_parts.items() if seconds > 0]
+    return _bars("Where an update's time goes", [(n, 1e3 * v, f"{1e3 * v:,.2f} ms", PLANNED) for n, v in rows])
+
+
+def _schedules(prediction: Prediction) -> str:
+    """The same stages by each schedule."""
+    rows = []
+    for schedule in ("Grouped", "Interleaved", "Sequential"):
+        other = predict(variants.scheduled(prediction.workload, schedule), prediction.system)
+        full = max(memory.total for memory in other.memories) / MIB
+        own = schedule == prediction.workload.plan.schedule
+        rate = other.timing.images_per_second
+        rows.append((schedule, rate, f"{rate:,.0f} img/sec, {full:,.0f} MiB", PLANNED if own else IDEAL))
+    return _bars("Schedules", rows)
+
+
+def _scaling(prediction: Prediction) -> str:
+    """The same global batch on each system of the same IPUs, with as many replicas as it holds."""
+    rows = []
+    for system in variants.family(prediction.system):
+        other = variants.scaled(prediction.workload, system)
+        if other is None:
+            rows.append((system.name, 0.0, "does not hold this plan", IDEAL))
+            continue
+        rate = predict(other, system).timing.images_per_second
+        own = system is prediction.system
+        rows.append((system.name, rate, f"{rate:,.0f} img/sec, accumulation {other.plan.accumulation}", PLANNED if own else IDEAL))
+    return _bars("The same global batch on other systems", rows)
+
+
+def _bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
+    """Rows of (name, value, words, colour); the words stand below the bars' names, in any case legible."""
+    most, row, top, left = max((value for _, value, _, _ in rows), default=1.0) or 1.0, 40.0, 40.0, 10.0
+
+    def parts() -> Iterator[str]:
+        for k, (name, value, words, colour) in enumerate(rows):
+            y = top + row * k
+            yield svg.text(left, y + 12, f"{name}: {words}", size=12)
+            yield _box(left, y + 18, value / most * (WIDTH - left - RIGHT), 12, colour, words)
+
+    return _picture(title, top + row * len(rows) + 6, parts())
+
+
+def _rates(planned: Sequence[Planned]) -> str:
+    """Rate against memory of the fullest IPU, a dot for each plan."""
+    top, side, bottom = 44.0, 300.0, 344.0
+    rates = [each.prediction.timing.images_per_second for each in planned]
+    full = [max(m.total for m in each.prediction.memories) / MIB for each in planned]
+    limit = max(each.prediction.capacity for each in planned) / MIB
+    x1, y1 = 1.05 * max([*full, limit]), 1.1 * max(rates)
+
+    def parts() -> Iterator[str]:
+        for tick in svg.ticks(0.0, x1, 6):
+            x = LEFT + tick / x1 * (WIDTH - LEFT - RIGHT)
+            yield svg.rule(x, top, x, bottom) + svg.text(x, bottom + 15, f"{tick:g}", size=11, anchor="middle")
+        for tick in svg.ticks(0.0, y1, 6):
+            y = bottom - tick / y1 * side
+            yield svg.rule(LEFT, y, WIDTH - RIGHT, y) + svg.text(LEFT - 6, y + 4, f"{tick:,.0f}", size=11, anchor="end")
+        edge = LEFT + limit / x1 * (WIDTH - LEFT - RIGHT)
+        yield svg.rule(edge, top, edge, bottom, FULL)
+        yield svg.text(WIDTH - RIGHT, bottom + 32, "MiB on the fullest IPU", size=12, anchor="end")
+        for k, (each, rate, size) in enumerate(zip(planned, rates, full), 1):
+            x, y = LEFT + size / x1 * (WIDTH - LEFT - RIGHT), bottom - rate / y1 * side
+            colour = PLANNED if each.prediction.fits else FULL
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{colour}" fill-opacity="0.85"/>'
+            yield svg.text(x, y + 4, str(k), size=11, anchor="middle", fill="#fff")
+            name = f"{k}  {each.name}, {each.prediction.system.name}: {rate:,.0f} img/sec"
+            yield svg.text(10, bottom + 36 + 18 * k, name, size=12)
+
+    return _picture("Images a second against memory", bottom + 50 + 18 * len(planned), parts())

@@ -27,7 +27,7 @@ def help_text(parser: argparse.ArgumentParser) -> str:
 def report(planned: Sequence[Planned]) -> str:
     """Every plan, and a table of all where there are several."""
     parts = ["\n".join(_comparison(planned))] if len(planned) > 1 else []
-    parts += ["\n".join(_one(each)) for each in planned]
+    parts += [one(each) for each in planned]
     return "\n\n".join([*parts, NOTE])
 
 
@@ -46,7 +46,8 @@ def _comparison(planned: Sequence[Planned]) -> list[str]:
     return lines
 
 
-def _one(planned: Planned) -> list[str]:
+def one(planned: Planned) -> str:
+    """A plan in a few lines."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
     energy = prediction.kilowatt_hours
@@ -66,7 +67,7 @@ def _one(planned: Planned) -> list[str]:
     ]  # fmt: skip
     if planned.given:
         lines += _found(planned)
-    return lines
+    return "\n".join(lines)
 
 
 def _fit(prediction: Prediction) -> list[str]:
