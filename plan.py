@@ -20,6 +20,7 @@ from harness.commands import entry
 from harness.planning import page, request, searched, table, written
 from harness.planning.request import Request
 from harness.planning.searched import Planned
+from harness.reports.prediction import workload
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +44,7 @@ def plan(asked: Request) -> list[Planned]:
     planned = []
     for label, words in asked.calls:
         run = request.run_of(words)
-        work = request.workload(run, asked.processes)
+        work = workload(run, asked.processes)
         for system in request.systems(asked, work.plan.ipus):
             planned.append(Planned(label or run.name, predict(work, system), run))
     return planned

@@ -128,7 +128,7 @@ def _train(
         with Validator(job, events, start.validated) as validator:
             loop = TrainingLoop(job, program, start, signals, divergence, checkpointer, validator, profiler, events)
             loop.run(last)
-            endings.finished(job, last, validator.last_accuracy)
+            endings.finished(job, last, validator.last_accuracy, start.meter.images_per_second)
 
 
 def _open_log(run: Run, team: Team, folder: Path, saved: Saved | None) -> RunLog:

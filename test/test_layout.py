@@ -16,7 +16,7 @@ from Models._model import Model
 
 ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
-SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "console")
+SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "plan", "console")
 FACES = ("ipu_utils", "log")
 # rooms from the ground floor up; a file imports from its own room and from those of lower floors
 FLOORS = (
@@ -29,6 +29,7 @@ FLOORS = (
     ("Datasets.sources",),
     ("Models", "LR_Schedules", "Datasets", "log"),
     ("tools.datasets", "emulator.plan"),
+    ("emulator.planner",),
     ("emulator.layers",),
     ("emulator.program",),
     ("ipu_utils",),
@@ -39,8 +40,8 @@ FLOORS = (
     ("harness.programs",),
     ("harness.evaluation",),
     ("harness.commands",),
-    ("harness.training",),
-    ("train", "validation", "inference_embedded", "weight_avg", "poprun", "tools"),
+    ("harness.training", "harness.planning"),
+    ("train", "plan", "validation", "inference_embedded", "weight_avg", "poprun", "tools"),
     ("restore", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,4 +1,6 @@
-"""Fits the planner's constants to published rates, and draws what is left: python -m tools.fit_planner [--write] [--svg FILE].
+"""Fits the planner's constants to published rates, and draws what is left.
+
+python tools/fit_planner.py [--write] [--svg FILE]
 
 The rows are trainings whose rate was published with their layout; sources in `ROWS`. The constants are the most probable
 ones for priors that are wide (a factor of two either way) and rates that are known to 5 %: Gauss-Newton steps on
@@ -7,25 +9,39 @@ logarithms, with bounds. Leave-one-out: each row predicted by constants that wer
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what takes time to import
+    import sys
+
+    sys.path.insert(0, f"{sys.path[0]}/..")
+    from base.process import early
+
+    early.begin("fit_planner.py")
+
 import argparse
 import math
 import re
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import numpy as np
 
 from base import plugins
+from base.errors import OptionError
+from base.process import command_line
 from emulator.planner import constants
 from emulator.planner.constants import BOUNDS, NAMES, PRIOR, Constants
 from emulator.planner.prediction import predict
 from emulator.planner.systems import SYSTEMS
 from emulator.planner.workload import Workload
-from harness.planning.request import run_of, workload
+from harness.planning.request import run_of
 from harness.reports import svg
+from harness.reports.prediction import workload
 
 RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
 STEPS = 30
@@ -178,4 +194,4 @@ def _write(fitted: Constants) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(command_line.run("fit_planner.py", main, None, (OptionError,)))

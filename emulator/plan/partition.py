@@ -56,8 +56,11 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
     return _cut(segments, cuts)
 
 
-def automatic(trace: Trace, parts: int, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Stages:
-    """Stages of about the same cost, cut only before segments whose name passes the filters.
+def automatic(
+    trace: Trace, parts: int, include: Sequence[str] = (), exclude: Sequence[str] = (), costs: Sequence[float] = (),
+) -> Stages:  # fmt: skip
+    """Stages of about the same cost, cut only before segments whose name passes the filters. `costs`: of each segment, by
+    default its multiply-adds.
 
     A name passes if it contains any string of `include` (no strings: every name) and none of `exclude`. A string of
     `include` in no name is an error; of `exclude` not: the original's default `0/p` is an edge inside a segment.
@@ -71,7 +74,7 @@ def automatic(trace: Trace, parts: int, include: Sequence[str] = (), exclude: Se
         raise PartitionError(f"the model and the sharding filters {fewer}{hint and '; ' + hint}", names)
     if lost:
         raise PartitionError(f"sharding_include_filter: {hint}", names)
-    costs = segment_costs(trace)
+    costs = costs or segment_costs(trace)
     pieces = [sum(costs[first:last]) for first, last in pairwise((0, *places, len(names)))]
     return _cut(names, [places[piece - 1] for piece in balanced(pieces, parts)])
 

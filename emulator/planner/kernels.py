@@ -14,9 +14,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from emulator.plan.trace import Operation
-from emulator.planner.constants import Constants
-from emulator.planner.systems import Ipu
+from emulator.plan.options import DeviceOptions
+from emulator.plan.trace import Operation, Trace
+from emulator.planner.constants import FITTED, Constants
+from emulator.planner.systems import MK2, Ipu
 from emulator.planner.workload import DEFAULT_PROPORTION, Workload
 
 MATRIX_CHANNELS = 16  # of a group that fill the matrix units
@@ -68,6 +69,23 @@ class Kernels:
     half_partials: bool
     two_pass: bool
     constants: Constants
+
+    @classmethod
+    def of(
+        cls, options: DeviceOptions, ipu: Ipu, constants: Constants, micro_batch: int, bytes_per_element: int,
+        *, two_pass: bool = False,
+    ) -> Kernels:  # fmt: skip
+        """As the device's options have them."""
+        return cls(
+            ipu=ipu,
+            tiles=max(1, ipu.tiles - options.num_io_tiles),
+            batch=micro_batch,
+            bytes_per_element=bytes_per_element,
+            proportion=DEFAULT_PROPORTION,
+            half_partials=options.enable_half_partials,
+            two_pass=two_pass,
+            constants=constants,
+        )
 
     def forward(self, operation: Operation) -> Cycles:
         """Of one micro-batch."""
@@ -131,20 +149,18 @@ class Kernels:
 class SegmentCosts:
     """Cycles of a network's segments, forward and backward, computed once for each memory proportion."""
 
-    def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
-        options = workload.plan.options
-        self._trace, self._training = workload.trace, workload.training
-        self._kernels = Kernels(
-            ipu=ipu,
-            tiles=max(1, ipu.tiles - options.num_io_tiles),
-            batch=workload.plan.micro_batch,
-            bytes_per_element=workload.bytes_per_element,
-            proportion=DEFAULT_PROPORTION,
-            half_partials=options.enable_half_partials,
-            two_pass=workload.two_pass,
-            constants=constants,
-        )
+    def __init__(self, trace: Trace, kernels: Kernels, training: bool = True) -> None:
+        self._trace, self._kernels, self._training = trace, kernels, training
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
+
+    @classmethod
+    def of_workload(cls, workload: Workload, ipu: Ipu, constants: Constants) -> SegmentCosts:
+        """Of a workload's micro-batch on an IPU."""
+        plan = workload.plan
+        kernels = Kernels.of(
+            plan.options, ipu, constants, plan.micro_batch, workload.bytes_per_element, two_pass=workload.two_pass
+        )
+        return cls(workload.trace, kernels, workload.training)
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
         """Of one micro-batch, forward and backward."""
@@ -156,6 +172,12 @@ class SegmentCosts:
                     backward += kernels.backward(operation, operation is self._trace.operations[0])
             self._known[segment, proportion] = forward, backward
         return self._known[segment, proportion]
+
+
+def segment_costs(trace: Trace, options: DeviceOptions, micro_batch: int, bytes_per_element: int) -> list[float]:
+    """Predicted cycles of each segment on a Mk2 IPU, forward and backward, for the balance of stages."""
+    costs = SegmentCosts(trace, Kernels.of(options, MK2, FITTED, micro_batch, bytes_per_element))
+    return [sum(each.total for each in costs.of(name, DEFAULT_PROPORTION)) for name in trace.segments]
 
 
 def _filled(channels: int) -> float:

@@ -2,7 +2,7 @@
 
 Every part is spread over the tiles evenly, except that the largest of them are held in blocks that do not divide: `UNEVEN`.
 Sizes are of the fullest tile times the number of tiles, so that they compare with the memory of all tiles. Constants are
-chosen so that every configuration that is known to have run fits (`tools/fit_planner.py` prints the room each leaves).
+chosen so that every configuration that is known to have run fits (a test holds each).
 """
 
 from __future__ import annotations

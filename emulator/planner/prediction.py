@@ -114,6 +114,6 @@ def predict(
     workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
 ) -> Prediction:
     """Memory and time, in milliseconds. `costs`: of a plan with the same network, micro-batch, precision and system."""
-    costs = costs or SegmentCosts(workload, system.ipu, constants)
+    costs = costs or SegmentCosts.of_workload(workload, system.ipu, constants)
     timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
     return Prediction(workload=workload, system=system, timing=timing)

@@ -77,7 +77,7 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
         if plan.global_batch % micro_batch:
             continue
         sized = replace(workload, plan=replace(plan, micro_batch=micro_batch))
-        costs = SegmentCosts(sized, system.ipu, constants)
+        costs = SegmentCosts.of_workload(sized, system.ipu, constants)
         count = 1
         while count <= min(system.ipus, 16):
             replicas = system.ipus // count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulator.plan import schedules
 from emulator.plan.plan import ExecutionPlan
-from harness.reports import plot
+from harness.reports import plot, prediction
 from harness.run.run import Run
 
 MOST_DRAWN = 1024  # passes that a timeline is laid out for
@@ -20,6 +20,7 @@ def run(run: Run, done: int = 0) -> str:
     return "\n".join(
         [
             run.summary(),
+            *prediction.lines(run),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
             f"Host steps of {length.updates_per_step} updates; a log line "
             + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.commands import cli
 from harness.processes.team import Team, introduction
+from harness.reports import prediction
 from harness.run.arguments import arguments
 from harness.run.run import Run
 from log import RunLog, new_run_folder
@@ -51,6 +52,7 @@ def training_head(run: Run) -> list[str]:
     names = " ".join(v.name for v in run.trace.variables if v.trainable and run.trained(v.name))
     return [
         run.summary(),
+        *prediction.lines(run),
         "Trainable Variables:\n" + textwrap.fill(names, 118, initial_indent="  ", subsequent_indent="  "),
         f"Total Parameters:{run.trace.parameters}",
     ]

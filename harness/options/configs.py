@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -283,8 +284,7 @@ class ConfigFile:
 
 def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
     try:
-        loader = _Loader(input_files.text(path, MAX_BYTES))
-        return loader.get_single_node(), loader
+        return _parsed(input_files.text(path, MAX_BYTES))
     except OSError as error:
         raise OptionError(f"configuration file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -299,6 +299,12 @@ def _compose(path: str) -> tuple[yaml.Node | None, _Loader]:
         raise OptionError(f"{path}{line}: not valid YAML: {brief(error.problem or error.context)}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise OptionError(f"{path}: not valid YAML: {_first_line(error)}") from None
+
+
+@lru_cache(maxsize=1)  # several configurations of one file are planned at once
+def _parsed(text: str) -> tuple[yaml.Node | None, _Loader]:
+    loader = _Loader(text)
+    return loader.get_single_node(), loader
 
 
 def _written(node: yaml.Node) -> str:

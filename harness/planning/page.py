@@ -97,7 +97,9 @@ def _legend(entries: Sequence[tuple[str, str]], top: float) -> Iterator[str]:
         needed = 26 + 7.2 * len(word)
         if x + needed > WIDTH:
             x, y = 10.0, y + 19
-        yield f'<rect x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12" fill="{colour}"/>' + svg.text(x + 16, y, word, size=12)
+        yield f'<rect x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12" fill="{colour}"/>' + svg.text(
+            x + 16, y, word, size=12
+        )
         x += needed
 
 
@@ -182,7 +184,9 @@ def _scaling(prediction: Prediction) -> str:
             continue
         rate = predict(other, system).timing.images_per_second
         own = system is prediction.system
-        rows.append((system.name, rate, f"{rate:,.0f} img/sec, accumulation {other.plan.accumulation}", PLANNED if own else IDEAL))
+        rows.append(
+            (system.name, rate, f"{rate:,.0f} img/sec, accumulation {other.plan.accumulation}", PLANNED if own else IDEAL)
+        )
     return _bars("The same global batch on other systems", rows)
 
 

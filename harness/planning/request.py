@@ -1,4 +1,4 @@
-"""From the words of a call to what the planner is asked: options as for train.py, and those of plan.py alone. No TensorFlow."""
+"""From the words of a call to what the planner is asked: options as for train.py, and those of plan.py alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import NoReturn
 
 from base.errors import OptionError
 from emulator.planner.systems import System, holding
-from emulator.planner.workload import Workload
 from harness.commands import cli
-from harness.options.update_rules import UPDATE_RULES
 from harness.run import resolve
 from harness.run.run import Run
 
@@ -46,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
                      help="named configurations, planned side by side")  # fmt: skip
     own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - for standard output")
     own.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
-    own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
-                     "global batch on the system, and print it as a block for configs.yml")  # fmt: skip
+    own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and global "
+                     "batch on the system, and print it as a block for configs.yml")  # fmt: skip
     own.add_argument("--processes", type=int, metavar="N", help="host processes that feed the replicas (default: one for two "
                      "IPUs)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
@@ -75,23 +73,6 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Run
     if not options.dataset.random_data and not options.given("data_dir"):
         options = cli.parse([*words, RANDOM], "train").options
     return replace(resolve.prepare(options, alone, parsed.notes), notes=tuple(parsed.notes))
-
-
-def workload(run: Run, processes: int | None = None) -> Workload:
-    """What the planner needs of a run."""
-    training = run.options.training
-    return Workload(
-        trace=run.trace,
-        plan=run.plan,
-        slots=len(UPDATE_RULES[training.optimiser].slots),
-        image_numbers=run.picture,
-        eight_bit=run.options.dataset.eight_bit_io,
-        two_pass=bool(training.stable_norm),
-        images=round(run.length.iterations * run.plan.global_batch),
-        trained=frozenset(v.name for v in run.trace.variables if v.trainable and run.trained(v.name)),
-        training=run.trains,
-        processes=processes,
-    )
 
 
 def systems(request: Request, ipus: int) -> tuple[System, ...]:

@@ -12,6 +12,7 @@ from emulator.planner import search
 from emulator.planner.prediction import Prediction, predict
 from harness.planning import request
 from harness.planning.request import Request
+from harness.reports.prediction import workload
 from harness.run.run import Run
 
 # not of the network and its training, but of one call
@@ -58,7 +59,7 @@ def fastest(asked: Request) -> list[Planned]:
     planned = []
     for label, words in asked.calls:
         run = request.run_of(words)
-        work = request.workload(run, asked.processes)
+        work = workload(run, asked.processes)
         for system in request.systems(asked, work.plan.ipus):
             found = search.search(work, system)
             if found.best is None:

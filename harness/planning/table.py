@@ -9,9 +9,10 @@ from dataclasses import asdict
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner.prediction import Prediction
 from harness.planning.searched import Planned
+from harness.reports.prediction import duration
 
 MIB = 2**20
-NOTE = "Predicted by a model that was fitted to published rates: python -m tools.fit_planner prints its errors."
+NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
 _OPTIONS = "All other options are those of train.py, and mean the same: python train.py --help lists them."
 
 
@@ -57,7 +58,7 @@ def one(planned: Planned) -> str:
         f"micro-batch {plan.micro_batch} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
         f"{plan.precision.name}",
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms an update, "
-        f"{timing.hours:,.1f} hours for {prediction.workload.images:,} images"
+        f"{duration(timing.hours)} for {prediction.workload.images:,} images"
         + (f", {energy:,.0f} kWh" if energy is not None else ""),
         f"  idle {100 * timing.idle_share:.0f} %; {100 * timing.peak_share:.1f} % of the matrix units' peak",
         "  an update: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"

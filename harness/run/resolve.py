@@ -19,6 +19,7 @@ from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
+from emulator.planner.kernels import segment_costs
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions
 from harness.run import checks, data
 from harness.run import cluster as clusters
@@ -121,14 +122,18 @@ def _plan_and_length(
 
 def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:
     training = options.training
+    precision = Precision.of(options.device, training.offload_fp32_weight_copy)
+    micro_batch = training.micro_batch_size
+    costs = segment_costs(traced, options.device, micro_batch, precision.compute.bytes) if options.device.shards > 1 else ()
     return plans.resolve(
         options.device,
         traced,
         this_machine(),
-        micro_batch=training.micro_batch_size,
+        micro_batch=micro_batch,
         accumulation=training.gradient_accumulation_count,
         global_batch=training.global_batch_size,
-        precision=Precision.of(options.device, training.offload_fp32_weight_copy),
+        precision=precision,
+        costs=costs,
         instances=cluster.size,
         instance=cluster.instance,
     )

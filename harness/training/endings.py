@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from harness.checkpoints.write import SaveError, Writer
 from harness.commands import hints
-from harness.reports import plot
+from harness.reports import plot, prediction
 from harness.training.job import Job
 
 
-def finished(job: Job, done: int, accuracy: float | None) -> None:
-    """Of a call that has done what was asked. `accuracy`: of the newest checkpoint, in percent, if it was validated."""
+def finished(job: Job, done: int, accuracy: float | None, host_rate: float) -> None:
+    """Of a call that has done what was asked. `accuracy`: of the newest checkpoint, in percent, if it was validated;
+    `host_rate`: images a second on this machine."""
     note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return
     if accuracy is not None:
         note(f"Final validation top-1 accuracy: {accuracy:.2f}%")
+    for line in prediction.compared(run, host_rate):
+        note(line)
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return

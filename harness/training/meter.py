@@ -29,6 +29,8 @@ class Meter:
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
         self._since_report: list[float] = [0, 0.0]  # updates, seconds
+        self._timed: list[float] = [0, 0.0]  # the same, of the whole call
+        self._first = 0.0  # seconds of an update in the first host step
         self._skip_time = True
 
     def state(self) -> dict[str, Any]:
@@ -49,8 +51,16 @@ class Meter:
         if self._skip_time:
             self._skip_time, self._first = False, seconds / max(len(loss), 1)
         else:
-            self._since_report[0] += len(loss)
-            self._since_report[1] += seconds
+            for sums in (self._since_report, self._timed):
+                sums[0] += len(loss)
+                sums[1] += seconds
+
+    @property
+    def images_per_second(self) -> float:
+        """Of this call's updates so far, its first host step left out where there are others; 0 without any."""
+        updates, seconds = self._timed
+        seconds_per_update = seconds / updates if updates else self._first
+        return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
 
     def end_host_step(self) -> None:
         """Closes the host step: its mean enters the window."""

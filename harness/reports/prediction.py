@@ -1,0 +1,70 @@
+"""What the planner is asked about a run, and its answer in a line for logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from base.errors import OptionError
+from emulator.planner import systems
+from emulator.planner.prediction import Prediction, predict
+from emulator.planner.workload import Workload
+from harness.options.update_rules import UPDATE_RULES
+
+if TYPE_CHECKING:
+    from harness.run.run import Run
+
+MIB = 2**20
+
+
+def workload(run: Run, processes: int | None = None) -> Workload:
+    """What the planner needs of a run."""
+    training = run.options.training
+    return Workload(
+        trace=run.trace,
+        plan=run.plan,
+        slots=len(UPDATE_RULES[training.optimiser].slots),
+        image_numbers=run.picture,
+        eight_bit=run.options.dataset.eight_bit_io,
+        two_pass=bool(training.stable_norm),
+        images=round(run.length.iterations * run.plan.global_batch),
+        trained=frozenset(v.name for v in run.trace.variables if v.trainable and run.trained(v.name)),
+        training=run.trains,
+        processes=processes,
+    )
+
+
+def on_smallest_system(run: Run) -> Prediction | None:
+    """On the smallest Mk2 system that holds the run's plan; None where none is large enough."""
+    try:
+        return predict(workload(run), systems.smallest(run.plan.ipus))
+    except OptionError:
+        return None
+
+
+def lines(run: Run) -> list[str]:
+    """For the head of a log, never to be taken for this machine's rate."""
+    prediction = on_smallest_system(run)
+    if prediction is None:
+        return []
+    room, timing = prediction.room / MIB, prediction.timing
+    fit = f"{room:,.0f} MiB left on the fullest IPU" if prediction.fits else f"lacks {-room:,.0f} MiB on the fullest IPU"
+    return [
+        f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, {fit}; "
+        "plan.py tells more"
+    ]
+
+
+def compared(run: Run, host_rate: float) -> list[str]:
+    """At the end of a training: the measured rate and the predicted one, clearly apart."""
+    prediction = on_smallest_system(run)
+    if prediction is None or not host_rate:
+        return []
+    predicted = f"predicted on {prediction.system.name} img/sec: {prediction.timing.images_per_second:,.0f}"
+    return [f"host img/sec: {host_rate:,.1f}", predicted]
+
+
+def duration(hours: float) -> str:
+    """As people say how long something takes."""
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{60 * hours:.0f} minutes" if hours >= 1 / 60 else f"{3600 * hours:.0f} seconds"
