@@ -378,7 +378,9 @@ def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
 
 def test_standard_error_stays_empty_while_tensorflow_starts():
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    code = "from base.process import quiet; quiet.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
+    code = (
+        "from base.process import tf_runtime; tf_runtime.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

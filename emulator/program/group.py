@@ -68,9 +68,7 @@ class WorkerGroup:
         if len(among) == 1:
             return x
         x = tf.identity(x)  # which has the device of this place in the graph
-        return collective_ops.all_reduce(
-            x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id"
-        )
+        return collective_ops.all_reduce(x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id")
 
     def barrier(self) -> tf.Tensor:
         """int32 0, as soon as every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
