@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from base.process import early
+from base.process import startup
 
 
 def poprun() -> None:
     """The command poprun."""
-    early.begin("poprun")
+    startup.begin("poprun")
     import poprun
 
     poprun.script()
@@ -17,7 +17,7 @@ def poprun() -> None:
 
 def gc_profile() -> None:
     """The command gc-profile."""
-    early.begin("gc-profile")
+    startup.begin("gc-profile")
     from harness.commands.gc_profile import main
 
     sys.exit(main())
@@ -25,7 +25,7 @@ def gc_profile() -> None:
 
 def gc_info() -> None:
     """The command gc-info."""
-    early.begin("gc-info")
+    startup.begin("gc-info")
     from harness.commands.gc_info import main
 
     sys.exit(main())

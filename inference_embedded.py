@@ -7,9 +7,9 @@ python inference_embedded.py --restore-path logs/<run>/ckpt-500 --iterations 200
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("inference_embedded.py")
+    startup.begin("inference_embedded.py")
 
 import os
 import secrets
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
-from base.process import quiet
+from base.process import tf_runtime
 from base.storage.files import write_atomically
 from harness.checkpoints import find, fit, read
 from harness.checkpoints.checkpoint import Checkpoint
@@ -78,7 +78,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
     inferring = f"Inferring with {run.name}, {threads} thread{'s' * (threads > 1)} on {os.cpu_count()} processors"
     log = run_log.opened_beside(run, Team(), [*embedded.notes(run), inferring])
     try:
-        quiet.import_tensorflow()
+        tf_runtime.import_tensorflow()
         from harness.programs.build import byte_batches
 
         program = _program(run, checkpoint, log)
@@ -111,7 +111,7 @@ def _row(
 def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
     """Builds the program, or finds it in its file, and writes nothing else."""
     log = RunLog(None)
-    quiet.import_tensorflow()
+    tf_runtime.import_tensorflow()
     _program(run, checkpoint, log).close()
     log.close()
 

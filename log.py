@@ -22,7 +22,7 @@ from typing import Any
 
 from base.process import command_line
 from base.storage import files
-from base.storage.tables import UNVERIFIED, Due, Kept, Row, Table
+from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row, Table
 
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
@@ -201,13 +201,13 @@ class RunLog:
 
     def go_on_after(
         self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
-        due: Mapping[str, Callable[[], Due]] | None = None,
+        expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
     ) -> None:  # fmt: skip
         """Drops CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fills in
-        missing rows. `states`: of `saved_state.lineage`; `stays`, `due`: as for `Table.mend`, the latter by table."""
+        missing rows. `states`: of `saved_state.lineage`; `stays`, `expected_rows`: as for `Table.rebuild`, the latter by table."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
-            for line in table.mend(iteration, kept, stays, (due or {}).get(name, Due)):
+            for line in table.rebuild(iteration, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):
                 self.note(line)
 
     def tell_of_averages(self) -> None:

@@ -7,9 +7,9 @@ python poprun.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("poprun")
+    startup.begin("poprun")
 
 import os
 import re

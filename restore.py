@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("restore.py")
+    startup.begin("restore.py")
 
 import sys
 

@@ -8,9 +8,9 @@ python train.py --help
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("train.py")
+    startup.begin("train.py")
 
 import os
 import secrets

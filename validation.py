@@ -9,9 +9,9 @@ python validation.py --model efficientnet --dataset imagenet --generated-data --
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("validation.py")
+    startup.begin("validation.py")
 
 import json
 import os

@@ -7,9 +7,9 @@ python weight_avg.py --restore-path logs/<run> --mode exponential --decay 0.97 -
 from __future__ import annotations
 
 if __name__ == "__main__":  # before a slow import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("weight_avg.py")
+    startup.begin("weight_avg.py")
 
 import argparse
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
-from base.process import command_line, quiet
+from base.process import command_line, tf_runtime
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
     values = averages.mean(used) if options.mode == averages.MEAN else averages.exponential(used, options.decay)
     target.parent.mkdir(parents=True, exist_ok=True)
-    quiet.import_tensorflow()  # which writes the checkpoint
+    tf_runtime.import_tensorflow()  # which writes the checkpoint
     print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
     return 0
 

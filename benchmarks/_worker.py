@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line, quiet
+from base.process import command_line, tf_runtime
 from harness.commands import cli
 from harness.processes.team import Team
 from harness.run.resolve import prepare
@@ -32,7 +32,7 @@ def main(updates: int, words: list[str]) -> None:
 
 
 def _answer(run: Run, team: Team, updates: int) -> None:
-    quiet.import_tensorflow()
+    tf_runtime.import_tensorflow()
     from harness.programs.build import training_program
 
     started = time.perf_counter()

@@ -19,7 +19,7 @@ from runs import succeed
 import log
 from base import plugins
 from base.storage import tables
-from base.storage.tables import Due
+from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, manifest, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.processes.team import Team
@@ -195,8 +195,11 @@ def test_rows_that_only_lost_states_told_of_are_counted(kept, rows_left, tmp_pat
     path = tmp_path / "training.csv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[: 1 + rows_left]))
     capsys.readouterr()
-    due = {"training.csv": lambda: Due(range(10, 100, 10)), "validation.csv": lambda: Due([20, 30, 40], (10, 20))}
-    log.RunLog(tmp_path).go_on_after(40, states[:kept], stays=True, due=due)
+    expected_rows = {
+        "training.csv": lambda: ExpectedRows(range(10, 100, 10)),
+        "validation.csv": lambda: ExpectedRows([20, 30, 40], (10, 20)),
+    }
+    log.RunLog(tmp_path).go_on_after(40, states[:kept], stays=True, expected_rows=expected_rows)
     told = {
         (0, 0): "4 rows of updates 10 to 40",
         (0, 3): "1 row of update 40",
@@ -256,19 +259,19 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
     call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, length=now)
     for validated in (True, False):
         (tmp_path / "arguments.json").write_text(json.dumps({**found, "validation": validated}))
-        due = {name: due().points for name, due in start.rows_due(call, tmp_path).items()}
-        assert due == {"training.csv": [5, 10, 15, 20, 25, 30, 35, 40], "validation.csv": [25, 40] * validated}
+        expected_rows = {name: rows().points for name, rows in start.expected_rows(call, tmp_path).items()}
+        assert expected_rows == {"training.csv": [5, 10, 15, 20, 25, 30, 35, 40], "validation.csv": [25, 40] * validated}
     later, calls = {**found, "logs_per_epoch": 5, "validation": True}, [["ab", 0], ["cd", 20], ["ef", 20], ["gh", 30]]
     for made in (2, 3, 4):
         (tmp_path / "arguments_restore.json").write_text(json.dumps({**later, "calls": calls[:made]}))
-        due = {name: due() for name, due in start.rows_due(call, tmp_path).items()}
+        expected_rows = {name: rows() for name, rows in start.expected_rows(call, tmp_path).items()}
         unknown, since = (20, calls[made - 1][1]), slice(made == 4, None)
-        assert due["training.csv"] == Due([5, 10, 15, 20, *[30, 35, 40][since]], unknown)
-        assert due["validation.csv"] == Due([25, 40][since], unknown)  # the first call had none
+        assert expected_rows["training.csv"] == ExpectedRows([5, 10, 15, 20, *[30, 35, 40][since]], unknown)
+        assert expected_rows["validation.csv"] == ExpectedRows([25, 40][since], unknown)  # the first call had none
     (tmp_path / "arguments.json").unlink()
-    assert start.rows_due(call, tmp_path)["training.csv"]() == Due([35, 40], (0, 30))
+    assert start.expected_rows(call, tmp_path)["training.csv"]() == ExpectedRows([35, 40], (0, 30))
     (tmp_path / "arguments_restore.json").unlink()  # nothing else tells it
-    assert start.rows_due(call, tmp_path)["training.csv"]() == Due(now.log_points())
+    assert start.expected_rows(call, tmp_path)["training.csv"]() == ExpectedRows(now.log_points())
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
@@ -378,7 +381,9 @@ def test_no_checkpoint_says_what_was_looked_for(tmp_path, name):
 
 def test_standard_error_stays_empty_while_tensorflow_starts():
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    code = "from base.process import quiet; quiet.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
+    code = (
+        "from base.process import tf_runtime; tf_runtime.import_tensorflow(); import sys; assert 'tensorflow' in sys.modules"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -423,5 +428,5 @@ def test_a_line_longer_than_a_row_is_damage(tmp_path):
     path.write_bytes(b"epoch,iteration\n0.1,1\n" + bytes(300_000) + b"\n0.2,2\n0.3,3")
     table = tables.Table(path, ("epoch", "iteration"), 0)
     assert [row["iteration"] for row in table.read()] == ["1", "2"]
-    assert any("damaged rows, left out" in note for note in table.mend(9, [], True))
+    assert any("damaged rows, left out" in note for note in table.rebuild(9, [], True))
     assert path.read_text() == "epoch,iteration\n0.1,1\n0.2,2\n"

@@ -18,9 +18,9 @@ if __name__ == "__main__":  # before what takes time to import
     import sys
 
     sys.path.insert(0, f"{sys.path[0]}/..")
-    from base.process import early
+    from base.process import startup
 
-    early.begin("import_weights.py")
+    startup.begin("import_weights.py")
 
 import argparse
 import sys

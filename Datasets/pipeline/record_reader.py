@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from base import host_limits
 from base.errors import DataError
-from base.process import quiet
+from base.process import tf_runtime
 from Datasets._spec import ReadRequest, Records
 from Datasets.formats import image_headers, tf_example
 from Datasets.pipeline import batching
@@ -99,7 +99,7 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
         try:
             session.run(prepared)
         except tf.errors.OpError as error:
-            return quiet.telling_line(error)
+            return tf_runtime.telling_line(error)
         except UnicodeDecodeError:  # TensorFlow quotes the record in its message, which is no text
             return tf_example.UNPARSED
     return None

@@ -1,1 +1,1 @@
-"""The work of a process before and beside its task: first lines, signals, command lines, TensorFlow's quiet import."""
+"""The work of a process before and beside its task: first lines, signals, command lines, orphaned instances, TensorFlow."""

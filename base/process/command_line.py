@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from base.fields import brief, decimal_number
-from base.process import early, quiet, signals, tether
+from base.process import orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
@@ -92,14 +92,14 @@ def run(
     the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
     characters that standard output lacks.
     """
-    early.begun(prog)
+    startup.begun(prog)
     _open_what_is_closed()
     for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # a terminal without our characters must not end a run
     try:
         with signals.stoppable() as stop:
-            tether.watch(os.environ)
+            orphans.watch(os.environ)
             try:
                 return main(sys.argv[1:] if argv is None else argv)
             except Exception as error:
@@ -128,13 +128,13 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     except failures as error:
         return report(error, 1)
     except ModuleNotFoundError as error:
-        if early.missing(error) is None:
+        if startup.missing(error) is None:
             raise
-        return report(early.missing(error), 1)
+        return report(startup.missing(error), 1)
     except (MemoryError, ImportError, RuntimeError) as error:
-        if quiet.starved(error) is None:
+        if tf_runtime.starved(error) is None:
             raise
-        return report(quiet.starved(error), 1)
+        return report(tf_runtime.starved(error), 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1
@@ -146,4 +146,4 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise
-        return report(quiet.device_error(error), 1)
+        return report(tf_runtime.device_error(error), 1)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from base.process import early
+from base.process import startup
 
 URGENT = (signal.SIGINT, signal.SIGTERM)  # which mean "at once" when they come again
 _STOPPING = "stopping at the next micro-batch; once more to stop at once"
@@ -50,7 +50,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if _in_main_thread():
-            self._earlier = {number: signal.signal(number, self._handle) for number in early.asking()}
+            self._earlier = {number: signal.signal(number, self._handle) for number in startup.asking()}
             outer = [getattr(handler, "__self__", None) for handler in self._earlier.values()]
             self._outer = next((one for one in outer if isinstance(one, Signals)), None)
         return self

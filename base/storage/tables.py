@@ -16,7 +16,7 @@ from typing import Any
 from base.storage import files, input_files
 
 Row = dict[str, str]
-Spans = list[tuple[int, int]]  # of updates, ends included
+UpdateRanges = list[tuple[int, int]]  # of updates, ends included
 MOST_BYTES = 1 << 28  # of a file of rows: some million
 MOST_DAMAGED = 100_000  # lines of a file
 _LONGEST = 1 << 16  # bytes of a row
@@ -36,7 +36,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Due:
+class ExpectedRows:
     """The iterations of a run's rows; unknown after `unknown[0]` up to `unknown[1]`."""
 
     points: Sequence[int] = ()
@@ -51,8 +51,8 @@ class _Merged:
     rows: dict[int, list[str]]
     expected: int = 0
     covered: int = 0
-    gaps: Spans = field(default_factory=list)
-    odd: list[int] = field(default_factory=list)  # updates of states that hold no rows
+    gaps: UpdateRanges = field(default_factory=list)
+    without_rows: list[int] = field(default_factory=list)  # updates of states that hold no rows
     unverified: list[int] = field(default_factory=list)  # of states whose rows differ from the file's, which win
 
 
@@ -101,11 +101,13 @@ class Table:
         since = self._place(left[-1]) + self._lag if left else self._since
         return since, self._before + len(left), recent[-MOST_KEPT:]
 
-    def mend(self, iteration: int, states: Iterable[Kept], stays: bool, due: Callable[[], Due] = Due) -> list[str]:
+    def rebuild(
+        self, iteration: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
+    ) -> list[str]:
         """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
         and restores missing and damaged rows. Returns warnings for the log.
 
-        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `due`: the rows that a
+        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: the rows that a
         run has, for updates without a state.
         """
         file_rows, damaged, ragged, cut = self._sound_rows()
@@ -116,15 +118,15 @@ class Table:
         if damaged or ragged or list(merged.values()) != file_rows:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
-        mended = sum(rows.get(place) != cells for place, cells in merged.items())
-        return [*self._doubts(merge), *self._warnings(mended, damaged, *self._missing(merge, iteration, due))]
+        rebuilt = sum(rows.get(place) != cells for place, cells in merged.items())
+        return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, iteration, expected_rows))]
 
     def _merged(self, rows: dict[int, list[str]], iteration: int, states: Iterable[Kept], stays: bool) -> _Merged:
         merge = _Merged(rows)
         self._since, self._before = 0, 0
         for state in (state for state in states if state.content is not None):
             if not (_sound(state) and all(map(self._is_sound, state.content[_ROWS])) and self._fits(state)):
-                merge.odd.append(state.done)
+                merge.without_rows.append(state.done)
                 continue
             since, before = self._add(merge, state)
             goes_on = state.done == iteration and not stays
@@ -147,15 +149,17 @@ class Table:
         merge.covered, merge.expected = done, before + len(own)
         return since, before
 
-    def _missing(self, merge: _Merged, iteration: int, due: Callable[[], Due]) -> tuple[int, Spans, bool]:
+    def _missing(
+        self, merge: _Merged, iteration: int, expected_rows: Callable[[], ExpectedRows]
+    ) -> tuple[int, UpdateRanges, bool]:
         """The number of rows lost for good, the updates they were of, and whether there may be more."""
         missing = merge.expected - sum(place + self._lag <= merge.covered for place in merge.rows)
-        spans = [(max(0, first), end) for first, end in merge.gaps] if missing > 0 else []
+        ranges = [(max(0, first), end) for first, end in merge.gaps] if missing > 0 else []
         last = max([merge.covered - self._lag, *merge.rows])
-        expected, end = due() if merge.covered < iteration else Due(), iteration - self._lag
+        expected, end = expected_rows() if merge.covered < iteration else ExpectedRows(), iteration - self._lag
         lost = [place for place in expected.points if last < place <= end]
         more = max(last, expected.unknown[0]) < min(end, expected.unknown[1])
-        return max(0, missing) + len(lost), spans + [(lost[0], lost[-1]) for _ in lost[:1]], more
+        return max(0, missing) + len(lost), ranges + [(lost[0], lost[-1]) for _ in lost[:1]], more
 
     def read(self) -> list[Row]:
         """The rows that are whole."""
@@ -164,21 +168,25 @@ class Table:
     def _doubts(self, merge: _Merged) -> list[str]:
         """Warnings about states that are passed over."""
         name = self.path.name
-        odd = [f"warning: the state of ckpt-{done} holds what cannot be rows of {name}: left out" for done in merge.odd]
-        return odd + [
+        left_out = "warning: the state of ckpt-{} holds what cannot be rows of {}: left out"
+        return [left_out.format(done, name) for done in merge.without_rows] + [
             f"warning: {name} and the state of ckpt-{done} differ, and nothing vouches for the state: the file's rows stay"
             for done in merge.unverified
         ]
 
-    def _warnings(self, mended: int, damaged: int, missing: int, where: Spans, more: bool) -> list[str]:
+    def _warnings(self, rebuilt: int, damaged: int, missing: int, where: UpdateRanges, more: bool) -> list[str]:
         name, notes = self.path.name, []
-        if mended:
-            notes.append(f"warning: {name} had {mended} missing or damaged {_rows(mended)}: made anew from the checkpoints")
+        if rebuilt:
+            notes.append(
+                f"warning: {name} had {rebuilt} missing or damaged {_rows(rebuilt)}: made anew from the checkpoints"
+            )
         elif damaged:
             notes.append(f"warning: {name} had {damaged} damaged {_rows(damaged)}, left out")
         if missing:
-            spans = " and ".join(f"updates {first} to {last}" if last > first else f"update {last}" for first, last in where)
-            place = f" of {spans}" if spans else ""
+            ranges = " and ".join(
+                f"updates {first} to {last}" if last > first else f"update {last}" for first, last in where
+            )
+            place = f" of {ranges}" if ranges else ""
             count = f"{'at least ' * more}{missing} {_rows(missing)}"
             notes.append(f"warning: {name} lacks {count}{place}, of which no checkpoint is left to make them from")
         return notes

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from base.process import quiet
+from base.process import tf_runtime
 from base.storage import files
 from harness.checkpoints import find, manifest, saved_state
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -178,6 +178,6 @@ def _sync(folder: Path) -> None:
 
 
 def _reason(prefix: Path, values: Mapping[str, np.ndarray], error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) else quiet.device_error(error).rsplit("; ", 1)[-1]
+    reason = error.strerror if isinstance(error, OSError) else tf_runtime.device_error(error).rsplit("; ", 1)[-1]
     megabytes = sum(value.nbytes for value in values.values()) / 1e6
     return f"checkpoint {prefix} cannot be written: {reason} (it takes {megabytes:,.1f} MB)"

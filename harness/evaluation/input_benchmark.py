@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from base.process import quiet
+from base.process import tf_runtime
 from harness.run.run import Run
 
 SECONDS = 4.0  # measured for each stage, after as many batches as fill the buffers
@@ -15,7 +15,7 @@ _WARMING = 3
 def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
     """Measures the stream of training, or of validation, stage by stage: each stage's time is what it adds to the one
     before, so stages that run at the same time as others can add nothing."""
-    quiet.import_tensorflow()
+    tf_runtime.import_tensorflow()
     say(run.summary())
     if run.options.dataset.synthetic_data:
         say("Synthetic data comes from the device: there is no input pipeline to measure")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.fields import brief
-from base.process import quiet
+from base.process import tf_runtime
 from Datasets.formats import class_names
 from harness.checkpoints import fit, read
 from harness.checkpoints.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
     """The most probable classes of every photograph, as the checkpoint with these tensors has it."""
-    quiet.import_tensorflow()
+    tf_runtime.import_tensorflow()
     from Datasets.pipeline import image_files
     from harness.programs.build import prediction_program
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
-from base.process import tether
+from base.process import orphans
 from base.process.signals import URGENT
 from harness.run import cluster
 
@@ -127,7 +127,7 @@ def mpi_command(
         head += ["--bind-to", "numa" if numa and numa_nodes() > 1 and where.instances > 1 else "none"]
     head += ["--oversubscribe", *global_args]
     passed = [word for name in _PASSED if name in environ for word in ("-x", name)]
-    passed += ["-x", tether.MARK] * marked
+    passed += ["-x", orphans.MARK] * marked
     command = head
     for k, host in enumerate(where.hosts):
         variables = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
@@ -150,7 +150,7 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_m
     """Runs a command to its end; signals go on to it, or to mpirun's instances. Its exit code. `more`: for its
     environment."""
     with _Children(through_mpirun) as children:
-        children.start(command, {**os.environ, **(more or {}), tether.MARK: tether.mark()})
+        children.start(command, {**os.environ, **(more or {}), orphans.MARK: orphans.mark()})
         return children.wait()
 
 
@@ -168,7 +168,7 @@ def run_directly(
         raise OptionError(f"no program '{program[0]}' is found; check its name and PATH")
     with _Children() as children:
         for k in range(where.instances):
-            variables = {**environ, **where.variables(k), tether.MARK: tether.mark()}
+            variables = {**environ, **where.variables(k), orphans.MARK: orphans.mark()}
             children.start([path, *program[1:]], variables, subprocess.DEVNULL if shown not in (None, k) else None)
         return children.wait()
 
@@ -210,9 +210,9 @@ class _Children:
         while [child for child in self._started if child.poll() is None]:  # all of them are asked
             failed = failed or self._failed()
             if failed and end == math.inf:
-                end = time.monotonic() + (tether.GRACE if self._received else _GRACE)
+                end = time.monotonic() + (orphans.GRACE if self._received else _GRACE)
             if self._received and len(last) > 1:  # they have been told, and may be saving
-                last, end = last[1:], time.monotonic() + tether.GRACE if failed else math.inf
+                last, end = last[1:], time.monotonic() + orphans.GRACE if failed else math.inf
             if time.monotonic() > end and last:
                 self._send(last.pop(0))
                 end = time.monotonic() + _GRACE

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
-from base.process import quiet, versions
+from base.process import tf_runtime, versions
 from emulator.plan import machine
 from harness.processes import heartbeat
 from harness.run.cluster import ALONE, Cluster
@@ -76,7 +76,7 @@ class Team:
         if self.size == 1:
             return run.seed
         refuse_taken_port(self.cluster)
-        quiet.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
+        tf_runtime.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
         from ipu_utils import WorkerGroup
 
         threads = max(1, machine.cores() // self.cluster.neighbours)

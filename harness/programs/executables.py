@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base import bounds
-from base.process import quiet
+from base.process import tf_runtime
 from base.storage import cache as user_cache
 from base.storage import files, input_files
 from harness.processes.team import code_version
@@ -69,14 +69,14 @@ LEFT_OUT = frozenset((
 def import_tensorflow(run: Run) -> None:
     """Imports TensorFlow for a run whose programs are kept: it is told where XLA finds its passes, and to be silent of how
     it looks for them (it tries a text first, and names features of the processor that only tune the code)."""
-    talks = "tensorflow" in sys.modules and os.environ.get(quiet.LEVEL, "") < "3"  # it was imported for something else
+    talks = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"  # it was imported for something else
     if folder(run, os.environ) is None or talks:
-        quiet.import_tensorflow()
+        tf_runtime.import_tensorflow()
         return
     if not _told(os.environ):
         with suppress(OSError):  # no folder for temporary files: XLA compiles the passes each time
             os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_passes()}".strip()
-    quiet.import_tensorflow("3")
+    tf_runtime.import_tensorflow("3")
 
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
@@ -200,9 +200,9 @@ def _passes() -> Path:
     """This process' folder of passes, removed when the process ends. OSError where they may not find room: XLA ends a run
     that cannot write one."""
     _require_room(Path(tempfile.gettempdir()))
-    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{quiet.PASSES}"))
+    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{tf_runtime.PASSES}"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    for left in place.parent.glob(f"cnn-harness{quiet.PASSES}*"):
+    for left in place.parent.glob(f"cnn-harness{tf_runtime.PASSES}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE and left.stat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
 
-from base.storage.tables import Due
+from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, fit, read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands.run_log import command_line
@@ -148,7 +148,7 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
     if not run.options.checkpoint.validation:
         log.tell_of_averages()
     states, stays = saved_state.lineage(job.folder, checkpoint), not state.get(saved_state.ROLLING)
-    log.go_on_after(checkpoint.iteration, states, stays, rows_due(run, job.folder))
+    log.go_on_after(checkpoint.iteration, states, stays, expected_rows(run, job.folder))
     if team.first:
         state = meter_state(job, checkpoint, state)
     return Meter(run.length, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
@@ -164,21 +164,23 @@ def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict
     return state_of_rows(job.log.rows("training.csv"), job.run.length, job.run.step_increment, checkpoint.iteration)
 
 
-def rows_due(run: Run, folder: Path) -> dict[str, Callable[[], Due]]:
+def expected_rows(run: Run, folder: Path) -> dict[str, Callable[[], ExpectedRows]]:
     """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
     recorded = run_record.arguments(folder)
     starts = [since for _, since in saved_state.calls(recorded)] or [0]
     first = run_record.first(folder) if starts[0] == 0 and len(starts) > 1 else {}
     unknown = (starts[1] if first else 0, starts[-1])
     earlier, last = _points(run, first), _points(run, recorded)
-    return {name: partial(_due, earlier[name], last[name], unknown) for name in last}
+    return {name: partial(_expected_rows, earlier[name], last[name], unknown) for name in last}
 
 
-def _due(earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]) -> Due:
+def _expected_rows(
+    earlier: Callable[[], list[int]], last: Callable[[], list[int]], unknown: tuple[int, int]
+) -> ExpectedRows:
     """The rows of a run's first call, and of its last one: those of the calls between them are `unknown`."""
     before, last_start = unknown
     points = [point for point in earlier() if point <= before] if before else []
-    return Due(points + [point for point in last() if point > last_start], unknown)
+    return ExpectedRows(points + [point for point in last() if point > last_start], unknown)
 
 
 def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:

@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import restore
 import train
-from base.process import quiet
+from base.process import tf_runtime
 from harness.commands import entry
 
 if __name__ == "__main__":
-    quiet.import_tensorflow()
+    tf_runtime.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     import ipu_utils

@@ -11,9 +11,9 @@ shards that have lost records since are written again.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("convert")
+    startup.begin("convert")
 
 import argparse
 import dataclasses

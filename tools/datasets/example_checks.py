@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.process import quiet
+from base.process import tf_runtime
 from Datasets.formats import image_headers, tf_example
 from Datasets.pipeline import decoding
 
@@ -44,5 +44,5 @@ class ExampleChecker:
         try:
             self._session.run(self._size, {self._encoded: np.array(encoded, object)})
         except tf.errors.OpError as error:
-            return f"cannot be decoded: {quiet.telling_line(error)}"
+            return f"cannot be decoded: {tf_runtime.telling_line(error)}"
         return None

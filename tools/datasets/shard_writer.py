@@ -20,7 +20,7 @@ from typing import Any
 
 from base.errors import DataError
 from base.fields import brief
-from base.process import quiet
+from base.process import tf_runtime
 from base.storage import input_files
 from Datasets.formats import class_names, conversion_info, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
@@ -112,7 +112,7 @@ def _is_whole(file: Path, pictures: int) -> bool:
 
 def write(target: Path, plan: Plan, missing: list[Shard], jobs: int) -> None:
     """Writes the shards, `jobs` at once; the first failure stops all."""
-    quiet.import_tensorflow()
+    tf_runtime.import_tensorflow()
     stop = threading.Event()
     with Progress("pictures", sum(len(shard.pictures) for shard in missing)) as progress, ThreadPoolExecutor(jobs) as pool:
         writing = [pool.submit(_write_shard, target, shard, plan.classes, progress, stop) for shard in missing]

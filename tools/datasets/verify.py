@@ -10,9 +10,9 @@ Exit code 0: all is well. 1: something is damaged. 2: wrong input.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("verify")
+    startup.begin("verify")
 
 import argparse
 import os
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
-from base.process import command_line, quiet
+from base.process import command_line, tf_runtime
 from tools.datasets import checks
 from tools.datasets.progress import Progress
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     arguments = _parse(argv)
 
     def checker() -> ExampleChecker:
-        quiet.import_tensorflow()
+        tf_runtime.import_tensorflow()
         from tools.datasets.example_checks import ExampleChecker
 
         return ExampleChecker(arguments.decode)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from base import plugins
-from base.process import command_line, quiet
+from base.process import command_line, tf_runtime
 from harness.checkpoints import averages, find, read
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import gc_profile
@@ -65,7 +65,7 @@ def test_other_errors_keep_their_traceback(error):
 
     with pytest.raises(type(error)):
         command_line.run("train.py", main, [], ())
-    assert quiet.starved(error) is None
+    assert tf_runtime.starved(error) is None
 
 
 def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
@@ -79,8 +79,8 @@ def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError) as refused:
-        quiet._try_threads(5)
-    assert "ulimit -u" in quiet.starved(refused.value)
+        tf_runtime._try_threads(5)
+    assert "ulimit -u" in tf_runtime.starved(refused.value)
     assert len(begun) == 3 and not any(thread.is_alive() for thread in begun)
 
 
@@ -121,7 +121,7 @@ def test_a_log_on_a_full_disk_is_named(tmp_path):
 
 OPENING = """
 import os, sys
-from base.process import command_line, quiet
+from base.process import command_line, tf_runtime
 
 def main(words):
     with open(words[0], "wb") as file:

@@ -21,8 +21,8 @@ from runs import assert_same_bits, run, succeed, timeless, variables
 
 import train
 from base import plugins
-from base.process.early import BEFORE
 from base.process.signals import Lasting, Signals, StopRequest
+from base.process.startup import BEFORE
 from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.write import Writer
@@ -256,9 +256,9 @@ def test_a_signal_while_a_script_imports_is_one_line(k, path):
 
 IN_A_COMMAND = """
 import os, signal, sys, threading, time
-from base.process import command_line, early
+from base.process import command_line, startup
 me = os.getpid()
-early.begin("it")
+startup.begin("it")
 def main(words):
     %s
     return 0

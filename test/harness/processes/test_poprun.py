@@ -22,7 +22,7 @@ from runs import Result
 import poprun
 from base import plugins
 from base.errors import OptionError
-from base.process import command_line, tether
+from base.process import command_line, orphans
 from harness.processes import launch, poprun_options
 
 ROOT = plugins.ROOT
@@ -265,7 +265,7 @@ def test_instances_save_and_end_with_their_launcher(with_mpi, number, targets, t
     assert (pids["mpirun"] != pids["poprun"]) == with_mpi
     for target in targets:
         os.kill(pids[target], number)
-    until(lambda: not any(tether.began(pid) for pid in own))
+    until(lambda: not any(orphans.began(pid) for pid in own))
     poprun_process.communicate(timeout=60)
     assert all((tmp_path / f"{k}.saved").exists() for k in range(2))
     assert poprun_process.returncode in {-number, 128 + number}
@@ -284,19 +284,19 @@ def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):
 
 
 def test_a_launcher_is_known_by_more_than_its_number():
-    *_, pid, since = tether.mark().split("/")
-    assert int(pid) == os.getpid() and tether.began(int(pid)) == since and tether.began(2**22 + 1) is None
+    *_, pid, since = orphans.mark().split("/")
+    assert int(pid) == os.getpid() and orphans.began(int(pid)) == since and orphans.began(2**22 + 1) is None
     child = subprocess.Popen([sys.executable, "-c", ""])
-    until(lambda: tether.began(child.pid) is None)  # before anyone has asked for its exit code
+    until(lambda: orphans.began(child.pid) is None)  # before anyone has asked for its exit code
     child.wait()
 
 
 def test_a_host_is_known_by_more_than_its_name(monkeypatch, tmp_path):
     """A launcher elsewhere is not looked for among the processes here, or every instance there would end at once."""
-    here = tether.mark()
+    here = orphans.mark()
     (tmp_path / "boot_id").write_text("another\n")
-    monkeypatch.setattr(tether, "_BOOT", tmp_path / "boot_id")
-    there = tether.mark()
+    monkeypatch.setattr(orphans, "_BOOT", tmp_path / "boot_id")
+    there = orphans.mark()
     assert there.split("/")[1] != here.split("/")[1] and there.count("/") == here.count("/") == 3
 
 

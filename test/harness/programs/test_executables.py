@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, succeed, variables
 
 from base import plugins, tracing
-from base.process import quiet
+from base.process import tf_runtime
 from base.tracing import compiled, compiling_ahead
 from emulator.program.optimised_graph import OptimisedGraph
 from emulator.program.runtime import new_graph
@@ -176,7 +176,7 @@ def test_passes_are_not_kept_where_they_might_not_find_room(monkeypatch, free, l
 
 def test_xla_without_room_names_the_remedy():
     error = RuntimeError("/tmp/cnn-harness.passes-ab/x.tmp; No space left on device")
-    assert "TMPDIR" in quiet.device_error(error) and "--no-executable-cache" in quiet.device_error(error)
+    assert "TMPDIR" in tf_runtime.device_error(error) and "--no-executable-cache" in tf_runtime.device_error(error)
 
 
 def test_the_longest_unused_are_removed(tmp_path):

@@ -1,4 +1,4 @@
-"""The end of an instance whose poprun is gone: as if on a request, by force after a while.
+"""The end of an instance that its poprun has orphaned: as if on a request, by force after a while.
 
 A launcher that is killed tells nobody. Its instances look for it themselves: their parent (poprun, mpirun or mpirun's
 daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
