@@ -391,6 +391,23 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     assert json.loads((tmp_path / "arguments.json").read_text()) == record
 
 
+WRITTEN = ("training.csv", "validation.csv", "log.txt", "checkpoint", "arguments_restore.json", "ckpt-2.state.json")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_built(name, without_manifests, tmp_path):
+    new = tmp_path / "new"
+    calls = [("restore", "--restore-path", without_manifests, "--iterations", 2), ("train", *GENERATED, "--logs-path", new)]
+    calls += [("validation", *GENERATED, "--logs-path", new)] * name.endswith((".csv", ".txt"))
+    for folder in (without_manifests, new):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir(parents=True)
+    for call in calls:
+        folder = without_manifests if call[0] == "restore" else new
+        for more in ((), ("--dry-run",)):
+            assert refused(*call, *more).startswith(f"{folder / name}"), call
+
+
 @pytest.mark.parametrize(
     "words, part",
     [
