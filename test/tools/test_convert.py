@@ -695,7 +695,12 @@ def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_pat
     assert contents(out) == whole
 
 
-@pytest.mark.parametrize("content", ["[[", "null", '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}'])
+TWICE = '{"train pictures": 2, "train shards": 1, "classes": 2, "classes": 3}'
+
+
+@pytest.mark.parametrize(
+    "content", ["[[", "null", TWICE, '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}']
+)
 def test_a_damaged_conversion_is_told_of(tmp_path, content):
     photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1)] * 2, 1)
     (tmp_path / "conversion.json").write_text(content)

@@ -224,6 +224,7 @@ SAFETENSORS = {
     "no JSON": (tensors(b"{"), "cannot be read"),
     "brackets": (tensors(b"[" * 100_000), "nested more than 64 deep"),
     "a list": (tensors([]), "what it holds"),
+    "one name twice": (tensors(b'{"a": {}, "a": {}}'), "its JSON gives 'a' twice"),
     "no place": (tensors({"a": 3}), "where a lies"),
     "half a place": (tensors(entry(places=[0])), "where a lies"),
     "behind the end": (tensors(entry(), bytes(95)), "must follow the one that ends at 0"),
