@@ -200,6 +200,14 @@ def test_restore_paths_without_a_run(script, path, parts, tmp_path):
     assert list(tree(tmp_path)) == ["file"]
 
 
+def test_weights_that_tell_no_options_want_some(tmp_path):
+    np.savez(tmp_path / "bare.npz", weights=np.zeros(3, np.float32))
+    message = refused("validation", "--restore-path", "bare.npz")
+    assert message.startswith("weights bare.npz tell no options of their network: give them, as --model")
+    assert "tools/import_weights.py" in message
+    assert "does not fit the network asked for" in refused("validation", "--restore-path", "bare.npz", *GENERATED)
+
+
 def test_restore_needs_a_path():
     assert refused("restore") == "--restore-path is needed: the folder of the run, as in logs/<run>"
     assert refused("restore", "--epochs", 3).startswith("--restore-path is needed")
