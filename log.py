@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from base.process import command_line
-from base.storage import files
+from base.storage import files, locks
 from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row, Table
 
 TRAINING_COLUMNS = (
@@ -33,6 +33,9 @@ VALIDATION_COLUMNS = (
     "top5_acc", "loss",
 )  # fmt: skip
 _TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}
+# of a run, besides its tables, which are appended to as well
+_APPENDED = (locks.FILE, "log.txt")
+_REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "training.svg")
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "
@@ -60,24 +63,28 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
         if logs_path is not None:
             folder = Path(logs_path)
             refuse_taken(folder)
+            refuse_unwritable(folder)
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         return _fresh(Path(log_dir), name)
 
 
 def refuse_folder(log_dir: str, logs_path: str | None) -> None:
-    """The LogError of `new_run_folder`, as far as it is known without making a folder."""
+    """The LogError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
     with _refusals():
         if logs_path is not None:
             refuse_taken(Path(logs_path))
+            refuse_unwritable(Path(logs_path))
         _require_room(Path(log_dir if logs_path is None else logs_path))
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """An OSError as the LogError that names the folder."""
+    """An OSError as the LogError that names the folder; NotRegular, which names a file, as it is."""
     try:
         yield
+    except files.NotRegular:
+        raise
     except OSError as error:
         if not error.filename:  # there is no temporary folder
             reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
@@ -119,6 +126,18 @@ def refuse_taken(folder: Path) -> None:
             else "delete it: it saved nothing"
         )
         raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
+
+
+def refuse_unwritable(folder: Path, goes_on: bool = False) -> None:
+    """NotRegular for what stands in the way of a file that a run writes into its folder. `goes_on`: a link or a pipe in the
+    place of its rows gives way to rows made anew."""
+    for name in _APPENDED:
+        files.require_writable(folder / name)
+    for name in _TABLES:
+        files.require_writable(folder / name, replaced=goes_on)
+    for name in _REPLACED:
+        files.require_writable(folder / name, replaced=True)
+    files.require_own_folder(folder / "ckpt")
 
 
 def _fresh(parent: Path, name: str) -> Path:

@@ -8,9 +8,9 @@ python plan.py --config B4-G16-GN-Native_16IPU_4x4 --search --html plan.html
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes time to import
-    from base.process import early
+    from base.process import startup
 
-    early.begin("plan.py")
+    startup.begin("plan.py")
 
 import sys
 from collections.abc import Sequence

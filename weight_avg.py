@@ -15,13 +15,16 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line, tf_runtime
+from base.storage import locks
 from harness.checkpoints import averages, find, read, write
-from harness.checkpoints.checkpoint import CheckpointError
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 
 
@@ -34,22 +37,37 @@ def main(argv: list[str]) -> int:
     left = len(candidates) - len(trained)
     print(f"Found {len(candidates)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
     _refuse_leaving_none(options.discard_last, len(trained))
+    with _beside_no_training(target):
+        values = _average(trained, options)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tf_runtime.import_tensorflow()  # which writes the checkpoint
+        print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
+    return 0
+
+
+def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> averages.Values:
+    """The average of those that --discard-last and -N leave."""
     used, damaged = read.whole(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:
-        raise CheckpointError(f"--restore-path {folder}: all {len(trained)} checkpoints are damaged")
+        raise CheckpointError(f"--restore-path {options.restore_path}: all {len(trained)} checkpoints are damaged")
     _refuse_leaving_none(options.discard_last, len(used))
     used = used[: len(used) - options.discard_last]
     if options.N and len(used) < options.N:
         print(f"-N {options.N}: there are only {len(used)}")
     used = used[-options.N :] if options.N else used
     print(f"Using {len(used)}: {', '.join(checkpoint.name for checkpoint in used)}")
-    values = averages.mean(used) if options.mode == averages.MEAN else averages.exponential(used, options.decay)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    tf_runtime.import_tensorflow()  # which writes the checkpoint
-    print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
-    return 0
+    return averages.mean(used) if options.mode == averages.MEAN else averages.exponential(used, options.decay)
+
+
+def _beside_no_training(target: Path) -> AbstractContextManager[None]:
+    """The lock of the run whose folder, or whose folder of averages, the checkpoint goes into; elsewhere nothing.
+    OptionError while another process writes that run."""
+    parent = target.parent.resolve()
+    folder = parent.parent if parent.name == averages.FOLDER else parent
+    is_run = (folder / locks.FILE).exists() or bool(find.numbered(folder))
+    return locks.held(folder) if is_run else nullcontext()
 
 
 def _target(filename: str) -> Path:

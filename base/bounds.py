@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,13 +20,13 @@ MOST_SHOWN = 400  # characters of another error's message
 
 
 def json_value(text: str | bytes) -> Any:
-    """The value of a JSON text in UTF-8, nested at most DEPTH deep."""
+    """The value of a JSON text in UTF-8, nested at most DEPTH deep, with no name twice in one object."""
     too_deep = f"its JSON is nested more than {DEPTH} deep"
     try:
-        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(too_deep) from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, _Twice):
         raise
     except ValueError:  # Python's own advice is for programmers
         raise ValueError("its JSON has a number of thousands of digits") from None
@@ -36,6 +37,18 @@ def json_value(text: str | bytes) -> Any:
     if level:
         raise ValueError(too_deep)
     return value
+
+
+class _Twice(ValueError):
+    """A name that one object of a JSON text gives two values."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise _Twice(f"its JSON gives '{brief(twice)}' twice")
+    return entries
 
 
 def _containers(values: Iterable[Any]) -> list[Any]:

@@ -13,9 +13,9 @@ if __name__ == "__main__":  # before what takes time to import
     import sys
 
     sys.path.insert(0, f"{sys.path[0]}/..")
-    from base.process import early
+    from base.process import startup
 
-    early.begin("fit_planner.py")
+    startup.begin("fit_planner.py")
 
 import argparse
 import math

@@ -27,6 +27,7 @@ from harness.checkpoints import npz_weights
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
 MOST_BYTES = npz_weights.MOST_BYTES
+_AGAIN = "; download it again, or save the network's weights into it"
 _LISTED = 1 << 22  # bytes of a .safetensors file that say what it holds
 _DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
@@ -52,9 +53,14 @@ def arrays(source: Path) -> dict[str, np.ndarray]:
             f"files that end in '{source.suffix}' are not read; .npz, .safetensors, .h5, .whl, {', '.join(TORCH)} are"
         )
     try:
-        return read(source)
+        found = read(source)
     except (OSError, ValueError) as error:
-        raise ImportFailure(f"it cannot be read: {bounds.reason(error)}") from None
+        empty = source.is_file() and not source.stat().st_size
+        reason = f"it is empty{_AGAIN}" if empty else bounds.reason(error)
+        raise ImportFailure(f"it cannot be read: {reason}") from None
+    if not found:
+        raise ImportFailure(f"it holds no arrays{_AGAIN}")
+    return found
 
 
 def _safetensors(source: Path) -> dict[str, np.ndarray]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from base.errors import DataError
-from base.fields import brief
+from base.fields import brief, whole_number
 from base.storage import input_files
 from Datasets._spec import DataSpec
 
@@ -20,8 +21,20 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     """The classes in the order of their labels: whole numbers by their value, anything else by its characters."""
     unique = set(names)
     if all(name.isascii() and name.isdigit() for name in unique):
-        return tuple(sorted(unique, key=lambda name: (int(name), name)))
+        return tuple(sorted(unique, key=int))
     return tuple(sorted(unique))
+
+
+def same_number(names: Sequence[str]) -> tuple[int, int] | None:
+    """The places of two names that are one whole number in two spellings, as 1 and 01 or +1; None without such names. They
+    would become two classes."""
+    places: dict[int, int] = {}
+    for place, name in enumerate(names):
+        with suppress(ValueError):
+            first = places.setdefault(whole_number(name.strip()), place)
+            if names[first] != name:
+                return first, place
+    return None
 
 
 def read(folder: Path) -> tuple[str, ...]:
@@ -42,6 +55,10 @@ def read(folder: Path) -> tuple[str, ...]:
         if name in first_seen:
             raise DataError(f"{file}: lines {first_seen[name]} and {number} are both {brief(name)}; a class has one label")
         first_seen[name] = number
+    same = same_number(names)
+    if same:
+        first, second = (f"line {place + 1} ({brief(names[place])})" for place in same)
+        raise DataError(f"{file}: {first} and {second} are one number; a class has one label")
     return tuple(names)
 
 

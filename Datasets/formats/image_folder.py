@@ -97,6 +97,10 @@ def classes_of(top: Path) -> tuple[str, ...]:
     for name in names:
         if not name.isprintable():
             raise DataError(f"the class folder {name!r} in {train} has unprintable characters in its name; rename it")
+    same = class_names.same_number(names)
+    if same:
+        first, second = (names[place] for place in same)
+        raise DataError(f"the class folders {first} and {second} in {train} are one number; join them, or rename one")
     return class_names.ordered(names)
 
 

@@ -33,9 +33,14 @@ _LARGEST_INDEX = 1 << 30  # bytes of an index: some 60 million records
 _DAMAGED = "the file is damaged there (its checksum does not match)"
 
 
+def named(folder: Path, split: str) -> list[re.Match[str]]:
+    """What is called as a shard of a split, in the order of the names."""
+    return [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
+
+
 def shards(folder: Path, split: str) -> list[Path]:
     """All shards of a split, in order; [] when there is none. Incomplete sets are an error."""
-    matches = [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
+    matches = named(folder, split)
     if not matches:
         return []
     totals = sorted({match["total"] for match in matches})

@@ -36,6 +36,15 @@ def append(path: Path) -> BinaryIO:
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
+def require_writable(path: Path, replaced: bool = False) -> None:
+    """NotRegular where `append` would meet with anything but a regular file; with `replaced`, where `write_atomically` would
+    meet with a folder, the one thing that gives no way to a file."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.stat(path, follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode) or not (replaced or stat.S_ISREG(mode)):
+            raise _refused(path, mode)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes beside the file, then renames, so that a reader sees the old or the new content whole. A link of that name is
     replaced, not followed. OSError names `path`."""
@@ -61,11 +70,18 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def own_folder(path: Path) -> Path:
-    """A folder of that name, made if it is not there; NotRegular for a link to one."""
-    if path.is_symlink():
-        raise NotRegular(errno.ELOOP, "Is a link, and a run writes into its own folder only; remove it", str(path))
+    """A folder of that name, made if it is not there; NotRegular as of `require_own_folder`."""
+    require_own_folder(path)
     path.mkdir(exist_ok=True)
     return path
+
+
+def require_own_folder(path: Path) -> None:
+    """NotRegular for a link, or a file, where a folder belongs."""
+    if path.is_symlink():
+        raise NotRegular(errno.ELOOP, "Is a link, and a run writes into its own folder only; remove it", str(path))
+    if path.exists() and not path.is_dir():
+        raise NotRegular(errno.ENOTDIR, "Is no folder, and a run keeps its averages in one; remove it", str(path))
 
 
 def _open(path: Path, flags: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from base.errors import OptionError
 from base.storage import files, input_files
 
-_NAME = ".lock"
+FILE = ".lock"
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def held(folder: Path) -> Iterator[None]:
     file is locked too, for file systems that cannot lock a folder.
     """
     with ExitStack() as stack:
-        file = stack.enter_context(files.append(folder / _NAME))
+        file = stack.enter_context(files.append(folder / FILE))
         itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, itself)
         for descriptor in (itself, file.fileno()):
@@ -37,8 +37,8 @@ def held(folder: Path) -> Iterator[None]:
 def remove_if_empty(folder: Path) -> None:
     """Removes a folder that this process holds and that has nothing in it but the lock's file."""
     with suppress(OSError):
-        if os.listdir(folder) == [_NAME]:
-            (folder / _NAME).unlink()
+        if os.listdir(folder) == [FILE]:
+            (folder / FILE).unlink()
             folder.rmdir()
 
 
@@ -55,5 +55,5 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _holder(folder: Path) -> str:
     with suppress(OSError):
-        return input_files.content(folder / _NAME, 64).decode(errors="replace").strip() or "unknown"
+        return input_files.content(folder / FILE, 64).decode(errors="replace").strip() or "unknown"
     return "unknown"

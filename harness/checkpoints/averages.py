@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEAN, EXPONENTIAL = "mean", "exponential"
+FOLDER = "ckpt"  # of averages, in that of their run
 Values = dict[str, "np.ndarray"]
 
 
@@ -54,7 +55,7 @@ def of_run(
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    return write.weights(files.own_folder(folder / "ckpt") / name, values), len(used), damaged
+    return write.weights(files.own_folder(folder / FOLDER) / name, values), len(used), damaged
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:

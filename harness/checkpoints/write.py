@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from base.process import tf_runtime
 from base.storage import files
 from harness.checkpoints import find, manifest, saved_state
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,6 +100,14 @@ def delete(prefix: Path) -> None:
     ]
     for file in sorted(own, key=lambda file: file.suffix != ".index"):
         file.unlink(missing_ok=True)
+
+
+def refuse_unwritable(folder: Path, done: int = -1) -> None:
+    """NotRegular for a folder in the place of a file of a checkpoint later than `done` updates, which `delete` leaves."""
+    for path in folder.glob("ckpt-*.*"):
+        name, dot, rest = path.name.partition(".")
+        if NUMBERED.fullmatch(name) and int(name[5:]) > done and _OWN.fullmatch(dot + rest):
+            files.require_writable(path, replaced=True)
 
 
 def sweep(folder: Path) -> None:

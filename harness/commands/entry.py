@@ -121,7 +121,7 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
     call says nothing of the network either, as nobody means all defaults."""
     recorded = run_record.options(folder)
-    if not recorded and not npz_weights.located(folder):
+    if not recorded:
         _refuse_lost(run_record.file(folder), argv, script)
     return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
 
@@ -142,10 +142,18 @@ def wants_help(argv: list[str]) -> bool:
 
 
 def _refuse_lost(file: Path, argv: list[str], script: str) -> None:
+    tells = any(value_of(argv, name, script) for name in TELLING)
+    if npz_weights.located(file):
+        if tells:
+            return
+        raise CheckpointError(
+            f"weights {file} tell no options of their network: give them, as --model, --model-size and --dataset, or have "
+            "tools/import_weights.py make the file, which records them"
+        )
     lost = f"{file} is missing or empty, and nothing else tells the options of that training: put it back, or"
     if script in ("train", "restore"):
         raise CheckpointError(f"{lost} begin a new run with its weights: --init-path {file.parent}")
-    if not any(value_of(argv, name, script) for name in TELLING):
+    if not tells:
         raise CheckpointError(f"{lost} give them again, as --model, --dataset and --config")
 
 

@@ -131,20 +131,23 @@ class ConfigFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.notes: list[str] = []  # on keys that are given twice, in the blocks read so far
+        self.notes: list[str] = []  # on keys that an old file gives twice, in the blocks read so far
         self._merges = self._merged = 0
         root, self._loader = _compose(path)
         self._blocks: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         self._lost: dict[str, yaml.Node] = {}  # first keys of blocks that are defined twice
+        self._is_old = False
         if root is None:
             return
         if not isinstance(root, yaml.MappingNode):
             raise OptionError(f"{self._at(root)}: the file must be a mapping of block names to options")
         for key, node in root.value:
             label = self._key(key)
-            if label in self._blocks:  # the last one wins, as in Python's YAML
+            if label in self._blocks:
                 self._lost[label] = self._blocks[label][0]
             self._blocks[label] = (key, node)
+        blocks = [node for _, node in self._blocks.values() if isinstance(node, yaml.MappingNode)]
+        self._is_old = any(key.value in releases.MARKS for block in blocks for key, _ in block.value)
 
     @property
     def names(self) -> list[str]:
@@ -155,18 +158,15 @@ class ConfigFile:
         """{option: Entry} of one block."""
         self._refuse_unknown(name)
         if name in self._lost:
-            first = self._lost[name]
-            self._note(
-                f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice: this one is taken, not that of "
-                f"{self._at(first)}"
-            )
+            first = self._at(self._lost[name])
+            twice = f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice"
+            self._repeated(twice, first, f"this one is taken, not that of {first}")
         return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
 
     def values(self) -> dict[str, Any]:
         """What a file without blocks gives each of its keys."""
-        for label, first in self._lost.items():
-            again = self._at(self._blocks[label][0])
-            raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(first)}")
+        for label in self._lost:
+            self._refuse_lost(label)
         return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
@@ -182,6 +182,7 @@ class ConfigFile:
         """The releases that have each name, as the file's table says."""
         if releases.TABLE not in self._blocks:
             return {}
+        self._refuse_lost(releases.TABLE)
         spans = {}
         table = self._blocks[releases.TABLE][1]
         if not isinstance(table, yaml.MappingNode):
@@ -204,9 +205,18 @@ class ConfigFile:
         """Without the blocks that hold another's older values."""
         return [name for name in self.names if releases.divided(name)[1] is None]
 
-    def _note(self, line: str) -> None:
+    def _refuse_lost(self, label: str) -> None:
+        if label in self._lost:
+            again = self._at(self._blocks[label][0])
+            raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(self._lost[label])}")
+
+    def _repeated(self, twice: str, first: str, taken: str) -> None:
+        """OptionError for what stands `twice` in a file. In an old release's, where the last one won, a note says what is
+        `taken`."""
+        if not self._is_old:
+            raise OptionError(f"{twice}, first at {first}; keep one of them")
         if len(self.notes) < MOST_LISTED:
-            self.notes.append(line)
+            self.notes.append(f"{twice}: {taken}")
 
     @staticmethod
     def _listed(names: list[str]) -> str:
@@ -235,11 +245,10 @@ class ConfigFile:
                     merged.update(self._flatten(source, "what '<<' merges", depth + 1))
                 continue
             label = self._key(key)
-            if label in explicit:  # the last one wins, as in Python's YAML
-                self._note(
-                    f"{self._at(key)}: '{brief(label)}' is given twice in {what}: {_written(value)} is taken, not "
-                    f"{_written(written[label])} of {explicit[label].where}"
-                )
+            if label in explicit:
+                first = explicit[label].where
+                taken = f"{_written(value)} is taken, not {_written(written[label])} of {first}"
+                self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", first, taken)
             explicit[label], written[label] = Entry(self._value(value, label), self._at(key)), value
         return {**merged, **explicit}
 

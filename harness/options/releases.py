@@ -16,6 +16,7 @@ from base.plugins import did_you_mean
 
 TABLE = "releases"
 SIGN = "@"
+MARKS = ("gradient_accumulation", "xla_recompute")  # keys of the first release's file, which has some of its keys twice
 Version = tuple[int, int]
 
 

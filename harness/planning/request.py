@@ -44,10 +44,10 @@ def parser() -> argparse.ArgumentParser:
                      help="named configurations, planned side by side")  # fmt: skip
     own.add_argument("--json", metavar="FILE", help="write the predictions as JSON; - for standard output")
     own.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
-    own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and global "
-                     "batch on the system, and print it as a block for configs.yml")  # fmt: skip
-    own.add_argument("--processes", type=int, metavar="N", help="host processes that feed the replicas (default: one for two "
-                     "IPUs)")  # fmt: skip
+    own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
+                     "global batch, and print it as a block for configs.yml")  # fmt: skip
+    own.add_argument("--processes", type=int, metavar="N", help="host processes that feed the replicas (default: one for "
+                     "two IPUs)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
     return own
 

@@ -16,7 +16,7 @@ from harness.checkpoints import run_record
 from harness.processes.team import Team
 from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
-from log import new_run_folder, record, refuse_folder
+from log import new_run_folder, record, refuse_folder, refuse_unwritable
 
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 
@@ -60,6 +60,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
         folder = given.absolute()
     if writes(run):
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_unwritable(folder, goes_on=True)
     return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
-from harness.checkpoints import find, fit, read, run_record
+from harness.checkpoints import find, fit, read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.options.sections import RECORDED, RunOptions
@@ -19,6 +19,7 @@ from harness.run import cluster as clusters
 from harness.run.arguments import RUN_ID
 from harness.run.origin import Origin
 from harness.run.run import Run
+from log import refuse_unwritable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +48,8 @@ class NewRun(Origin):
             fit.require_beginning(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.refuse(run)
+        if run.options.logging.logs_path:
+            write.refuse_unwritable(Path(run.options.logging.logs_path))
         return []
 
 
@@ -121,6 +124,8 @@ class SavedRun(Origin):
         last_update(run, self.updates)
         if missing and run.cluster.instance == 0:
             raise missing
+        refuse_unwritable(self.folder, goes_on=True)
+        write.refuse_unwritable(self.folder, self.updates)
         return []
 
     def read(self, run: Run) -> tuple[Run, Saved | None]:

@@ -30,7 +30,7 @@ from base.process import command_line
 from base.storage import checksums
 from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
-from Datasets.formats import class_names, tf_example, tfrecord_recovery
+from Datasets.formats import class_names, image_folder, tf_example, tfrecord_recovery
 from Datasets.formats.tfrecord_recovery import Damage, Record
 from Datasets.pipeline import decoding, photographs
 from Datasets.sources import generated
@@ -589,6 +589,8 @@ def test_no_list_is_too_strange_to_be_explained(tmp_path, content):
         ("a.jpg,1\nb.jpg\n", "line 2: 1 columns, but the first line has 2"),
         ("a.jpg,1\n\nb.jpg,\n", "line 3: the label is empty"),
         ("a.jpg,1,train\nb.jpg,1,later\n", "line 2: the split is 'later', neither train nor validation"),
+        ("a.jpg,1\nb.jpg, 01\n", "line 2: the label 01 is the number of 1 in line 1; write it one way"),
+        ("a.jpg,2\nb.jpg,x\nc.jpg,x\nd.jpg,+2\n", "line 4: the label +2 is the number of 2 in line 1; write it one way"),
         ("a.jpg,1\na.jpg,2\n", "line 2: a.jpg is in line 1 already"),
         ("a.jpg,1\n./x/../a.jpg,2\n", "line 2: ./x/../a.jpg is in line 1 already"),
         ("path,colour\na.jpg,1\n", "line 1: no heading is called 'colour'"),
@@ -609,8 +611,17 @@ def test_a_bad_row_is_named(tmp_path, text, words):
 
 
 def test_labels_are_ordered_as_numbers_only_if_all_are():
-    assert class_names.ordered(["10", "9", "09", "9"]) == ("09", "9", "10")
+    assert class_names.ordered(["10", "9", "9"]) == ("9", "10")
     assert class_names.ordered(["10", "9", "b"]) == ("10", "9", "b")
+
+
+def test_one_number_in_two_spellings_is_no_two_classes(tmp_path):
+    write_tree(tmp_path / "tree", names=("1", "01"))
+    with pytest.raises(DataError, match="the class folders 01 and 1 in .* are one number"):
+        image_folder.tree(tmp_path / "tree")
+    (tmp_path / "labels.txt").write_text("2\n1\nx\n+1\n")
+    with pytest.raises(DataError, match=r"labels.txt: line 2 \(1\) and line 4 \(\+1\) are one number"):
+        class_names.read(tmp_path)
 
 
 # --- Verification ----------------------------------------------------------------------------------------------
@@ -632,6 +643,8 @@ def test_every_kind_of_damage_to_shards_is_named(tmp_path):
     spoilt[4] = photos.example(ODD["PNG"][0], None)
     (file,) = photos.write_shards(tmp_path, "train", good, 1)
     (tmp_path / "labels.txt").write_text("a\nb\n")
+    for other in ("train-0000\u0661-of-00001", "train-00000-of-more!"):  # which the reader takes for no shards either
+        (tmp_path / other).write_bytes(b"junk")
     assert verified(tmp_path) == (0, [], "TFRecord shards: 1 files, 6 records, nothing damaged or missing")
     photos.write_shards(tmp_path, "train", spoilt, 1)
     code, found, last = verified(tmp_path)
@@ -695,7 +708,12 @@ def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_pat
     assert contents(out) == whole
 
 
-@pytest.mark.parametrize("content", ["[[", "null", '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}'])
+TWICE = '{"train pictures": 2, "train shards": 1, "classes": 2, "classes": 3}'
+
+
+@pytest.mark.parametrize(
+    "content", ["[[", "null", TWICE, '{"a":1}', '{"train pictures": 9, "train shards": 10, "classes": 3}']
+)
 def test_a_damaged_conversion_is_told_of(tmp_path, content):
     photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1)] * 2, 1)
     (tmp_path / "conversion.json").write_text(content)

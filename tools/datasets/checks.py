@@ -15,11 +15,10 @@ import numpy as np
 from base.errors import DataError
 from base.storage import input_files
 from Datasets._spec import regular_size
-from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord_recovery
+from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord, tfrecord_recovery
 from Datasets.formats.binary import RecordLayout
 from Datasets.formats.conversion_info import ConversionInfo
 from Datasets.formats.image_headers import MOST_BYTES
-from Datasets.formats.tfrecord import shards
 from Datasets.formats.tfrecord_recovery import Damage
 from Datasets.sources import catalogue, locate
 
@@ -75,13 +74,13 @@ def work(folder: Path, classes: int | None, new_checker: Callable[[], ExampleChe
 
 def _shards(folder: Path, num_classes: int | None, new_checker: Callable[[], ExampleChecker]) -> Work | None:
     places = [(place, split) for split in conversion_info.SPLITS for place in (folder, folder / split) if place.is_dir()]
-    files = [(file, place) for place, split in places for file in sorted(place.glob(f"{split}-?????-of-?????"))]
+    files = [(place / match.string, place) for place, split in places for match in tfrecord.named(place, split)]
     if not files:
         return None
     findings = []
     for place, split in places:
         try:
-            shards(place, split)
+            tfrecord.shards(place, split)
         except DataError as error:
             findings.append(Finding(place, None, str(error).removeprefix(f"{place} ")))
     described = _described_in(files[0][1], [file.name for file, _ in files], findings)

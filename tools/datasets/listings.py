@@ -121,7 +121,7 @@ def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) ->
 
 
 def _of_rows(file: Path, rows: list[_Row]) -> Listing:
-    classes = class_names.ordered(row.label for row in rows)
+    classes = _classes(file, rows)
     label = {name: k for k, name in enumerate(classes, 1)}
     splits: dict[str, list[Picture]] = {TRAIN: [], VALIDATION: []}
     lines: dict[str, int] = {}
@@ -132,6 +132,22 @@ def _of_rows(file: Path, rows: list[_Row]) -> Listing:
         lines[place] = row.line
         splits[row.split or TRAIN].append(Picture(file.parent / row.path, label[row.label]))
     return Listing(classes, splits[TRAIN], splits[VALIDATION] if rows[0].split else None)
+
+
+def _classes(file: Path, rows: list[_Row]) -> tuple[str, ...]:
+    """The labels in their order; DataError where one number has two spellings."""
+    lines: dict[str, int] = {}
+    for row in rows:
+        lines.setdefault(row.label, row.line)
+    names = list(lines)
+    same = class_names.same_number(names)
+    if same:
+        first, second = (names[place] for place in same)
+        raise DataError(
+            f"{file}, line {lines[second]}: the label {brief(second)} is the number of {brief(first)} in line "
+            f"{lines[first]}; write it one way"
+        )
+    return class_names.ordered(names)
 
 
 def _columns(first: list[str], where: str) -> Sequence[int]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from runs import assert_same_bits, rows, run, succeed, variables
 
+from base.storage import locks
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 
@@ -95,6 +96,21 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
     assert not (tmp_path / "mean-5.index.index").exists()
     with pytest.raises(CheckpointError, match="no such folder"):
         find.select(tmp_path / ".meta")
+
+
+def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
+    """Nor into its folder of averages; one that goes elsewhere is made of what is there."""
+    (tmp_path / "run").mkdir()
+    written(tmp_path / "run", (1, 2))
+    words = ("weight_avg", "--restore-path", tmp_path / "run", "--mode", "mean", "--filename")
+    with locks.held(tmp_path / "run"):
+        for inside in ("mean", "ckpt/mean"):
+            result = run(*words, tmp_path / "run" / inside)
+            assert result.code == 2 and result.err.count("\n") == 1, inside
+            assert f"the run in {tmp_path / 'run'} is being written by another process" in result.err
+        succeed(*words, tmp_path / "elsewhere" / "mean")
+    assert not list((tmp_path / "run").rglob("mean*"))
+    succeed(*words, tmp_path / "run" / "mean")
 
 
 def test_no_average_goes_through_a_link(tmp_path):

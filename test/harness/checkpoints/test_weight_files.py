@@ -192,6 +192,13 @@ def test_tables_of_contents_have_a_bound(tmp_path):
     assert "a.npy twice" in refused(npz_weights.arrays, tmp_path / "a.npz", twice)
 
 
+def test_a_file_without_weights_says_what_to_do(tmp_path):
+    again = "; download it again, or save the network's weights into it"
+    assert refused(weight_files.arrays, tmp_path / "a.h5", b"") == f"it cannot be read: it is empty{again}"
+    for name, content in (("a.h5", hdf5(tmp_path / "b.h5", list)), ("a.safetensors", tensors({})), ("a.npz", zipped())):
+        assert refused(weight_files.arrays, tmp_path / name, content) == f"it holds no arrays{again}"
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.h5", "a.whl", "a.pth"])
 def test_pipes_and_folders_are_not_waited_for(tmp_path, name, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
@@ -224,6 +231,7 @@ SAFETENSORS = {
     "no JSON": (tensors(b"{"), "cannot be read"),
     "brackets": (tensors(b"[" * 100_000), "nested more than 64 deep"),
     "a list": (tensors([]), "what it holds"),
+    "one name twice": (tensors(b'{"a": {}, "a": {}}'), "its JSON gives 'a' twice"),
     "no place": (tensors({"a": 3}), "where a lies"),
     "half a place": (tensors(entry(places=[0])), "where a lies"),
     "behind the end": (tensors(entry(), bytes(95)), "must follow the one that ends at 0"),

@@ -200,6 +200,14 @@ def test_restore_paths_without_a_run(script, path, parts, tmp_path):
     assert list(tree(tmp_path)) == ["file"]
 
 
+def test_weights_that_tell_no_options_want_some(tmp_path):
+    np.savez(tmp_path / "bare.npz", weights=np.zeros(3, np.float32))
+    message = refused("validation", "--restore-path", "bare.npz")
+    assert message.startswith("weights bare.npz tell no options of their network: give them, as --model")
+    assert "tools/import_weights.py" in message
+    assert "does not fit the network asked for" in refused("validation", "--restore-path", "bare.npz", *GENERATED)
+
+
 def test_restore_needs_a_path():
     assert refused("restore") == "--restore-path is needed: the folder of the run, as in logs/<run>"
     assert refused("restore", "--epochs", 3).startswith("--restore-path is needed")
@@ -389,6 +397,23 @@ def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
     (tmp_path / "arguments.json").write_text(json.dumps(record))
     assert "holds a run already" in refused("train", *GENERATED, "--logs-path", ".")
     assert json.loads((tmp_path / "arguments.json").read_text()) == record
+
+
+WRITTEN = ("training.csv", "validation.csv", "log.txt", "checkpoint", "arguments_restore.json", "ckpt-2.state.json")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_built(name, without_manifests, tmp_path):
+    new = tmp_path / "new"
+    calls = [("restore", "--restore-path", without_manifests, "--iterations", 2), ("train", *GENERATED, "--logs-path", new)]
+    calls += [("validation", *GENERATED, "--logs-path", new)] * name.endswith((".csv", ".txt"))
+    for folder in (without_manifests, new):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir(parents=True)
+    for call in calls:
+        folder = without_manifests if call[0] == "restore" else new
+        for more in ((), ("--dry-run",)):
+            assert refused(*call, *more).startswith(f"{folder / name}"), call
 
 
 @pytest.mark.parametrize(

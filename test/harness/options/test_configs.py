@@ -347,7 +347,8 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("model_size: 21", "configuration a (FILE:3): no model size 21 for cifar-sized data; did you mean 32, 29 or 20?"),
         ("restore_path: logs/x", "FILE:3: a: restore_path has a meaning on the command line only"),
         ("config: b", "FILE:3: a: config has a meaning on the command line only"),
-        ("epochs: 1\n  epochs: x", "FILE:4: epochs is 'x' but must be a finite number"),
+        ("epochs: 1\n  epochs: x", "FILE:4: 'epochs' is given twice in configuration 'a', first at FILE:3; keep one of them"),
+        ("<<: {seed: 1, seed: 1}", "FILE:3: 'seed' is given twice in what '<<' merges, first at FILE:3; keep one of them"),
         ("epochs: 1\n  iterations: 2", "FILE:3: --iterations 2 and --epochs 1.0 exclude each other; give one of them"),
         ("epochs: 1\n  epoch: 2", "FILE:4: epochs 1.0 and epoch 2.0 are two spellings of epochs with different values; give one "
          "of them"),
@@ -390,6 +391,8 @@ def test_errors_name_file_and_line(write, keys, message):
         ("a: !!set {x}", "FILE:1: configuration 'a' must be a mapping of options, not a set"),
         ("a: !!python/object:os.x {epochs: 1}", "FILE:1: configuration 'a' must be a mapping of options, not a "
          "python/object:os.x"),
+        ("a: {seed: 1}\nb: {}\na: {seed: 1}\n", "FILE:3: block 'a' is defined twice, first at FILE:1; keep one of them"),
+        ("releases: {2.1: [a]}\na: {seed: 1}\nreleases: {2.1: [a]}", "FILE:3: 'releases' is given twice; first at FILE:1"),
         ("? [x]\n: 1\n", "FILE:1: a key must be a name, not a list"),
         ("a: {seed: 1}\n---\na: {seed: 2}\n", "FILE:2: not valid YAML: but found another document"),
         ("%YAML 9.9\n---\na: 1", "FILE:1: not valid YAML: found incompatible YAML document (version 1.* is required)"),
@@ -586,7 +589,7 @@ def test_stages_on_the_command_line_want_their_cuts(write):
 
 
 def test_a_long_value_is_not_shown_whole(write):
-    (note,) = parse(write(f"a: {{dataset: cifar-10, name_suffix: {'x' * 5000}, name_suffix: y}}")).notes
+    note, _ = parse(write(f"a: {{dataset: cifar-10, xla_recompute: no, name_suffix: {'x' * 5000}, name_suffix: y}}")).notes
     assert "'y' is taken, not 'xxx" in note and "x" * 200 not in note and note.endswith("c.yml:1")
 
 
