@@ -83,7 +83,7 @@ ROWS = (
     Row("B0 G16 LN+PN", "POD16", 24_920, "--config B0-G16-LN_PN-Native_16IPU_2x8", _FIGURE),
     Row("B4 G16 LN+PN", "POD16", 4_179, "--config B4-G16-LN_PN-Native_16IPU_4x4", _FIGURE),
 )  # fmt: skip
-# trainings and, with --inference, inferences that are known to run
+# trainings that are known to run
 RUNS = (
     "--config mk2_resnet50_mlperf_pod16",
     "--config mk2_resnet50_mlperf_pod16_bs20",
@@ -91,7 +91,6 @@ RUNS = (
     "--config mk2_resnext101_16ipus",
     "--config mk2_efficientnet_b4_g1_16ipus",
     "--config mk2_efficientnet_b4_g16_16ipus --num-io-tiles 32 --prefetch-depth 3",
-    "--model resnet --model-size 50 --micro-batch-size 1 --available-memory-proportion 0.1 --system MK1-2",
 )
 
 

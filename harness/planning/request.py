@@ -11,7 +11,7 @@ from typing import NoReturn
 from base.errors import OptionError
 from emulator.planner.systems import System, holding
 from harness.commands import cli
-from harness.run import resolve
+from harness.run import data, resolve
 from harness.run.run import Run
 
 RANDOM = "--generated-data"  # a plan reads no data
@@ -66,13 +66,26 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Run:
-    """The run that train.py would begin with these words, without its data."""
+    """The run that train.py would begin with these words, without its data. What a configuration that is only the base of
+    others leaves out is assumed, as the run's notes say: ImageNet, and replicas enough for batch norm's span."""
     alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
-    parsed = cli.parse([*words], "train")
-    options = parsed.options
+    words, assumed = [*words], []
+    try:
+        options = cli.parse(words, "train").options
+    except data.NoDataSet:
+        words += ["--dataset", "imagenet"]
+        assumed.append("no data set is given: ImageNet is assumed")
+        options = cli.parse(words, "train").options
     if not options.dataset.random_data and not options.given("data_dir"):
-        options = cli.parse([*words, RANDOM], "train").options
-    return replace(resolve.prepare(options, alone, parsed.notes), notes=tuple(parsed.notes))
+        words.append(RANDOM)
+    span = options.device.BN_span
+    if span > options.device.replicas and "replicas" not in options.sources:
+        words += ["--replicas", str(span)]
+        assumed.append(f"--BN-span {span} needs as many replicas: {span} are assumed")
+    rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
+    if rates == (None, None):  # of which no time and no memory depends
+        words += ["--abs-learning-rate", "0.1"]
+    return replace(resolve.prepare(cli.parse(words, "train").options, alone), notes=tuple(assumed))
 
 
 def systems(request: Request, ipus: int) -> tuple[System, ...]:

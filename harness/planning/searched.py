@@ -10,6 +10,7 @@ import yaml
 from base.errors import OptionError
 from emulator.planner import search
 from emulator.planner.prediction import Prediction, predict
+from harness.options.sections import COMMAND_LINE, CONFIGURATION
 from harness.planning import request
 from harness.planning.request import Request
 from harness.reports.prediction import workload
@@ -35,7 +36,9 @@ class Planned:
         """The plan as a block for configs.yml."""
         options, plan = self.run.options, self.prediction.workload.plan
         values: dict[str, Any] = {
-            name: value for name, value in options.values().items() if options.given(name) and name not in _OF_THE_CALL
+            name: value
+            for name, value in options.values().items()
+            if name not in _OF_THE_CALL and options.sources.get(name, "").startswith((COMMAND_LINE, CONFIGURATION))
         }
         values |= {
             "micro_batch_size": plan.micro_batch,

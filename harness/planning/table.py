@@ -57,6 +57,7 @@ def one(planned: Planned) -> str:
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
         f"micro-batch {plan.micro_batch} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
         f"{plan.precision.name}",
+        *(f"  {note}" for note in planned.run.notes),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms an update, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"
         + (f", {energy:,.0f} kWh" if energy is not None else ""),

@@ -20,6 +20,10 @@ from harness.options.sections import DatasetOptions
 GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed, and 50,000 take an hour
 
 
+class NoDataSet(OptionError):
+    """Nothing tells which data set is meant."""
+
+
 def name_of(
     dataset: str | None, data_dir: str | None, environ: Mapping[str, str], where: str = ""
 ) -> tuple[str, str | None]:
@@ -35,7 +39,7 @@ def name_of(
         return infer(data_dir), f"inferred from --data-dir {data_dir}"
     if environ.get("DATA_DIR"):
         return infer(environ["DATA_DIR"], "the environment's DATA_DIR"), "inferred from the environment's DATA_DIR"
-    raise OptionError(
+    raise NoDataSet(
         "no data set given: --dataset fashion-mnist needs no files, the others need --data-dir or DATA_DIR\n"
         f"Try: python train.py --config quickstart\nThere are: {', '.join(known)}"
     )

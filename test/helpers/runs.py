@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import inference_embedded
+import plan
 import restore
 import train
 import validation
@@ -28,7 +29,7 @@ from harness.run.run import Run
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
-    "inference_embedded": inference_embedded.main,
+    "inference_embedded": inference_embedded.main, "plan": plan.main,
 }  # fmt: skip
 
 

@@ -1,0 +1,258 @@
+"""The planner against hand-computed bytes and cycles, its own monotonicity, and what is known of real runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from base.errors import OptionError
+from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.planner import search, systems, variants
+from emulator.planner.constants import BOUNDS, FITTED, NAMES, PRIOR
+from emulator.planner.kernels import Kernels, _block
+from emulator.planner.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
+from emulator.planner.prediction import Prediction, predict
+from emulator.planner.systems import BOW, MK1, MK2, SYSTEMS
+from emulator.planner.workload import Workload
+from harness.planning.request import run_of
+from harness.reports.prediction import workload
+from tools import fit_planner
+
+MIB = 2**20
+
+
+@cache
+def planned(words: str, system: str | None = None) -> Prediction:
+    work = workload(run_of(words.split()))
+    return predict(work, systems.holding(system, work.plan.ipus))
+
+
+def of(work: Workload, system: str = "POD16") -> Prediction:
+    return predict(work, SYSTEMS[system])
+
+
+B4 = "--config B4-G16-GN-Native_16IPU_4x4"
+SMALL = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 --precision 16.16"
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_small_network_by_hand():
+    """ResNet-8 in 16.16 with momentum on one IPU: every part from counts."""
+    work = workload(run_of(f"{SMALL} --optimiser momentum --disable-variable-offloading".split()))
+    memory = of(work).memories[0]
+    trained = sum(v.elements for v in work.trace.variables if v.trainable)
+    moving = sum(v.elements for v in work.trace.variables if not v.trainable)
+    assert memory.weights == int(UNEVEN * 2 * (trained + moving))
+    assert memory.optimiser_state == memory.gradients == int(UNEVEN * 2 * trained)
+    assert memory.images == 2 * 8 * 3 * 32 * 32 * 2  # one in use and one that waits, of halves
+    convs = [o for o in work.trace.operations if o.kind in ("conv", "dense")]
+    largest = max(8 * (o.source.elements + o.result.elements) + sum(v.elements for v in o.variables) for o in convs)
+    assert memory.temporaries == int(TEMPORARIES * 2 * largest)
+    launched = sum(4 if o.kind in ("conv", "dense", "norm") else 1 for o in work.trace.operations)
+    assert memory.code == 1472 * (CODE_ALWAYS + 3 * CODE * launched)
+    assert memory.total == sum((memory.weights, memory.optimiser_state, memory.gradients, memory.stashed_activations,
+                                memory.activations, memory.temporaries, memory.images, memory.code))  # fmt: skip
+
+
+def test_memory_of_stages_by_hand():
+    """Two stages: the second's state is its own; RMSprop has two slots in FP32, and masters beside the halves."""
+    words = "--model efficientnet --model-size B0 --dataset imagenet --shards 2 --pipeline --pipeline-splits block4a " \
+            "--micro-batch-size 2 --gradient-accumulation-count 8 --precision 16.32 --optimiser RMSprop " \
+            "--disable-variable-offloading --pipeline-schedule Grouped --enable-recomputation"  # fmt: skip
+    work = workload(run_of(words.split()))
+    first, second = of(work).memories
+    trained = [sum(v.elements for o in work.operations(j) for v in o.variables if v.trainable) for j in (0, 1)]
+    assert second.optimiser_state == int(UNEVEN * (2 * 4 + 4) * trained[1])
+    assert first.gradients == int(UNEVEN * 2 * trained[0])
+    # Grouped: 2 (N - 1 - j) + 1 micro-batches of the first stage wait, of which recomputation keeps the input alone
+    assert first.stashed_activations == int(UNEVEN * 3 * 2 * 2 * work.trace.operations[0].source.elements)
+    # offloaded state is not on the chip
+    offloaded = replace(work, plan=replace(work.plan, options=replace(work.plan.options, disable_variable_offloading=False)))
+    assert of(offloaded).memories[0].optimiser_state == 0 and of(offloaded).timing.streamed > 0
+
+
+def test_cycles_of_a_convolution_by_hand():
+    """A 1x1 convolution of 64 to 256 channels over 56 x 56 positions of 20 images on all tiles."""
+    trace = planned("--config mk2_resnet50_mlperf_pod16_bs20").workload.trace
+    conv = next(o for o in trace.operations if o.kind == "conv" and o.kernel == 1 and o.result.channels == 256)
+    kernels = Kernels(ipu=MK2, tiles=1472, batch=20, bytes_per_element=2, proportion=0.6, half_partials=True,
+                      two_pass=False, constants=PRIOR)  # fmt: skip
+    cycles = kernels.forward(conv)
+    positions, ins, outs = 20 * 56 * 56, conv.source.channels, 256
+    assert math.isclose(cycles.matrix, positions * ins * outs / 1472 / (64 * PRIOR.matrix_share))
+    side = (positions * ins * outs / 1472) ** (1 / 3)
+    block = (side, side, side) if side <= ins else (math.sqrt(positions * outs / 1472), ins, 0)
+    block = block if side <= ins else (block[0], ins, positions * outs / 1472 / block[0])
+    moved = block[0] * (block[1] + block[2]) + block[1] * block[2]
+    assert math.isclose(cycles.exchange, 2 * moved / (4.1 * PRIOR.exchange_share), rel_tol=1e-9)
+    assert cycles.launches == 4 * PRIOR.launch_cycles
+    # both gradients, each with as many products
+    assert math.isclose(kernels.backward(conv).matrix, 2 * cycles.matrix)
+    assert math.isclose(kernels.backward(conv, first=True).matrix, cycles.matrix)
+    # FP32 partial sums use half of the units
+    assert math.isclose(replace(kernels, half_partials=False).forward(conv).matrix, 2 * cycles.matrix)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 1472))
+def test_blocks_share_the_work(positions, ins, outs, tiles):
+    block = _block((positions, ins, outs), tiles)
+    assert all(length >= 1 for length in block)
+    if positions * ins * outs >= tiles:
+        assert all(length <= side * (1 + 1e-9) or length == 1 for length, side in zip(block, (positions, ins, outs)))
+        assert math.prod(block) >= positions * ins * outs / tiles * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["Grouped", "Interleaved"])
+def test_the_rows_of_a_long_schedule_follow_from_short_ones(schedule):
+    """A timeline that is extrapolated equals the one that is walked."""
+    work = variants.scheduled(planned(B4).workload, schedule)
+    timing = of(work).timing
+    assert math.isclose(timing.pipeline, timing._walked(work.plan.accumulation), rel_tol=1e-9)
+    placed = list(timing.placed(work.plan.accumulation))
+    assert len(placed) == 2 * 4 * work.plan.accumulation
+    for stage in range(4):  # an IPU does one thing at a time
+        own = sorted((begin, end) for action, begin, end in placed if action.stage == stage)
+        assert all(end <= begin + 1e-12 for (_, end), (begin, _) in pairwise(own))
+
+
+def test_grouped_takes_the_slowest_forward_and_the_slowest_backward():
+    timing = planned(B4).timing
+    slowest = [max(timing.cells[j, kind].seconds for j in range(4)) for kind in (FORWARD, BACKWARD)]
+    further = timing._walked(30) - timing._walked(29)
+    assert math.isclose(further, sum(slowest))
+
+
+# --- monotonic -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 12), st.sampled_from([0.1, 0.2, 0.4, 0.6]), st.booleans())
+def test_more_work_takes_more(micro_batch, proportion, recomputation):
+    base = planned(B4).workload
+    options = replace(
+        base.plan.options, available_memory_proportion=(proportion,), enable_recomputation=recomputation
+    )  # fmt: skip
+    work = replace(base, plan=replace(base.plan, micro_batch=micro_batch, options=options))
+    more = replace(work, plan=replace(work.plan, micro_batch=micro_batch + 1))
+    assert of(more).timing.seconds > of(work).timing.seconds
+    assert all(a.total > b.total for a, b in zip(of(more).memories, of(work).memories))
+    longer = replace(work, plan=replace(work.plan, accumulation=work.plan.accumulation + 4))
+    assert of(longer).timing.seconds > of(work).timing.seconds
+    if not recomputation:
+        saving = replace(work, plan=replace(work.plan, options=replace(options, enable_recomputation=True)))
+        assert of(saving).timing.seconds > of(work).timing.seconds
+        assert of(saving).memories[0].total < of(work).memories[0].total
+        assert of(saving).memories[3].total == of(work).memories[3].total  # the last stage has its activations still
+    if proportion < 0.6:
+        wider = replace(work, plan=replace(work.plan, options=replace(options, available_memory_proportion=(0.6,))))
+        assert of(wider).timing.seconds < of(work).timing.seconds
+        assert all(a.total >= b.total for a, b in zip(of(wider).memories, of(work).memories))
+
+
+def test_deeper_networks_take_more():
+    sizes = [planned(f"--model resnet --dataset imagenet --model-size {n} --micro-batch-size 4") for n in (18, 34, 50, 101)]
+    assert [p.timing.seconds for p in sizes] == sorted(p.timing.seconds for p in sizes)
+    assert [p.memories[0].total for p in sizes] == sorted(p.memories[0].total for p in sizes)
+
+
+def test_bow_is_faster_and_larger_systems_too():
+    rates = [planned(B4, name).timing.images_per_second for name in ("POD16", "BOW-POD16")]
+    assert rates[0] < rates[1] < 1.75 * rates[0]
+    work, grown = planned(B4).workload, []
+    for name in ("POD4", "POD16", "POD64", "POD128", "POD256"):
+        scaled = variants.scaled(work, SYSTEMS[name])
+        grown.append(predict(scaled, SYSTEMS[name]).timing.images_per_second)
+        assert scaled.plan.global_batch == work.plan.global_batch
+    assert grown == sorted(grown) and grown[4] < 64 * grown[0]
+
+
+OPTIONS = (
+    "--available-memory-proportion 0.1", "--no-enable-half-partials", "--no-disable-variable-offloading",
+    "--num-io-tiles 32", "--prefetch-depth 3", "--no-enable-recomputation", "--pipeline-schedule Interleaved",
+    "--no-eight-bit-io",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_of_the_device_change_the_prediction(option):
+    before, after = planned(B4).values(), planned(f"{B4} {option}").values()
+    keys = ("memory_bytes_per_ipu", "update_seconds")
+    assert any(before[key] != after[key] for key in keys)
+
+
+def test_sharded_state_takes_less_time_and_memory():
+    offloaded = planned(f"{B4} --no-disable-variable-offloading")
+    sharded = planned(f"{B4} --no-disable-variable-offloading --rts")
+    assert sharded.timing.streamed == pytest.approx(offloaded.timing.streamed / 4)
+
+
+# --- what is known ---------------------------------------------------------------------------------------------------
+
+
+def test_constants_are_within_their_bounds():
+    assert all(low < getattr(FITTED, name) < high for name, (low, high) in ((n, BOUNDS[n]) for n in NAMES))
+
+
+def test_published_rates_are_met():
+    """The errors that the docs print; the fit itself is made by the script."""
+    errors = [
+        abs(fit_planner.error(row, planned(row.options).workload, FITTED)) for row in fit_planner.ROWS
+    ]  # fmt: skip
+    assert sorted(errors)[len(errors) // 2] < 0.03 and max(errors) < 0.08
+
+
+@pytest.mark.parametrize("words", fit_planner.RUNS)
+def test_what_ran_is_said_to_fit(words):
+    assert planned(words).fits
+
+
+def test_a_first_generation_ipu_holds_one_image_of_resnet_50():
+    words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 1 --available-memory-proportion 0.1"
+    assert planned(words, "MK1-2").fits
+    assert not planned(words.replace("--micro-batch-size 1", "--micro-batch-size 16"), "MK1-2").fits
+
+
+def test_what_does_not_fit_says_how_it_would():
+    big = planned("--model resnet --model-size 101 --dataset imagenet --micro-batch-size 32")
+    assert not big.fits and big.room < 0
+    assert any("--micro-batch-size 16" in remedy for remedy in big.remedies)
+    assert any("--enable-recomputation" in remedy for remedy in big.remedies)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("POD17", "POD16"), ("BOW_POD_16", "BOW-POD16"), ("GPU", "There are"), ("", "There are")]
+)
+def test_a_system_that_does_not_exist(name, nearest):
+    with pytest.raises(OptionError, match=f"there is no such system[^\n]*\n?[^\n]*{nearest}"):
+        systems.named(name)
+    assert systems.named("ipu-pod64") is SYSTEMS["POD64"] and systems.named("bow-pod16").ipu is BOW
+
+
+def test_peaks_are_the_published_ones():
+    """TFLOP/s: 124.5, 250 and 348.6 in half precision; 304, 897 and 897 MiB."""
+    assert [round(ipu.peak / 1e12, 1) for ipu in (MK1, MK2, BOW)] == [124.5, 250.6, 348.6]
+    assert [ipu.memory // MIB for ipu in (MK1, MK2, BOW)] == [304, 897, 897]
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_search_finds_the_published_cuts_or_better_ones():
+    """Small enough for a test: B0 on four IPUs."""
+    given = planned("--config B0-G16-GN-Native_16IPU_2x8 --replicas 2 --gradient-accumulation-count 16", "POD4")
+    found = search.search(given.workload, SYSTEMS["POD4"])
+    best = found.best
+    assert best.fits and best.timing.images_per_second >= given.timing.images_per_second
+    plan = best.workload.plan
+    assert plan.global_batch == given.workload.plan.global_batch
+    assert plan.options.shards * plan.options.replicas == 4
+    assert tuple(name for stage in plan.stages for name in stage) == given.workload.trace.segments
+    assert best is max(found.frontier, key=lambda each: each.timing.images_per_second)
