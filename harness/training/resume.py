@@ -48,8 +48,6 @@ class NewRun(Origin):
             fit.require_beginning(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.refuse(run)
-        if run.options.logging.logs_path:
-            write.refuse_unwritable(Path(run.options.logging.logs_path))
         return []
 
 
