@@ -33,8 +33,7 @@ VALIDATION_COLUMNS = (
     "top5_acc", "loss",
 )  # fmt: skip
 _TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}
-# of a run, besides its tables, which are appended to as well
-_APPENDED = (locks.FILE, "log.txt")
+_APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
 _REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "training.svg")
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
@@ -63,8 +62,8 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
         if logs_path is not None:
             folder = Path(logs_path)
             refuse_taken(folder)
-            refuse_unwritable(folder)
             folder.mkdir(parents=True, exist_ok=True)
+            refuse_unwritable(folder)
             return folder
         return _fresh(Path(log_dir), name)
 
@@ -74,8 +73,9 @@ def refuse_folder(log_dir: str, logs_path: str | None) -> None:
     with _refusals():
         if logs_path is not None:
             refuse_taken(Path(logs_path))
-            refuse_unwritable(Path(logs_path))
         _require_room(Path(log_dir if logs_path is None else logs_path))
+        if logs_path is not None:
+            refuse_unwritable(Path(logs_path))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoints import run_record
+from harness.checkpoints import run_record, write
 from harness.processes.team import Team
 from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
@@ -39,11 +39,13 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
 
 
 def refuse(run: Run) -> None:
-    """LogError if the call's new folder cannot be made, as far as can be told without making one; the others' lie beside
-    that of instance 0."""
+    """LogError or NotRegular if the call's new folder cannot be made, or written, as far as can be told without making one;
+    the others' lie beside that of instance 0."""
     logging = run.options.logging
     if logging.logs and not run.cluster.instance and not run.options.device.compile_only:
         refuse_folder(logging.log_dir, logging.logs_path)
+        if logging.logs_path is not None:
+            write.refuse_unwritable(Path(logging.logs_path))
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:

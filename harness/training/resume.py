@@ -48,8 +48,6 @@ class NewRun(Origin):
             fit.require_beginning(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.refuse(run)
-        if run.options.logging.logs_path:
-            write.refuse_unwritable(Path(run.options.logging.logs_path))
         return []
 
 
@@ -100,7 +98,7 @@ class SavedRun(Origin):
         return [*lines, *self._latest[1]]
 
     def refuse(self, run: Run) -> list[str]:
-        """What the run cannot go on with."""
+        """What the run cannot go on with; the lines of `overrides`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
         if run.options.given("init_path"):
@@ -126,7 +124,7 @@ class SavedRun(Origin):
             raise missing
         refuse_unwritable(self.folder, goes_on=True)
         write.refuse_unwritable(self.folder, self.updates)
-        return []
+        return overrides(run)
 
     def read(self, run: Run) -> tuple[Run, Saved | None]:
         """On instance 0 the checkpoint with its tensors, and the run with lines on those that turn out damaged only now."""
@@ -145,6 +143,16 @@ def last_update(run: Run, done: int) -> int:
     if stop_after is not None and stop_after <= done and done:
         raise OptionError(f"--stop-after {stop_after}: the run has done {done} updates already; give a larger number")
     return min(total, stop_after or total)
+
+
+def overrides(run: Run) -> list[str]:
+    """A line on each option that is not as the run recorded it."""
+    values, besides = run.options.values(), ("restore_path", "dry_run", "summary", *OF_NEW_RUNS)
+    return [
+        f"overridden: {name} = {values[name]}"
+        for name in run.options.sources
+        if run.options.given(name) and name not in besides
+    ]
 
 
 def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:

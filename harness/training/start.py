@@ -21,7 +21,7 @@ from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.resume import OF_NEW_RUNS, Saved, Values
+from harness.training.resume import Saved, Values, overrides
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -118,7 +118,8 @@ def _restored(job: Job, program: TrainingProgram, saved: Saved) -> InitialState:
     """The weights, rows and averages of a checkpoint."""
     run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
-    _report_overrides(job)
+    for line in overrides(run):
+        log.note(line)
     if checkpoint.iteration == run.length.iterations:
         log.note(f"All {checkpoint.iteration} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(job, program, saved)
@@ -197,11 +198,3 @@ def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], lis
 def _calls(team: Team, state: Mapping[str, Any], updates: int) -> list[saved_state.Call]:
     """The calls of the run up to this one, which all instances name alike."""
     return saved_state.calls({CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, updates))))})
-
-
-def _report_overrides(job: Job) -> None:
-    """Which options differ from what the run recorded."""
-    options, values = job.run.options, job.run.options.values()
-    for name in options.sources:
-        if options.given(name) and name not in ("restore_path", *OF_NEW_RUNS):
-            job.log.note(f"overridden: {name} = {values[name]}")

@@ -204,8 +204,10 @@ def test_another_network_is_refused(unbroken, tmp_path):
 def test_extending_a_finished_run(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken.folder, folder)
-    result = succeed("restore", "--restore-path", folder, "--iterations", 260)
-    assert "overridden: iterations = 260" in result.out
+    words = ("restore", "--restore-path", folder, "--iterations", 260)
+    planned, result = succeed(*words, "--dry-run"), succeed(*words)
+    for out in (result.out, planned.out):
+        assert [line for line in out.splitlines() if line.startswith("overridden")] == ["overridden: iterations = 260"]
     assert int(rows(folder / "training.csv")[-1]["iteration"]) == 260
     assert variables(folder, 260)["global_step"] == 260
     assert json.loads((folder / "arguments_restore.json").read_text())["iterations"] == 260
