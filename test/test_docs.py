@@ -31,6 +31,8 @@ TOOLS = {
     "reading-a-run.md": ("weight_avg.py",),
     "half-precision.md": ("tools/compare_runs.py",),
     "measured.md": ("tools/findings.py",),
+    "planner.md": ("harness/planning/request.py", "tools/fit_planner.py"),
+    "README.md": ("harness/planning/request.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from helpers.runs import run, succeed
+from runs import run, succeed
 
 from base.plugins import ROOT
 

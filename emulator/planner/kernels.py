@@ -18,7 +18,7 @@ from emulator.plan.options import DeviceOptions
 from emulator.plan.trace import Operation, Trace
 from emulator.planner.constants import FITTED, Constants
 from emulator.planner.systems import MK2, Ipu
-from emulator.planner.workload import DEFAULT_PROPORTION, Workload
+from emulator.planner.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 
 MATRIX_CHANNELS = 16  # of a group that fill the matrix units
 SLIC_CHANNELS = (1, 2, 4)  # of a group
@@ -68,6 +68,7 @@ class Kernels:
     proportion: float
     half_partials: bool
     two_pass: bool
+    exchange_time: float = 1.0  # to that of the default target
     constants: Constants
 
     @classmethod
@@ -84,6 +85,7 @@ class Kernels:
             proportion=DEFAULT_PROPORTION,
             half_partials=options.enable_half_partials,
             two_pass=two_pass,
+            exchange_time=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][0],
             constants=constants,
         )
 
@@ -129,7 +131,7 @@ class Kernels:
         slow = (DEFAULT_PROPORTION / max(self.proportion, 0.01)) ** self.constants.proportion_power
         return Cycles(
             matrix=slow * matrix,
-            exchange=slow * moved * self.bytes_per_element / rate,
+            exchange=slow * self.exchange_time * moved * self.bytes_per_element / rate,
             launches=launches * self.constants.launch_cycles,
         )
 

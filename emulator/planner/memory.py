@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from emulator.plan.trace import Operation
 from emulator.planner.systems import Ipu
-from emulator.planner.workload import Workload
+from emulator.planner.workload import EXCHANGE_TARGETS, Workload
 
 CODE = 45  # bytes of a tile for one launched operation: its exchange, vertices and control
 CODE_ALWAYS = 24_000  # bytes of a tile: loops, host exchange, collectives, stacks of six threads
@@ -84,6 +84,8 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
     images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 else 0
 
+    exchange_code = EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
+
     def spread(size: float) -> int:
         return int(UNEVEN * size * io_share)
 
@@ -95,7 +97,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
         activations=spread(peak * batch * element),
         temporaries=int(min(cap, TEMPORARIES * largest * element)),
         images=int(images),
-        code=int(ipu.tiles * (CODE_ALWAYS + CODE * passes * launched)),
+        code=int(ipu.tiles * (CODE_ALWAYS + exchange_code * CODE * passes * launched)),
     )
 
 

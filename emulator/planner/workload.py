@@ -9,6 +9,9 @@ from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 
 DEFAULT_PROPORTION = 0.6  # of tile memory for temporaries, as the SDK has it
+# what --internal-exchange-optimisation-target does to the time of an exchange and to the size of its code: the directions
+# are documented, the sizes assumed
+EXCHANGE_TARGETS = {None: (1.0, 1.0), "balanced": (1.0, 1.0), "cycles": (0.95, 1.1), "memory": (1.1, 0.9)}
 
 
 @dataclass(frozen=True, kw_only=True)

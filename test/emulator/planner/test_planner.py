@@ -177,7 +177,7 @@ def test_bow_is_faster_and_larger_systems_too():
 OPTIONS = (
     "--available-memory-proportion 0.1", "--no-enable-half-partials", "--no-disable-variable-offloading",
     "--num-io-tiles 32", "--prefetch-depth 3", "--no-enable-recomputation", "--pipeline-schedule Interleaved",
-    "--no-eight-bit-io",
+    "--no-eight-bit-io", "--internal-exchange-optimisation-target memory",
 )  # fmt: skip
 
 
