@@ -18,9 +18,9 @@ from emulator.planner.workload import EXCHANGE_TARGETS, Workload
 CODE = 45  # bytes of a tile for one launched operation: its exchange, vertices and control
 CODE_ALWAYS = 24_000  # bytes of a tile: loops, host exchange, collectives, stacks of six threads
 UNEVEN = 1.1  # the fullest tile to the mean
-TEMPORARIES = 2.5  # times the input, output and weights of the largest product: rearranged copies and partial sums
+TEMPORARIES = 2.0  # times the input, output and weights of the largest product: rearranged copies and partial sums
 PREFETCHED = 1  # micro-batches of images that wait, unless an option says more
-_IN_PLACE = ("norm", "add", "relu", "relu6", "swish")
+_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish reads its input in the backward pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,15 +73,13 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
     """For each combination, its predictions with less and less temporary memory."""
     plan = workload.plan
     given = plan.options.available_memory_proportion[:1]
-    for micro_batch in range(1, min(LARGEST_MICRO_BATCH, plan.global_batch) + 1):
-        if plan.global_batch % micro_batch:
-            continue
+    for micro_batch in _micro_batches(workload):
         sized = replace(workload, plan=replace(plan, micro_batch=micro_batch))
         costs = SegmentCosts.of_workload(sized, system.ipu, constants)
         count = 1
         while count <= min(system.ipus, 16):
             replicas = system.ipus // count
-            if plan.global_batch % (micro_batch * replicas) == 0 and replicas % min(plan.options.BN_span, replicas) == 0:
+            if plan.global_batch % (micro_batch * replicas) == 0 and replicas % plan.options.BN_span == 0:
                 try:
                     stages = balanced_stages(sized, costs, count)
                 except PartitionError:
@@ -98,6 +96,20 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
                             ) for proportion in dict.fromkeys((*given, *PROPORTIONS))
                         )  # fmt: skip
             count *= 2
+
+
+def keeps_micro_batch(workload: Workload) -> bool:
+    """Whether another micro-batch would train another network: batch norm's statistics are of one."""
+    return any(not variable.trainable for variable in workload.trace.variables)
+
+
+def _micro_batches(workload: Workload) -> list[int]:
+    """Those to look at."""
+    plan = workload.plan
+    if keeps_micro_batch(workload):
+        return [plan.micro_batch]
+    most = min(LARGEST_MICRO_BATCH, plan.global_batch)
+    return [size for size in range(1, most + 1) if plan.global_batch % size == 0]
 
 
 def _moved_cuts(prediction: Prediction) -> tuple[Prediction, int]:

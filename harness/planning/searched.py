@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,11 @@ class Planned:
     looked_at: int = 0
 
     @property
+    def block_name(self) -> str:
+        """What the plan is called as a configuration."""
+        return "".join(c if c.isalnum() else "_" for c in f"{self.name}_{self.prediction.system.name}_searched")
+
+    @property
     def block(self) -> str:
         """The plan as a block for configs.yml."""
         options, plan = self.run.options, self.prediction.workload.plan
@@ -53,8 +59,7 @@ class Planned:
         }
         values.pop("global_batch_size", None)  # the accumulation count says it
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        name = "".join(c if c.isalnum() else "_" for c in f"{self.name}_{self.prediction.system.name}_searched")
-        return yaml.safe_dump({name: plain}, sort_keys=False, default_flow_style=None, width=120)
+        return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 
 
 def fastest(asked: Request) -> list[Planned]:
@@ -65,11 +70,27 @@ def fastest(asked: Request) -> list[Planned]:
         work = workload(run, asked.processes)
         for system in request.systems(asked, work.plan.ipus):
             found = search.search(work, system)
-            if found.best is None:
+            candidates = [
+                Planned(label or run.name, each, run, predict(work, system), found.frontier, found.looked_at)
+                for each in found.frontier
+            ]
+            best = next(filter(_is_taken, candidates), None)
+            if best is None:
                 raise OptionError(
                     f"{label or run.name}: no plan fits on {system.name} for a global batch of {work.plan.global_batch}, of "
                     f"{found.looked_at} looked at; give a larger --system, a smaller --image-size, or --precision 16.16"
                 )
-            given = predict(work, system)
-            planned.append(Planned(label or run.name, found.best, run, given, found.frontier, found.looked_at))
+            planned.append(best)
     return planned
+
+
+def _is_taken(planned: Planned) -> bool:
+    """Whether train.py takes the plan's block, as rules between options may forbid it."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
+        file.write(planned.block)
+        file.flush()
+        try:
+            request.run_of(["--config-path", file.name, "--config", planned.block_name])
+        except OptionError:
+            return False
+    return True

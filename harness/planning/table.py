@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner.prediction import Prediction
+from emulator.planner.search import keeps_micro_batch
 from harness.planning.searched import Planned
 from harness.reports.prediction import duration
 
@@ -100,7 +101,9 @@ def _found(planned: Planned) -> list[str]:
     """What the search looked at, and its answer as a configuration."""
     given, best = planned.given, planned.prediction
     ratio = best.timing.images_per_second / given.timing.images_per_second
+    kept = ["  the micro-batch is kept: batch norm's statistics are of one"] if keeps_micro_batch(given.workload) else []
     lines = [
+        *kept,
         f"  found among {planned.looked_at:,} plans: {ratio:.2f} times the rate of the plan that was given "
         f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', which does not fit'})",
         "  the fastest by stages and micro-batch:",
