@@ -43,7 +43,7 @@ def plan(asked: Request) -> list[Planned]:
     """One prediction for each configuration and system, in the order of the call."""
     planned = []
     for label, words in asked.calls:
-        run = request.run_of(words)
+        run = request.run_of(words, training=not asked.inference)
         work = workload(run, asked.processes)
         for system in request.systems(asked, work.plan.ipus):
             planned.append(Planned(label or run.name, predict(work, system), run))

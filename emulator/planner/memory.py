@@ -71,8 +71,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
     masters = precision.master.bytes > precision.compute.bytes  # kept beside those that the passes use
     io_share = ipu.tiles / max(1, ipu.tiles - options.num_io_tiles)
-    kept, peak = _activations(workload, stage)
-    largest = max((_product_elements(o, batch) for o in operations if o.kind in ("conv", "dense")), default=0)
+    kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # what is recomputed shares the code of the forward pass
     launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
@@ -95,7 +94,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
         gradients=spread(trained * precision.accumulator.bytes) if workload.training else 0,
         stashed_activations=spread(kept * batch * element),
         activations=spread(peak * batch * element),
-        temporaries=int(min(cap, TEMPORARIES * largest * element)),
+        temporaries=int(min(cap, TEMPORARIES * temporaries * element)),
         images=int(images),
         code=int(ipu.tiles * (CODE_ALWAYS + exchange_code * CODE * passes * launched)),
     )
@@ -105,20 +104,25 @@ def _recomputes(workload: Workload, stage: int) -> bool:
     return workload.plan.options.enable_recomputation and stage < len(workload.plan.stages) - 1
 
 
-def _activations(workload: Workload, stage: int) -> tuple[int, int]:
-    """Elements for one image: what waits for its backward pass in other micro-batches, and what the present one holds.
+def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
+    """Elements for one image: what waits for its backward pass in other micro-batches, and what the present one holds; and
+    those of the largest product for the micro-batch.
 
     With recomputation only the stage's inputs wait, one for each micro-batch in flight, and the whole stage is computed anew
     before its backward pass begins; without, everything that the backward pass reads waits.
     """
     operations = workload.operations(stage)
-    if not workload.training:
-        return 0, max((_alive(o) for o in operations), default=0)
     live = workload.plan.max_in_flight[stage]
-    entering = operations[0].source.elements if operations else 0
+    entering = operations[0].source.elements
     read = sum(_kept(operation, following) for operation, following in pairwise([*operations, None]))
     waiting = entering * live if _recomputes(workload, stage) else entering * live + (live - 1) * read
-    return waiting, read
+    return waiting, read, max(_product_elements(operation, workload.plan.micro_batch) for operation in operations)
+
+
+def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:
+    """The same for inference, where nothing waits: one operation after another, of which the largest counts."""
+    largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
+    return 0, _alive(largest), _product_elements(largest, batch)
 
 
 def _kept(operation: Operation, following: Operation | None) -> int:
@@ -129,12 +133,14 @@ def _kept(operation: Operation, following: Operation | None) -> int:
 
 
 def _alive(operation: Operation) -> int:
-    """Elements that an operation reads and writes, and a shortcut beside it."""
-    return 2 * operation.source.elements + (0 if operation.kind in _IN_PLACE else operation.result.elements)
+    """Elements that an operation reads and writes; where it writes in place, those of a shortcut beside it."""
+    return operation.source.elements + (operation.source if operation.kind in _IN_PLACE else operation.result).elements
 
 
 def _product_elements(operation: Operation, batch: int) -> int:
-    """Of a product's input, output and weights."""
+    """Of a product's input, output and weights; nothing else has temporaries."""
+    if operation.kind not in ("conv", "dense"):
+        return 0
     weights = sum(variable.elements for variable in operation.variables)
     return batch * (operation.source.elements + operation.result.elements) + weights
 

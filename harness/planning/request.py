@@ -30,6 +30,7 @@ class Request:
     json: str | None
     html: str | None
     search: bool
+    inference: bool
     processes: int | None
     help: bool
     calls: tuple[tuple[str, tuple[str, ...]], ...]  # (label, words)
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--html", metavar="FILE", help="write one self-contained page with pictures")
     own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
                      "global batch, and print it as a block for configs.yml")  # fmt: skip
+    own.add_argument("--inference", action="store_true", help="the forward pass alone, on one IPU, as validation.py has it")
     own.add_argument("--processes", type=int, metavar="N", help="host processes that feed the replicas (default: one for "
                      "two IPUs)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
@@ -57,17 +59,22 @@ def parse(argv: Sequence[str]) -> Request:
     known, rest = parser().parse_known_args(list(argv))
     if known.processes is not None and known.processes < 1:
         raise OptionError(f"--processes {known.processes}: must be at least 1")
+    if known.inference and known.search:
+        raise OptionError("--search looks for plans of trainings, and --inference plans none; give one of them")
     names = list(dict.fromkeys(known.config))
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
     return Request(
-        systems=tuple(known.system), json=known.json, html=known.html, search=known.search, processes=known.processes,
-        help=known.help, calls=tuple(calls),
+        systems=tuple(known.system), json=known.json, html=known.html, search=known.search,
+        inference=known.inference, processes=known.processes, help=known.help, calls=tuple(calls),
     )  # fmt: skip
 
 
-def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Run:
-    """The run that train.py would begin with these words, without its data. What a configuration that is only the base of
-    others leaves out is assumed, as the run's notes say: ImageNet, and replicas enough for batch norm's span."""
+def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
+    """The run that train.py, or validation.py, would begin with these words, without its data.
+
+    What a configuration that is only the base of others leaves out is assumed, as the run's notes say: ImageNet, and replicas
+    enough for batch norm's span.
+    """
     alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
     words, assumed = [*words], []
     try:
@@ -79,13 +86,13 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Run
     if not options.dataset.random_data and not options.given("data_dir"):
         words.append(RANDOM)
     span = options.device.BN_span
-    if span > options.device.replicas and "replicas" not in options.sources:
+    if training and span > options.device.replicas and "replicas" not in options.sources:
         words += ["--replicas", str(span)]
         assumed.append(f"--BN-span {span} needs as many replicas: {span} are assumed")
     rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
     if rates == (None, None):  # of which no time and no memory depends
         words += ["--abs-learning-rate", "0.1"]
-    return replace(resolve.prepare(cli.parse(words, "train").options, alone), notes=tuple(assumed))
+    return replace(resolve.prepare(cli.parse(words, "train").options, alone, training=training), notes=tuple(assumed))
 
 
 def systems(request: Request, ipus: int) -> tuple[System, ...]:

@@ -52,18 +52,18 @@ def one(planned: Planned) -> str:
     """A plan in a few lines."""
     prediction, plan = planned.prediction, planned.prediction.workload.plan
     timing, system = prediction.timing, prediction.system
-    energy = prediction.kilowatt_hours
+    energy, unit = prediction.kilowatt_hours, "an update" if prediction.workload.training else "a micro-batch"
     replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
     lines = [
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
         f"micro-batch {plan.micro_batch} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
         f"{plan.precision.name}",
         *(f"  {note}" for note in planned.run.notes),
-        f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms an update, "
+        f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
         f"{duration(timing.hours)} for {prediction.workload.images:,} images"
         + (f", {energy:,.0f} kWh" if energy is not None else ""),
         f"  idle {100 * timing.idle_share:.0f} %; {100 * timing.peak_share:.1f} % of the matrix units' peak",
-        "  an update: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"
+        f"  {unit}: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"
                                     for name, value in prediction.update_parts.items() if value > 5e-6),
         *_fit(prediction),
         *_stages(prediction),

@@ -26,7 +26,7 @@ def workload(run: Run, processes: int | None = None) -> Workload:
         image_numbers=run.picture,
         eight_bit=run.options.dataset.eight_bit_io,
         two_pass=bool(training.stable_norm),
-        images=round(run.length.iterations * run.plan.global_batch),
+        images=run.length.iterations * run.plan.global_batch if run.trains else run.source.spec.validation_images,
         trained=frozenset(v.name for v in run.trace.variables if v.trainable and run.trained(v.name)),
         training=run.trains,
         processes=processes,
@@ -43,7 +43,7 @@ def on_smallest_system(run: Run) -> Prediction | None:
 
 def lines(run: Run) -> list[str]:
     """For the head of a log, never to be taken for this machine's rate."""
-    prediction = on_smallest_system(run)
+    prediction = on_smallest_system(run) if run.trains else None
     if prediction is None:
         return []
     room, timing = prediction.room / MIB, prediction.timing

@@ -220,6 +220,23 @@ def test_a_first_generation_ipu_holds_one_image_of_resnet_50():
     assert not planned(words.replace("--micro-batch-size 1", "--micro-batch-size 16"), "MK1-2").fits
 
 
+INFERENCES = {
+    "--model resnet --model-size 50 --batch-norm --fused-preprocessing": 90,
+    "--model efficientnet --model-size B0 --precision 16.16 --batch-norm": 42,
+    "--model efficientnet --model-size B4 --precision 16.16 --batch-norm": 5,
+}
+
+
+@pytest.mark.parametrize("words", INFERENCES)
+def test_inferences_that_ran_are_said_to_fit(words):
+    """The largest micro-batches of the published tables; ten times as much does not fit."""
+    for factor in (1, 10):
+        batch = f"--dataset imagenet --micro-batch-size {factor * INFERENCES[words]}"
+        work = workload(run_of(f"{words} {batch}".split(), training=False))
+        assert of(work).fits is (factor == 1)
+        assert of(work).memories[0].optimiser_state == of(work).memories[0].gradients == 0
+
+
 def test_what_does_not_fit_says_how_it_would():
     big = planned("--model resnet --model-size 101 --dataset imagenet --micro-batch-size 32")
     assert not big.fits and big.room < 0
