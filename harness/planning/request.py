@@ -72,7 +72,7 @@ def parse(argv: Sequence[str]) -> Request:
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
     """The run that train.py, or validation.py, would begin with these words, without its data.
 
-    What a configuration that is only the base of others leaves out is assumed, as the run's notes say: ImageNet, and replicas
+    What a configuration that is only the base of others leaves out is assumed, as the notes say: ImageNet, and replicas
     enough for batch norm's span.
     """
     alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
