@@ -100,7 +100,7 @@ def _row(
     """As a row of validation.csv; pictures without true labels have accuracies and a loss of -1."""
     accuracy = top5 = loss = -1.0
     if embedded.labelled(run):
-        accuracy = 100 * served.hits / max(served.samples, 1)
+        accuracy = 100 * served.correct / max(served.samples, 1)
         top5, loss = embedded.scores(program, batches, served.micro_batches)
     return row(
         run, checkpoint, trained_batch, accuracy=accuracy, top5=top5, loss=loss, seconds=served.seconds,

@@ -17,18 +17,18 @@ from emulator.program.executor import Metrics, TrainingProgram
 from emulator.program.frozen import FrozenProgram, freeze
 from emulator.program.group import WorkerGroup
 from emulator.program.inference import InferenceProgram, Score
-from emulator.program.optimised_graph import Store
+from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Stream
 from emulator.program.stages import Features
 from emulator.program.training import Optimiser, Scale, Training
 from Models._segments import Segment
 
 __all__ = (
+    "CacheEntry",
     "FrozenProgram",
     "InferenceProgram",
     "Metrics",
     "Seed",
-    "Store",
     "Stream",
     "TrainingProgram",
     "WorkerGroup",
@@ -47,7 +47,7 @@ def compile_training(
     seed: int,
     stream: Stream,
     loss: Callable[[tf.Tensor, Features], tf.Tensor],
-    hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     optimiser: Optimiser,
     scale: Scale,
     weight_decay: float = 0.0,
@@ -55,14 +55,14 @@ def compile_training(
     trained: Callable[[str], bool] = lambda name: True,
     recording: bool = False,
     group: WorkerGroup | None = None,
-    store: Store | None = None,
+    cache_entry: CacheEntry | None = None,
 ) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `plan` says.
 
-    `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: of a variable's name;
-    the gradient pass ends before the first trained one. `scale`: the loss scale that fits the optimiser.
+    `loss`: (logits, features) -> [batch]; `correct`: (logits, labels) -> [batch]. `decayed`, `trained`: of a variable's
+    name; the gradient pass ends before the first trained one. `scale`: the loss scale that fits the optimiser.
     `recording`: keep the times of the stages' cells for `profile`. `group`: the instances that do an update together, of
-    which this process is one. `store`: where the program may be kept, and taken from.
+    which this process is one. `cache_entry`: the program's place in the program cache.
     """
 
     def training(seed: Seed, features: NextFeatures) -> Training:
@@ -73,7 +73,7 @@ def compile_training(
             seed=seed,
             features=features,
             loss=loss,
-            hits=hits,
+            correct=correct,
             optimiser=optimiser,
             scale=scale,
             weight_decay=weight_decay,
@@ -83,7 +83,7 @@ def compile_training(
             group=group,
         )
 
-    return TrainingProgram(training, stream, plan, seed, group=group, store=store)
+    return TrainingProgram(training, stream, plan, seed, group=group, cache_entry=cache_entry)
 
 
 def compile_inference(
@@ -97,11 +97,13 @@ def compile_inference(
     device: str = "/cpu:0",
     precision: Precision = SINGLE,
     seed: int = 0,
-    store: Store | None = None,
+    cache_entry: CacheEntry | None = None,
 ) -> InferenceProgram:
     """A program whose `step(first, end)` adds up `sums(logits, labels)`, each of `shape`, over micro-batches, on the device
     `device`."""
-    return InferenceProgram(segments, trace.variables, stream, Score(names, sums, shape), device, precision, seed, store)
+    return InferenceProgram(
+        segments, trace.variables, stream, Score(names, sums, shape), device, precision, seed, cache_entry
+    )
 
 
 def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:

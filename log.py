@@ -223,7 +223,7 @@ class RunLog:
         expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
     ) -> None:  # fmt: skip
         """Drops CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fills in
-        missing rows. `states`: of `saved_state.lineage`; `stays`, `expected_rows`: `Table.rebuild`, these by table."""
+        missing rows. `states`: of `saved_state.lineage`; `stays`, `expected_rows` (by table): as for `Table.rebuild`."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
             for line in table.rebuild(iteration, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):

@@ -16,7 +16,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 _OUTSIDE = tf.Graph()  # stays empty
 _compiler: ThreadPoolExecutor | None = None  # of what is traced now
-Pass = Callable[..., Any]
+Kernel = Callable[..., Any]
 
 
 @contextmanager
@@ -48,17 +48,17 @@ def _run_once(function: Any) -> None:
             session.run([x.op for x in tf.nest.flatten(outputs)])
 
 
-def compiled(function: Pass) -> Pass:
+def compiled(function: Kernel) -> Kernel:
     """The function, compiled by XLA for each combination of shapes that it is called with."""
     return _called(function, tf.function(function, jit_compile=True, autograph=False), by_xla=True)
 
 
-def traced(function: Pass) -> Pass:
+def traced(function: Kernel) -> Kernel:
     """The function as it is; TensorFlow puts its operations in the place of the call when it optimises the graph."""
     return _called(function, tf.function(function, autograph=False), by_xla=False)
 
 
-def _called(function: Pass, traceable: Any, by_xla: bool) -> Pass:
+def _called(function: Kernel, traceable: Any, by_xla: bool) -> Kernel:
     """A function traced outside of every program's graph, once for all: a trace keeps the graph alive around it. Calls go
     through the concrete function, as `traceable` itself would leave the context of a surrounding loop."""
 

@@ -1,4 +1,4 @@
-"""From the command to the first row: without a kept program, with one, and against TensorFlow's bare import.
+"""From the command to the first row: without a cached program, with one, and against TensorFlow's bare import.
 
 python benchmarks/start.py [--rounds 3] [words of a row's name]
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=command_line.whole(1), default=3)
     asked = parser.parse_args()
     print(_paired.machine())
-    print(f"{'seconds to the first row':<44} {'first time':>22} {'with a kept program':>22} {'times the import':>18}")
+    print(f"{'seconds to the first row':<44} {'first time':>22} {'with a cached program':>22} {'times the import':>18}")
     for name, words in ROWS:
         if not all(word in name for word in asked.words):
             continue

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 _HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-PASSES = ".passes-"  # in the name of a process' folder of passes that XLA has compiled
+KERNELS = ".passes-"  # in the name of a process' folder of kernels that XLA has compiled
 _LESS = (
     "give a smaller --micro-batch-size, with --gradient-accumulation-count for the same global batch, "
     "--enable-recomputation, --fold 1 or a smaller --image-size"
@@ -85,7 +85,7 @@ def _try_threads(count: int) -> None:
 def device_error(error: Exception) -> str:
     """TensorFlow's error in one line: the DataError of a reader inside of it, or its first line with a reason."""
     lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
-    if any(PASSES in line for line in lines):
+    if any(KERNELS in line for line in lines):
         no_room = "no room for what XLA compiles; TMPDIR names another folder, --no-executable-cache does without"
         return f"{telling_line(error)}: {no_room}"
     for marker in ("DataError: ", "OOM when allocating"):

@@ -107,8 +107,8 @@ class Table:
         """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
         and restores missing and damaged rows. Returns warnings for the log.
 
-        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: those that
-        a run has, for updates without a state.
+        `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: of a run, for
+        updates without a state.
         """
         file_rows, damaged, ragged, cut = self._sound_rows()
         rows = {self._place(cells): cells for cells in file_rows if 0 <= self._place(cells) <= iteration}

@@ -38,8 +38,8 @@ class CheckedLayers(TensorLayers):
 
     _layer = ""  # that reads at present
 
-    def _read(self, x: tf.Tensor, *, halves: bool = False) -> tf.Tensor:
-        return _checked_gradient(super()._read(x, halves=halves), f"{self._layer}, backward")
+    def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
+        return _checked_gradient(super()._read(x, fp16_gradient=fp16_gradient), f"{self._layer}, backward")
 
 
 def _checking(name: str) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
-"""Group norm and the activation after it as few passes over the data, with their gradient written out.
+"""Group norm and the activation after it as few fused kernels, with their gradient written out.
 
-Element-wise passes are compiled by XLA into one loop each; sums over pixels are TensorFlow's. With xhat = (x - mean) * r
+Element-wise work is compiled by XLA into a fused kernel each; sums over pixels are TensorFlow's. With xhat = (x - mean) * r
 the normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
 
     dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
@@ -16,7 +16,7 @@ from functools import cache
 
 import tensorflow.compat.v1 as tf
 
-from base.tracing import Pass, compiled
+from base.tracing import Kernel, compiled
 from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.half import Rounding
 from Models._layers import NormPolicy
@@ -40,7 +40,7 @@ def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     return dy * s * (1 + x * (1 - s))
 
 
-_ACTIVATIONS: Mapping[str, Pass] = {
+_ACTIVATIONS: Mapping[str, Kernel] = {
     LINEAR: lambda z: z,
     RELU: lambda z: tf.maximum(z, 0.0),  # which XLA compiles faster than its relu
     RELU6: lambda z: tf.minimum(tf.maximum(z, 0.0), 6.0),
@@ -49,7 +49,7 @@ _ACTIVATIONS: Mapping[str, Pass] = {
 
 
 @cache
-def _swish_passes(rounding: Rounding | None) -> tuple[Pass, Pass]:
+def _swish_kernels(rounding: Rounding | None) -> tuple[Kernel, Kernel]:
     rounded = rounding or _exact
     return (
         compiled(lambda x, *noise: rounded(_swish(x), noise, 0)),
@@ -58,7 +58,7 @@ def _swish_passes(rounding: Rounding | None) -> tuple[Pass, Pass]:
 
 
 @cache
-def _passes(activation: str, rounding: Rounding | None) -> tuple[Pass, Pass]:
+def _kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
     """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
     (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
     rounded = rounding or _exact
@@ -78,13 +78,13 @@ def _passes(activation: str, rounding: Rounding | None) -> tuple[Pass, Pass]:
 
 def _activation_gradient(activation: str, z: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     if activation in (RELU, RELU6):
-        passes = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
-        return tf.where_v2(passes, dy, tf.zeros_like(dy))
+        linear = z > 0 if activation == RELU else tf.logical_and(z > 0, z < 6)
+        return tf.where_v2(linear, dy, tf.zeros_like(dy))
     return _swish_gradient(z, dy) if activation == SWISH else dy
 
 
 @cache
-def _input_gradient(rounding: Rounding | None) -> Pass:
+def _input_gradient(rounding: Rounding | None) -> Kernel:
     rounded = rounding or _exact
 
     def gradient(
@@ -97,20 +97,20 @@ def _input_gradient(rounding: Rounding | None) -> Pass:
 
 def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> tf.Tensor:
     """x * sigmoid(x); backward it needs x alone."""
-    value, slope = _swish_passes(rounding)
+    value, slope = _swish_kernels(rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
 def halved_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
-    """A result on FP16's grid and its activation, both and their gradients halves; x [batch, ...]."""
-    value, slope = _halved_passes(activation, rounding)
+    """A result on FP16's grid and its activation, both and their gradients on FP16's grid; x [batch, ...]."""
+    value, slope = _halved_kernels(activation, rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
 @cache
-def _halved_passes(activation: str, rounding: Rounding) -> tuple[Pass, Pass]:
+def _halved_kernels(activation: str, rounding: Rounding) -> tuple[Kernel, Kernel]:
     def value(x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
         return _activated(activation, rounding(x, noise, 0), rounding, noise)
 
@@ -121,8 +121,8 @@ def _halved_passes(activation: str, rounding: Rounding) -> tuple[Pass, Pass]:
     return compiled(value), compiled(slope)
 
 
-def _activated(activation: str, z: tf.Tensor, rounded: Pass, noise: Noise) -> tf.Tensor:
-    """The activation of a half; all but swish give halves anyway."""
+def _activated(activation: str, z: tf.Tensor, rounded: Kernel, noise: Noise) -> tf.Tensor:
+    """The activation of an FP16 number, itself one anyway unless it is swish."""
     return rounded(_swish(z), noise, 1) if activation == SWISH else _ACTIVATIONS[activation](z)
 
 
@@ -161,7 +161,7 @@ def group_norm(
     """Group normalisation (Wu and He, arXiv 1803.08494) and an activation; x [batch, height, width, channels].
 
     The IPU's strided groups, group(c) = c mod groups, or neighbouring channels where the policy says so. Without gamma the
-    scale is 1, without beta the offset 0. With a rounding the norm, the activation and their gradients are halves.
+    scale is 1, without beta the offset 0. With a rounding the norm, the activation and their gradients are on FP16's grid.
     """
     channels = x.shape[-1]
     if channels % policy.groups:
@@ -169,11 +169,11 @@ def group_norm(
     ones, zeros = tf.ones([channels], x.dtype), tf.zeros([channels], x.dtype)
 
     @with_gradient
-    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Pass]:
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
         mean, r = statistics(x, policy)
         factor = r * gamma
         shift = beta - mean * factor
-        value, slope = _passes(activation, rounding)
+        value, slope = _kernels(activation, rounding)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, *noise)
@@ -202,12 +202,12 @@ def proxy_norm(
     @with_gradient
     def apply(
         x: tf.Tensor, beta: tf.Tensor, gamma: tf.Tensor, proxy_mean: tf.Tensor, inverse: tf.Tensor
-    ) -> tuple[tf.Tensor, Pass]:
+    ) -> tuple[tf.Tensor, Kernel]:
         mean, r = statistics(x, policy)
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_passes(activation, rounding)
+        value, slope = _proxy_kernels(activation, rounding)
         y = value(x, factor, shift, proxy_mean, scale, *noise)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -222,8 +222,8 @@ def proxy_norm(
 
 
 @cache
-def _proxy_passes(activation: str, rounding: Rounding | None) -> tuple[Pass, Pass]:
-    """Like `_passes`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
+def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+    """Like `_kernels`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
     (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
     rounded = rounding or _exact
     act = _ACTIVATIONS[activation]

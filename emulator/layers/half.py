@@ -1,8 +1,8 @@
 """Half precision, emulated: FP32 tensors whose values lie on FP16's grid. Whatever an operation does inside, it does in
 FP32, and rounds once.
 
-With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of halves. What is
-larger than 65504 after rounding becomes NaN, as the IPU has it, or 65504 where overflow is to saturate.
+With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of FP16 numbers.
+What is larger than 65504 after rounding becomes NaN, as the IPU has it, or 65504 where overflow is to saturate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from base.tracing import Pass, compiled
+from base.tracing import Kernel, compiled
 from emulator.layers.gradient_rules import by_rule
 from emulator.plan.precision import FP16
 
@@ -76,7 +76,7 @@ def _to_nearest(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 
 
 @cache
-def _passes(rounding: Rounding) -> tuple[Pass, Pass]:
+def _kernels(rounding: Rounding) -> tuple[Kernel, Kernel]:
     """Forward and backward, compiled: (x, *noise) -> x on the grid."""
     return (
         compiled(lambda x, *noise: rounding(x, noise, salt=0)),
@@ -87,19 +87,19 @@ def _passes(rounding: Rounding) -> tuple[Pass, Pass]:
 def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
     """x on FP16's grid; so is the gradient that is handed on, unless `arriving`, asked in the backward pass, says that what
     arrives is half as it comes."""
-    forward, backward = _passes(rounding)
+    forward, backward = _kernels(rounding)
     return by_rule("PartitionedCall", forward, x, *noise, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
 
 
 def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
     """x as it is; the gradient that is handed on is half."""
-    _, backward = _passes(rounding)
+    _, backward = _kernels(rounding)
     return by_rule("Identity", tf.identity, x, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
 
 
 def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
-    _, backward = _passes(rounding)
+    _, backward = _kernels(rounding)
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
         return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))
@@ -108,7 +108,7 @@ def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = 
 
 
 @cache
-def _adding(rounding: Rounding, count: int) -> Pass:
+def _adding(rounding: Rounding, count: int) -> Kernel:
     def add(total: tf.Tensor, x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
         share = rounding(rounding(x, noise, salt=0) / count, noise, salt=1)
         return rounding(total + share, noise, salt=2)
@@ -124,4 +124,4 @@ def added(total: tf.Tensor, x: tf.Tensor, count: int, rounding: Rounding, noise:
 
 def on_grid(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """x on FP16's grid, of any shape; nothing is differentiated."""
-    return tf.reshape(_passes(rounding)[0](tf.reshape(x, [-1]), *noise), x.shape)
+    return tf.reshape(_kernels(rounding)[0](tf.reshape(x, [-1]), *noise), x.shape)

@@ -49,13 +49,13 @@ class _Gradient:
     segment: str  # in which they read
     rounded: bool  # by the layer whose result the tensor is
     readers: int = 0
-    halves: bool = True  # each reader hands back halves by itself
+    fp16: bool = True  # each reader's own gradient is on FP16's grid
     arrives_half: bool = False  # the next segment sees to it
     summed: tf.Tensor | None = None  # what readers read, so that what they hand back meets in one place
 
     def needs_rounding(self) -> bool:
         """In the layer whose result the tensor is."""
-        return self.readers + self.arrives_half != 1 or not self.halves
+        return self.readers + self.arrives_half != 1 or not self.fp16
 
     def sum_needs_rounding(self) -> bool:
         """Where several readers' gradients have been added."""
@@ -79,14 +79,14 @@ class TensorLayers(Layers):
         norm_parts: int = 1,
         rounding: Rounding | None = None,
         watch: GradientWatch | None = None,
-        across: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None,
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
         the batch whose batch-norm statistics are kept apart. `rounding`: every result is half, and so is every gradient
         that a layer hands back, and their sum where several layers read one tensor; without it they are what the weights
         are. `watch` counts the gradients that arrive.
-        `across`: the mean of a tensor over the processes whose batch-norm statistics are one."""
+        `sync_mean`: the mean of a tensor over the processes whose batch-norm statistics are one."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
         self._weights = weights
@@ -96,7 +96,7 @@ class TensorLayers(Layers):
         self._norm_parts = norm_parts
         self._rounding = rounding
         self._watch = watch
-        self._across = across
+        self._sync_mean = sync_mean
         self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
         self._gradients: dict[str, _Gradient] = {}  # by the name of the tensor that they belong to
         self._parameters: set[str] = set()  # names of tensors that are made of weights alone
@@ -116,9 +116,9 @@ class TensorLayers(Layers):
             self._gradients[y.name] = _Gradient(self._segment, rounded=True)
         return y
 
-    def _read(self, x: tf.Tensor, *, halves: bool = False) -> tf.Tensor:
-        """What a layer takes in. What it hands back is half, and so is the sum of what several layers hand back. `halves`:
-        it hands back halves by itself, given halves.
+    def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
+        """What a layer takes in. The gradient that leaves a layer is half, and so is the sum of several layers' gradients.
+        `fp16_gradient`: the layer's own gradient is on FP16's grid, given one that is.
 
         Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
         the bits must not depend on that."""
@@ -133,8 +133,8 @@ class TensorLayers(Layers):
             noise = self._noise(x.shape.rank)
             gradient.summed = half.half_back(x, self._rounding, noise, arriving=gradient.sum_needs_rounding)
         gradient.readers += 1
-        gradient.halves &= halves
-        if halves:
+        gradient.fp16 &= fp16_gradient
+        if fp16_gradient:
             return gradient.summed
         return half.half_back(
             gradient.summed, self._rounding, self._noise(x.shape.rank), arriving=gradient.summand_needs_rounding
@@ -190,7 +190,7 @@ class TensorLayers(Layers):
         return self._watched(y, "conv")
 
     def _biased(self, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-        return self._result(tf.nn.bias_add(self._read(x, halves=True), bias))
+        return self._result(tf.nn.bias_add(self._read(x, fp16_gradient=True), bias))
 
     def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
         """A layer's result, the gradients that arrive at it counted."""
@@ -205,7 +205,7 @@ class TensorLayers(Layers):
             with self.scope("GroupNorm"):
                 gamma = self._weights[self.path("gamma")] if scale else None
                 beta = self._weights[self.path("beta")] if centre else None
-            x = self._read(x, halves=True)
+            x = self._read(x, fp16_gradient=True)
             return self._halved(fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise()))
         with self.scope("batch_norm"):
             return self._result(self._batch_norm(self._read(x), policy))
@@ -216,8 +216,8 @@ class TensorLayers(Layers):
         if not self._training:
             moving = self._weights[names[0]], self._weights[names[1]]
             return _fused_norm(x, gamma, beta, moving, policy.epsilon, training=False).y
-        if self._across is not None:
-            y, mean, variance = _norm_across(x, self._norm_parts, gamma, beta, policy.epsilon, self._across)
+        if self._sync_mean is not None:
+            y, mean, variance = _sync_batch_norm(x, self._norm_parts, gamma, beta, policy.epsilon, self._sync_mean)
             self.statistics |= {names[0]: tf.reduce_mean(mean, 0), names[1]: tf.reduce_mean(variance, 0)}
             return y
         unused = (tf.constant([], tf.float32),) * 2
@@ -236,7 +236,7 @@ class TensorLayers(Layers):
             return self._halved(fused.halved_activation(y, activation, self._rounding, self._noise()))
         if policy.kind != "group":
             return super().norm_activation(x, policy, activation)
-        x = self._read(x, halves=True)
+        x = self._read(x, fp16_gradient=True)
         with self.scope("GroupNorm"):
             gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
         return self._halved(fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
@@ -247,32 +247,32 @@ class TensorLayers(Layers):
         proxy = self._weights[self.path("act", "proxy")]
         own = tf.unstack(proxy)
         rows = tuple(tf.reshape(own[row], [-1]) for row in proxy_norm.ROWS[:4])
-        x = self._read(x, halves=True)
+        x = self._read(x, fp16_gradient=True)
         y = fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise())
         factor = own[proxy_norm.INVERSE_DEVIATION][None]
         self._parameters.add(factor.name)
         return y, factor  # not _halved: FP32 sums are made of what arrives, so that it must be half before
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu(self._read(x, halves=True))
+        return tf.nn.relu(self._read(x, fp16_gradient=True))
 
     def relu6(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu6(self._read(x, halves=True))
+        return tf.nn.relu6(self._read(x, fp16_gradient=True))
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return self._halved(fused.swish(self._read(x, halves=True), self._rounding, self._noise()))
+        return self._halved(fused.swish(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
         return self._result(tf.sigmoid(self._read(x)))
 
     def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return self._result(self._read(x, halves=True) + self._read(y, halves=True))
+        return self._result(self._read(x, fp16_gradient=True) + self._read(y, fp16_gradient=True))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return self._result(self._read(x) * self._read(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return tf.concat([self._read(x, halves=True), self._read(y, halves=True)], -1)
+        return tf.concat([self._read(x, fp16_gradient=True), self._read(y, fp16_gradient=True)], -1)
 
     def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
         return tf.nn.max_pool2d(self._read(x), kernel, stride, padding)
@@ -280,11 +280,11 @@ class TensorLayers(Layers):
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
         if self._rounding is None:
             return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
-        return self._result(half.pixel_mean(self._read(x, halves=True), self._rounding, self._noise()))
+        return self._result(half.pixel_mean(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
 
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
-        x = self._read(x, halves=True)
+        x = self._read(x, fp16_gradient=True)
         return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
@@ -293,7 +293,7 @@ class TensorLayers(Layers):
         return self._watched(self._biased(product, bias), "dense")
 
     def flatten(self, x: tf.Tensor) -> tf.Tensor:
-        return _flat(self._read(x, halves=True))
+        return _flat(self._read(x, fp16_gradient=True))
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         if not self._training or rate <= 0:
@@ -330,15 +330,20 @@ def _fused_norm(
     )
 
 
-def _norm_across(
-    x: tf.Tensor, parts: int, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, across: Callable[[tf.Tensor], tf.Tensor]
+def _sync_batch_norm(
+    x: tf.Tensor,
+    parts: int,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    sync_mean: Callable[[tf.Tensor], tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Batch norm whose statistics are means over several processes too: y, and the mean and the biased variance of each of
     the batch's `parts`, [parts, channels]."""
     flat = tf.reshape(x, [parts, -1, x.shape[-1]])
-    mean = across(tf.reduce_mean(flat, 1))
+    mean = sync_mean(tf.reduce_mean(flat, 1))
     centred = flat - mean[:, None]
-    variance = across(tf.reduce_mean(tf.square(centred), 1))
+    variance = sync_mean(tf.reduce_mean(tf.square(centred), 1))
     y = centred * (tf.math.rsqrt(variance + epsilon) * gamma)[:, None] + beta
     return tf.reshape(y, tf.shape(x)), mean, variance
 

@@ -7,6 +7,7 @@ chosen so that every configuration that is known to have run fits (a test holds 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -100,23 +101,27 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     )
 
 
-def _recomputes(workload: Workload, stage: int) -> bool:
-    return workload.plan.options.enable_recomputation and stage < len(workload.plan.stages) - 1
-
-
 def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
     """Elements for one image: what waits for its backward pass in other micro-batches, and what the present one holds; and
     those of the largest product for the micro-batch.
 
     With recomputation only the stage's inputs wait, one for each micro-batch in flight, and the whole stage is computed anew
-    before its backward pass begins; without, everything that the backward pass reads waits.
+    before its backward pass begins; a lone stage keeps the inputs of its segments, and computes one after another anew.
+    Without, everything that the backward pass reads waits.
     """
     operations = workload.operations(stage)
     live = workload.plan.max_in_flight[stage]
     entering = operations[0].source.elements
-    read = sum(_kept(operation, following) for operation, following in pairwise([*operations, None]))
-    waiting = entering * live if _recomputes(workload, stage) else entering * live + (live - 1) * read
-    return waiting, read, max(_product_elements(operation, workload.plan.micro_batch) for operation in operations)
+    read: Counter[str] = Counter()
+    for operation, following in pairwise([*operations, None]):
+        read[operation.segment] += _kept(operation, following)
+    largest = max(_product_elements(operation, workload.plan.micro_batch) for operation in operations)
+    if not workload.recomputes(stage):
+        return entering * live + (live - 1) * read.total(), read.total(), largest
+    if len(workload.plan.stages) > 1:
+        return entering * live, read.total(), largest
+    inputs = sum(workload.trace.by_segment[name][0].source.elements for name in read)
+    return inputs, max(read.values()), largest
 
 
 def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:

@@ -52,9 +52,8 @@ class Timing:
         for stage in range(stages):
             forward, backward = self._stage_cycles(stage)
             cells[stage, FORWARD] = self._cell(stage, FORWARD, forward)
-            # the last stage's backward comes right behind its forward, whose activations are there still
-            recomputes = self.workload.plan.options.enable_recomputation and stage < stages - 1
-            cells[stage, BACKWARD] = self._cell(stage, BACKWARD, backward + forward if recomputes else backward)
+            again = backward + forward if self.workload.recomputes(stage) else backward
+            cells[stage, BACKWARD] = self._cell(stage, BACKWARD, again)
         return cells
 
     def _cell(self, stage: int, kind: str, cycles: Cycles) -> Cell:

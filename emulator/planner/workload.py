@@ -47,6 +47,12 @@ class Workload:
         """Whether all stages share an IPU."""
         return self.plan.options.shards == 1
 
+    def recomputes(self, stage: int) -> bool:
+        """Whether a stage's activations are computed anew. Of several stages the last one's are not, as its backward pass
+        comes right behind its forward pass; a lone stage's are, segment by segment."""
+        last = len(self.plan.stages) - 1
+        return self.training and self.plan.options.enable_recomputation and (stage < last or last == 0)
+
     @property
     def accumulates(self) -> bool:
         """Whether gradients are summed over micro-batches before an update."""

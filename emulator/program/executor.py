@@ -17,7 +17,7 @@ from emulator.plan.schedules import Action
 from emulator.plan.timings import CellTiming
 from emulator.program.cells import KINDS, StageOrder
 from emulator.program.group import WorkerGroup
-from emulator.program.optimised_graph import Store
+from emulator.program.optimised_graph import CacheEntry
 from emulator.program.passes import RUN, STOP_AT_PASS, STOP_AT_UPDATE
 from emulator.program.runtime import (
     NextFeatures,
@@ -65,7 +65,7 @@ class TrainingProgram(Program):
 
     def __init__(
         self, build: Callable[[Seed, NextFeatures], Training], stream: Stream, plan: ExecutionPlan, seed: int, *,
-        group: WorkerGroup | None = None, store: Store | None = None,
+        group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None,
     ) -> None:  # fmt: skip
         """`build` is called with the seed and the stream's features, and inside of the graph that the step belongs to."""
         self._ended = threading.Event()
@@ -74,7 +74,7 @@ class TrainingProgram(Program):
             return _write(build(seed, features))
 
         place = group.device if group else None
-        super().__init__(write, stream, plan.stage_devices, seed, place=place, group=group, store=store)
+        super().__init__(write, stream, plan.stage_devices, seed, place=place, group=group, cache_entry=cache_entry)
         self.watched = tuple(self._about["watched"])
 
     def compile(self) -> None:
@@ -119,7 +119,7 @@ class TrainingProgram(Program):
         reader = threading.Thread(target=self._drain, args=(len(rates), outfeed, report), daemon=True)
         reader.start()
         try:
-            with named_faults(lambda: f"update {int(self.session.run(self.weights.saved[STEP].read)) + 1}"):
+            with named_faults(lambda: f"update {int(self.session.run(self.state.saved[STEP].read)) + 1}"):
                 # the calling thread stays free for signals, which would wait for the end of the session call otherwise
                 done, stop_requests = self._device.submit(
                     self.session.run, self._names["step"], feeds, options, trace
@@ -128,8 +128,8 @@ class TrainingProgram(Program):
             self._ended.set()
             reader.join()
             self._ended.clear()
-        if done and self._store is not None:
-            self._store.ran()
+        if done and self._cache_entry is not None:
+            self._cache_entry.ran()
         rows = outfeed[:done]
         loss, accuracy, lost = zip(*rows) if rows else ((), (), ())
         return Metrics(
@@ -159,15 +159,15 @@ class TrainingProgram(Program):
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint: model, slots and the count of updates."""
-        self.weights.put(self.session, values, self.weights.saved)
+        self.state.put(self.session, values, self.state.saved)
 
     def begin_with(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over what `values` has of the model and its slots; the count of updates stays."""
-        self.weights.put(self.session, values, [name for name in self.weights.saved if name in values and name != STEP])
+        self.state.put(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
 
     def values(self) -> dict[str, np.ndarray]:
         """Every saved variable."""
-        return self.weights.values(self.session)
+        return self.state.values(self.session)
 
 
 def _write(training: Training) -> ProgramGraph:

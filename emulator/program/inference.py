@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from base.draws import Seed
 from emulator.layers.policy import PrecisionPolicy
 from emulator.plan.precision import SINGLE, Precision
-from emulator.program.optimised_graph import Store
+from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
 from emulator.program.weights import State, Weights
 from Models import _segments
@@ -46,7 +46,7 @@ class InferenceProgram(Program):
         device: str = "/cpu:0",
         precision: Precision = SINGLE,
         seed: int = 0,
-        store: Store | None = None,
+        cache_entry: CacheEntry | None = None,
     ) -> None:
         """`device`: TensorFlow's, of the network; `seed`: of the stream."""
         self.names = score.names
@@ -54,7 +54,7 @@ class InferenceProgram(Program):
         def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
             return _write(segments, variables, features, score, precision)
 
-        super().__init__(write, stream, (device,), seed, place=device, store=store)
+        super().__init__(write, stream, (device,), seed, place=device, cache_entry=cache_entry)
 
     def compile(self) -> None:
         """Sets the executors up, with a step of no micro-batches."""
@@ -64,7 +64,7 @@ class InferenceProgram(Program):
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""
-        self.weights.put(self.session, values, self.weights.model)
+        self.state.put(self.session, values, self.state.model)
 
     def rewind(self) -> None:
         """Puts the stream back to its first micro-batch."""
@@ -83,8 +83,8 @@ class InferenceProgram(Program):
                     self.session.run(self._names["stop"])
                     wait([running])
                 raise
-        if end > first and self._store is not None:
-            self._store.ran()
+        if end > first and self._cache_entry is not None:
+            self._cache_entry.ran()
         return dict(zip(self.names, sums))
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:

@@ -30,7 +30,7 @@ class OptimisedGraph:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def files(self) -> dict[str, bytes]:
-        """To be kept, by name."""
+        """Of the program's cache entry, by name."""
         return {GRAPH: self.graph, NAMES: json.dumps({"names": self.names, "about": self.about, "keys": self.keys}).encode()}
 
     @classmethod
@@ -40,21 +40,21 @@ class OptimisedGraph:
         return cls(files[GRAPH], texts["names"], texts["about"], texts["keys"])
 
 
-class Store(Protocol):
-    """Where a program's optimised graph is kept."""
+class CacheEntry(Protocol):
+    """A program's place in the program cache."""
 
     @property
-    def keeps_passes(self) -> bool:
-        """Whether XLA finds a pass that it has compiled once in this process."""
+    def keeps_kernels(self) -> bool:
+        """Whether XLA finds a kernel that it has compiled once in this process."""
 
     def load(self) -> OptimisedGraph | None:
-        """What was kept, if anything that is whole was."""
+        """The optimised graph, if the entry has a whole one."""
 
     def refuse(self, error: Exception) -> None:
         """What was loaded is of no use."""
 
-    def keep(self, optimised: OptimisedGraph) -> None:
-        """From now on."""
+    def save(self, optimised: OptimisedGraph) -> None:
+        """Writes the entry."""
 
     def ran(self) -> None:
         """The program has run: XLA has compiled what it compiles."""

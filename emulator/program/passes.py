@@ -36,9 +36,9 @@ class Passes:
             plan=plan,
             policy=training.policy,
             loss=training.loss,
-            hits=training.hits,
+            correct=training.correct,
             scaled=training.scale.scaled,
-            across=self._across,
+            sync_mean=self._sync_mean,
         )
 
         def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
@@ -64,7 +64,7 @@ class Passes:
 
         def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
-                if self._across:  # every pass waits for those of other instances: none may be left out here alone
+                if self._sync_mean:  # every pass waits for those of other instances: none may be left out here alone
                     return m < plan.passes_per_update
                 return tf.logical_and(m < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
 
@@ -73,7 +73,7 @@ class Passes:
         return passes, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
 
     @property
-    def _across(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    def _sync_mean(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """The mean over the instances that share batch-norm statistics; None if each has its own."""
         training = self.training
         if training.group is None or len(training.plan.sharing) == 1:

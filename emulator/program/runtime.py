@@ -1,4 +1,4 @@
-"""What all programs share: a graph with its infeed and variables, built or taken from a store, and the session."""
+"""What all programs share: a graph with its infeed and variables, built or taken from the program cache, and the session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from emulator.plan import timings
 from emulator.plan.plan import PlanError
 from emulator.plan.timings import PhaseEnd
 from emulator.program.group import WorkerGroup
-from emulator.program.optimised_graph import OptimisedGraph, Store, load, optimise
+from emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
 from emulator.program.stages import Features
 from emulator.program.weights import State
 
@@ -91,28 +91,28 @@ class Program:
 
     def __init__(
         self, write: Callable[[Seed, NextFeatures], ProgramGraph], stream: Stream, stage_devices: Sequence[str], seed: int,
-        *, place: str | None = None, group: WorkerGroup | None = None, store: Store | None = None,
+        *, place: str | None = None, group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None,
     ) -> None:  # fmt: skip
         """`write` writes the program into the present graph. `place`: the device of all that `write` places nowhere else.
-        `store`: where the optimised graph is looked for and kept; a group's is built in each process anew."""
+        `cache_entry`: where the optimised graph is looked for and saved; a group's is built in each process anew."""
         refuse_missing_devices(stage_devices)
         self.phase_ends: list[PhaseEnd] = []
         self._device = ThreadPoolExecutor(1)
-        self._store, self._stage_devices, self._place = store, stage_devices, place
+        self._cache_entry, self._stage_devices, self._place = cache_entry, stage_devices, place
         self._in_group = group is not None
         set_up = partial(self._set_up, write, stream, seed, group)
-        stored = store.load() if store else None
+        cached = cache_entry.load() if cache_entry else None
         try:
-            set_up(stored)
+            set_up(cached)
         except Exception as error:
-            if stored is None:
+            if cached is None:
                 raise
-            store.refuse(error)  # whatever is wrong with it, a program can be built without it
+            cache_entry.refuse(error)  # whatever is wrong with it, a program can be built without it
             set_up(None)
 
     def _set_up(
         self, write: Callable[[Seed, NextFeatures], ProgramGraph], stream: Stream, seed: int, group: WorkerGroup | None,
-        stored: OptimisedGraph | None,
+        cached: OptimisedGraph | None,
     ) -> None:  # fmt: skip
         self.graph = new_graph()
         with self.graph.as_default(), tf.device(self._place):
@@ -122,36 +122,36 @@ class Program:
                 with tf.device(self._place):
                     return write(seed, infeed.features(seed))
 
-            if self._store is None:
-                self._names, self._about, self.weights = placed(seed)
+            if self._cache_entry is None:
+                self._names, self._about, self.state = placed(seed)
             else:
-                stored = stored or self._build(placed)
-                load(stored, seed)
-                self._names, self._about, self.weights = stored.names, stored.about, State.loaded(stored)
-        self._mark(timings.GRAPH if self._store is None else timings.LOADED, _size(self.graph))
+                cached = cached or self._build(placed)
+                load(cached, seed)
+                self._names, self._about, self.state = cached.names, cached.about, State.loaded(cached)
+        self._mark(timings.GRAPH if self._cache_entry is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
-        self.session = new_session(self.graph, self._stage_devices, group, optimised=self._store is not None)
+        self.session = new_session(self.graph, self._stage_devices, group, optimised=self._cache_entry is not None)
         self.session.run([*self._names["initialise"], *self._rewind])
         self._mark(timings.SESSION)
 
     def _build(self, write: Callable[[Keys], ProgramGraph]) -> OptimisedGraph:
-        """Writes and optimises the program in a graph of its own, and keeps it in the store."""
+        """Writes and optimises the program in a graph of its own, and saves it in the cache."""
         keys = Keys()
-        with compiling_ahead(self._store.keeps_passes):
+        with compiling_ahead(self._cache_entry.keeps_kernels):
             with new_graph().as_default() as graph:
                 names, about, state = write(keys)
             self._mark(timings.GRAPH, _size(graph))
             names, about = {**names, **state.names()}, {**about, **state.about()}
             built = optimise(graph, session_config(self._stage_devices), names, about, keys.names)
         self._mark(timings.OPTIMISED)
-        self._store.keep(built)
+        self._cache_entry.save(built)
         return built
 
     def _mark(self, phase: str, note: str = "") -> None:
         self.phase_ends.append(PhaseEnd(phase, time.perf_counter(), note))
 
     def _mark_compiled(self) -> None:
-        self._mark(timings.OPTIMISED if self._store is None else timings.READY)
+        self._mark(timings.OPTIMISED if self._cache_entry is None else timings.READY)
 
     def __enter__(self) -> Self:
         return self

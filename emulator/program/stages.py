@@ -41,9 +41,9 @@ class Network:
     plan: ExecutionPlan
     policy: PrecisionPolicy
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
-    hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     scaled: Callable[[tf.Tensor], tf.Tensor]
-    across: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
+    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
 
     def trained_before(self, stage: int, chunk: int) -> bool:
         """Whether a gradient is wanted of what goes into a chunk."""
@@ -83,7 +83,7 @@ class _Pass:
         network = self.network
         layers = network.policy.layers(
             self.values, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
-            across=network.across,
+            sync_mean=network.sync_mean,
         )  # fmt: skip
         return _segments.run(chunk.segments, layers, x), layers.statistics
 
@@ -132,7 +132,7 @@ def run_pass(
     with tf.device(plan.stage_devices[-1]):
         logits = tf.identity(x)
         loss = tf.reduce_mean(network.loss(logits, features))
-        accuracy = tf.reduce_mean(network.hits(logits, features["label"]))
+        accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
         (dy,) = gradients(network.scaled(loss), [logits])
         dy = network.policy.cast_loss_gradient(dy, work.positions)
     for stage in reversed(range(len(network.stages))):

@@ -44,7 +44,7 @@ class Scale(Protocol):
 class Training:
     """Everything that decides the numbers of a training program.
 
-    `loss`: (logits, features) -> [batch]; `hits`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
+    `loss`: (logits, features) -> [batch]; `correct`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
     applies to a variable of that name, and whether updates move it at all.
     """
 
@@ -54,7 +54,7 @@ class Training:
     seed: Seed
     features: NextFeatures
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
-    hits: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     optimiser: Optimiser
     scale: Scale
     weight_decay: float

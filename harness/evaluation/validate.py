@@ -48,7 +48,7 @@ def validate(
         run,
         checkpoint,
         global_batch,
-        accuracy=100 * totals["hits"] / samples,
+        accuracy=100 * totals["correct"] / samples,
         top5=100 * totals["top5"] / samples,
         loss=totals["loss"] / samples,
         seconds=seconds,

@@ -1,1 +1,1 @@
-"""From a run to its programs: data, loss, update rule; programs that are kept."""
+"""From a run to its programs: data, loss, update rule; the program cache."""

@@ -18,14 +18,14 @@ from harness.options.update_rules import UPDATE_RULES
 from harness.programs import embedded, losses, metrics, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
-from ipu_utils import Features, InferenceProgram, Seed, Store, Stream, TrainingProgram, WorkerGroup
+from ipu_utils import CacheEntry, Features, InferenceProgram, Seed, Stream, TrainingProgram, WorkerGroup
 
 
 def training_program(
-    run: Run, start: int, recording: bool = False, group: WorkerGroup | None = None, store: Store | None = None
+    run: Run, start: int, recording: bool = False, group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None
 ) -> TrainingProgram:
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
-    the instances that train together; `store`: where it is kept."""
+    the instances that train together; `cache_entry`: its place in the program cache."""
     training = run.options.training
     request = run.training_request(start)
     return ipu_utils.compile_training(
@@ -35,7 +35,7 @@ def training_program(
         seed=run.seed,
         stream=_stream(run, request, training=True),
         loss=partial(_loss, training.label_smoothing or 0.0),
-        hits=metrics.correct,
+        correct=metrics.correct,
         optimiser=optimisers.make(training, run.plan.global_batch),
         scale=optimisers.LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
         weight_decay=training.weight_decay,
@@ -43,22 +43,22 @@ def training_program(
         trained=run.trained,
         recording=recording,
         group=group,
-        store=store,
+        cache_entry=cache_entry,
     )
 
 
-def validation_program(run: Run, store: Store | None = None) -> InferenceProgram:
-    """The validation program, kept in `store`; sums are hits, top-5 hits, loss and the number of real samples."""
+def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
+    """The validation program; sums are correct samples, those correct within five, loss and the number of real samples."""
     return ipu_utils.compile_inference(
         run.segments,
         run.trace,
         stream=_stream(run, run.validation_request(), training=False),
-        names=("hits", "samples", "top5", "loss"),
+        names=("correct", "samples", "top5", "loss"),
         sums=_scores,
         device=run.plan.stage_devices[0],
         precision=run.plan.precision,
         seed=run.seed,
-        store=store,
+        cache_entry=cache_entry,
     )
 
 
@@ -176,7 +176,7 @@ def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     real = tf.cast(labels >= 0, tf.float32)
     loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
     return {
-        "hits": tf.reduce_sum(metrics.correct(logits, labels)),
+        "correct": tf.reduce_sum(metrics.correct(logits, labels)),
         "samples": tf.reduce_sum(real),
         "top5": tf.reduce_sum(metrics.top_k_correct(logits, labels, metrics.TOP)),
         "loss": tf.reduce_sum(loss),

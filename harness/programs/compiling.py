@@ -23,7 +23,7 @@ def training_program(
     `group`: the instances that train together."""
     return _compiled(
         run, log, "training", "Compilation time: {:.1f}s.", recording,
-        lambda build, store: build.training_program(run, update, recording, group, store),
+        lambda build, cache_entry: build.training_program(run, update, recording, group, cache_entry),
     )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def validation_program(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
     return _compiled(
         run, log, "validation", "Validation program ready in {:.1f}s.", False,
-        lambda build, store: build.validation_program(run, store),
+        lambda build, cache_entry: build.validation_program(run, cache_entry),
     )  # fmt: skip
 
 
@@ -43,10 +43,10 @@ def _compiled(run: Run, log: RunLog, kind: str, line: str, recording: bool, make
     from harness.programs import build
 
     started = time.perf_counter()
-    store = executables.store(run, kind, recording=recording)
-    program = make(build, store)
+    cache_entry = executables.cache_entry(run, kind, recording=recording)
+    program = make(build, cache_entry)
     program.compile()
     program.phase_ends[:0] = [prepared, PhaseEnd(compilation.IMPORTED, started)]
-    for text in (line.format(time.perf_counter() - started), *(store.report() if store else ())):
+    for text in (line.format(time.perf_counter() - started), *(cache_entry.report() if cache_entry else ())):
         log.note(text)
     return program

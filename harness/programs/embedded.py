@@ -35,7 +35,7 @@ _SHOWN = (("avg", None), ("50th percentile", 50.0), ("99th percentile", 99.0), (
 class Batches:
     """Micro-batches in host memory: uint8 pictures [batch, side, side, 3], labels [batch], below 0 for filling."""
 
-    pictures: tuple[np.ndarray, ...]
+    images: tuple[np.ndarray, ...]
     labels: tuple[np.ndarray, ...]
 
 
@@ -46,7 +46,7 @@ class Served:
     latencies: tuple[float, ...]  # seconds
     seconds: float  # from the first timed call to the end of the last one
     inferred: int  # pictures, each as often as it was
-    hits: int  # of pictures that were inferred at least once, each counted once
+    correct: int  # of pictures that were inferred at least once, each counted once
     samples: int
     micro_batches: tuple[int, ...] = ()  # that those pictures are
 
@@ -160,7 +160,7 @@ class _Thread:
     started: float
     ended: float
     latencies: tuple[float, ...]
-    hits: Mapping[int, int]  # by micro-batch
+    correct: Mapping[int, int]  # by micro-batch
     order: Sequence[int]
 
 
@@ -172,9 +172,9 @@ def serve(program: FrozenProgram, batches: Batches, calls: int, threads: int) ->
 
     def work(thread: int) -> None:
         try:
-            count = len(batches.pictures)
+            count = len(batches.images)
             first = thread * count // threads
-            program.infer(batches.pictures[first])
+            program.infer(batches.images[first])
             ready.wait()
             results.append(_timed(program, batches, [(first + k) % count for k in range(calls)]))
         except BaseException as error:
@@ -189,27 +189,27 @@ def serve(program: FrozenProgram, batches: Batches, calls: int, threads: int) ->
     if failures:
         raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
     real = [int((labels >= 0).sum()) for labels in batches.labels]
-    hits = {k: count for result in results for k, count in result.hits.items()}
+    correct = {k: count for result in results for k, count in result.correct.items()}
     return Served(
         latencies=tuple(latency for result in results for latency in result.latencies),
         seconds=max(result.ended for result in results) - min(result.started for result in results),
         inferred=sum(real[k] for result in results for k in result.order),
-        hits=sum(hits.values()),
-        samples=sum(real[k] for k in hits),
-        micro_batches=tuple(sorted(hits)),
+        correct=sum(correct.values()),
+        samples=sum(real[k] for k in correct),
+        micro_batches=tuple(sorted(correct)),
     )
 
 
 def _timed(program: FrozenProgram, batches: Batches, order: Sequence[int]) -> _Thread:
-    latencies, hits = [], {}
+    latencies, correct = [], {}
     start = time.perf_counter()
     for k in order:
         started = time.perf_counter()
-        _, classes = program.infer(batches.pictures[k])
+        _, classes = program.infer(batches.images[k])
         latencies.append(time.perf_counter() - started)
-        if k not in hits:
-            hits[k] = int(((classes == batches.labels[k]) & (batches.labels[k] >= 0)).sum())
-    return _Thread(start, time.perf_counter(), tuple(latencies), hits, order)
+        if k not in correct:
+            correct[k] = int(((classes == batches.labels[k]) & (batches.labels[k] >= 0)).sum())
+    return _Thread(start, time.perf_counter(), tuple(latencies), correct, order)
 
 
 def labelled(run: Run) -> bool:
@@ -225,7 +225,7 @@ def scores(program: FrozenProgram, batches: Batches, micro_batches: Sequence[int
     top5, loss, samples = 0, 0.0, 0
     for k in micro_batches:
         real = batches.labels[k] >= 0
-        logits, labels = program.logits(batches.pictures[k])[real].astype(np.float64), batches.labels[k][real]
+        logits, labels = program.logits(batches.images[k])[real].astype(np.float64), batches.labels[k][real]
         own = np.take_along_axis(logits, labels[:, None], axis=1)
         # of equal logits the first one counts as the larger, as in validation
         before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))

@@ -1,10 +1,10 @@
-"""Keeps compiled programs from run to run: `--executable-cache-path`.
+"""The program cache: compiled programs from run to run: `--executable-cache-path`.
 
-An entry is one file: a digest, then an archive of the optimised graph, the names in it, and the passes that XLA compiled.
+An entry is one file: a digest, then an archive of the optimised graph, the names in it, and the kernels that XLA compiled.
 Its name is a digest of everything that the program depends on. Nothing is read that is not whole, and an entry is written
 whole or not at all, so several processes may share a folder.
 
-XLA looks for its passes in a folder that TensorFlow is told of once, when it begins; that is one of this process alone.
+XLA looks for its kernels in a folder that TensorFlow is told of once, when it begins; that is one of this process alone.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from harness.run.run import Run
 if TYPE_CHECKING:
     from emulator.program.optimised_graph import OptimisedGraph
 
-SUFFIX, _PASSES = ".program", "passes/"
+SUFFIX, _KERNELS = ".program", "passes/"
 MOST_BYTES = 1 << 30  # of an entry, and of what is in it
 _DIGEST = 64  # characters of it, before the archive
 _XLA_FLAGS = "TF_XLA_FLAGS"
-_PASSES_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of passes on the disk
-_FOLDER = f"{_PASSES_FLAG}directory="
-_STALE = 86400  # seconds after which a folder of passes that is left was of a killed process
-_ROOM = 256 << 20  # bytes free, for the passes of any network here
+_KERNELS_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of kernels on the disk
+_FOLDER = f"{_KERNELS_FLAG}directory="
+_STALE = 86400  # seconds after which a folder of kernels that is left was of a killed process
+_ROOM = 256 << 20  # bytes free, for the kernels of any network here
 # what the original is told it by
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
@@ -67,23 +67,23 @@ LEFT_OUT = frozenset((
 
 
 def import_tensorflow(run: Run) -> None:
-    """Imports TensorFlow for a run whose programs are kept: it is told where XLA finds its passes, and to be silent of how
-    it looks for them (it tries a text first, and names features of the processor that only tune the code)."""
+    """Imports TensorFlow for a run whose programs are cached: TensorFlow is told where XLA finds its kernels, and to be
+    silent of how (XLA tries a text first, and names features of the processor that only tune the code)."""
     talks = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"  # it was imported for something else
     if folder(run, os.environ) is None or talks:
         tf_runtime.import_tensorflow()
         return
     if not _told(os.environ):
-        with suppress(OSError):  # no folder for temporary files: XLA compiles the passes each time
-            os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_passes()}".strip()
+        with suppress(OSError):  # no folder for temporary files: XLA compiles the kernels each time
+            os.environ[_XLA_FLAGS] = f"{os.environ.get(_XLA_FLAGS, '')} {_FOLDER}{_kernels()}".strip()
     tf_runtime.import_tensorflow("3")
 
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
-    """Where the run's programs are kept; None where they are not: several instances and GPUs build theirs each time, and so
-    does a run for which XLA is told more than where its passes are, as it may then compile other parts of a kept graph."""
+    """Where the run's programs are cached; None where they are not: several instances and GPUs build theirs each time, and
+    so does a run for which XLA is told more than where its kernels are, as other parts of a graph may be compiled then."""
     device = run.options.device
-    if not all(word.startswith(_PASSES_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
+    if not all(word.startswith(_KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
         return None
     if (
         not device.executable_cache
@@ -101,15 +101,17 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
     return user_cache.folder(environ) / "executables"
 
 
-def store(run: Run, kind: str, **more: Any) -> Entry | None:
-    """Where the program of this kind ("training", "validation") is kept; None if it is not. `more`: what it depends on
+def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
+    """Where the program of this kind ("training", "validation") is cached; None if it is not. `more`: what it depends on
     beside the run."""
     place = folder(run, os.environ)
-    return Entry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
+    return (
+        DiskCacheEntry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
+    )
 
 
-class Entry:
-    """The entry of one program."""
+class DiskCacheEntry:
+    """The entry of one program in a folder."""
 
     def __init__(self, place: Path, described: Mapping[str, Any], limit: int) -> None:
         """`described`: everything that the program depends on; `limit`: bytes of all entries."""
@@ -117,28 +119,28 @@ class Entry:
         self._place, self._text, self._limit = place, text, limit
         self.path = place / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
         self.warnings: list[str] = []
-        self.found = False  # it was there, and is used
+        self.hit = False  # it was there, and is used
         self._files: dict[str, bytes] = {}
-        self._passes: frozenset[str] = frozenset()  # that were in the entry
+        self._kernels: frozenset[str] = frozenset()  # that were in the entry
         self._begun = time.perf_counter()
 
     @property
-    def keeps_passes(self) -> bool:
-        """Whether XLA has a folder of passes."""
+    def keeps_kernels(self) -> bool:
+        """Whether XLA has a folder of kernels."""
         return _told(os.environ)
 
     def load(self) -> OptimisedGraph | None:
-        """The program, if it was kept; XLA finds its passes then."""
+        """The program, if it is in the cache; XLA finds its kernels then."""
         from emulator.program.optimised_graph import OptimisedGraph
 
         try:
             members = _unpacked(input_files.content(self.path, MOST_BYTES), self._text)
-            self._files = {name: members[name] for name in members if not name.startswith(_PASSES)}
+            self._files = {name: members[name] for name in members if not name.startswith(_KERNELS)}
             executable = OptimisedGraph.of(self._files)
-            passes = {name[len(_PASSES) :]: members[name] for name in members if name.startswith(_PASSES)}
+            kernels = {name[len(_KERNELS) :]: members[name] for name in members if name.startswith(_KERNELS)}
             with suppress(OSError):  # they are compiled again then
-                for name, content in passes.items():
-                    (_passes() / name).write_bytes(content)
+                for name, content in kernels.items():
+                    (_kernels() / name).write_bytes(content)
             with suppress(OSError):
                 os.utime(self.path)  # the last use, for those that are removed first
         except FileNotFoundError:
@@ -146,22 +148,22 @@ class Entry:
         except Exception as error:  # a file of others may be anything; the program can be built without it
             self.refuse(error)
             return None
-        self.found, self._passes = True, frozenset(passes)
+        self.hit, self._kernels = True, frozenset(kernels)
         return executable
 
     def refuse(self, error: Exception) -> None:
-        """What was kept cannot be used after all."""
+        """The entry cannot be used after all."""
         self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
-        self.found = False
+        self.hit = False
 
-    def keep(self, executable: OptimisedGraph) -> None:
+    def save(self, executable: OptimisedGraph) -> None:
         """Writes the entry; what XLA compiles later follows when the program has run."""
         self._files = executable.files()
         self._write()
 
     def ran(self) -> None:
         """Writes the entry, unless nothing has come to it."""
-        if self._files and not self._there() <= self._passes:
+        if self._files and not self._there() <= self._kernels:
             earlier = len(self.warnings)
             self._write()
             for warning in self.warnings[earlier:]:
@@ -171,21 +173,21 @@ class Entry:
     def report(self) -> list[str]:
         """For the log, of the time since this entry was asked for: where the program came from, and what went wrong."""
         seconds = time.perf_counter() - self._begun
-        said = f"taken from {self.path} in {seconds:.1f} s" if self.found else f"built in {seconds:.1f} s"
+        said = f"taken from {self.path} in {seconds:.1f} s" if self.hit else f"built in {seconds:.1f} s"
         return [*self.warnings, f"The program was {said}."]
 
     def _there(self) -> frozenset[str]:
         with suppress(OSError):
-            return frozenset(path.name for path in _passes().iterdir() if not path.name.startswith("."))
+            return frozenset(path.name for path in _kernels().iterdir() if not path.name.startswith("."))
         return frozenset()
 
     def _write(self) -> None:
         """Replaces the entry; a folder that cannot be written is no reason to lose a run."""
         try:
-            self._passes = self._there()
-            passes = {_PASSES + name: (_passes() / name).read_bytes() for name in self._passes}
+            self._kernels = self._there()
+            kernels = {_KERNELS + name: (_kernels() / name).read_bytes() for name in self._kernels}
             self._place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.write_atomically(self.path, _packed({**self._files, **passes}, self._text))
+            files.write_atomically(self.path, _packed({**self._files, **kernels}, self._text))
             _trim(self._place, self._limit, self.path)
         except OSError as error:
             self._files = {}
@@ -196,13 +198,13 @@ class Entry:
 
 
 @cache
-def _passes() -> Path:
-    """This process' folder of passes, removed when the process ends. OSError where they may not find room: XLA ends a run
+def _kernels() -> Path:
+    """This process' folder of kernels, removed when the process ends. OSError where they may not find room: XLA ends a run
     that cannot write one."""
     _require_room(Path(tempfile.gettempdir()))
-    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{tf_runtime.PASSES}"))
+    place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{tf_runtime.KERNELS}"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    for left in place.parent.glob(f"cnn-harness{tf_runtime.PASSES}*"):
+    for left in place.parent.glob(f"cnn-harness{tf_runtime.KERNELS}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE and left.stat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)
@@ -217,7 +219,7 @@ def _require_room(folder: Path) -> None:
 
 
 def _told(environ: Mapping[str, str]) -> bool:
-    """Whether TensorFlow knows a folder of passes already: this process', or one of the user's own choice."""
+    """Whether TensorFlow knows a folder of kernels already: this process', or one of the user's own choice."""
     return _FOLDER in environ.get(_XLA_FLAGS, "")
 
 
@@ -282,7 +284,7 @@ def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
     if members.pop("described.json", b"").decode() != text:
         raise ValueError("it is of another program")
-    if any("/" in name.removeprefix(_PASSES) or name.startswith(".") for name in members):
+    if any("/" in name.removeprefix(_KERNELS) or name.startswith(".") for name in members):
         raise ValueError("it has names that are not ours")
     return members
 

@@ -1,7 +1,7 @@
 """Where the time before the first weight update goes: `--profile-compilation`.
 
-Python builds the graph, TensorFlow optimises it, and XLA compiles the norms beside both, or, where programs are not kept,
-while the first update waits, which is why that one is held against the second. A kept program is only loaded. A table goes
+Python builds the graph, TensorFlow optimises it, and XLA compiles the norms beside both, or, where programs are not cached,
+while the first update waits, which is why that one is held against the second. A cached program is only loaded. A table goes
 to the log, a Chrome trace to the run's folder.
 """
 

@@ -62,7 +62,7 @@ class Checkpointer:
         job, started = self._job, time.perf_counter()
         checkpoint, values = Checkpoint.at(job.folder, iteration), self._program.values()
         self.saved, self._saved_at = iteration, time.monotonic()
-        model = {name: values[name] for name in self._program.weights.model}
+        model = {name: values[name] for name in self._program.state.model}
         self._divergence.judge_weights(model, iteration)
         if not job.writes:
             return checkpoint, values

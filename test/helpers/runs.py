@@ -65,7 +65,7 @@ def succeed(script: str, *words: object) -> Result:
 
 def program(prepared: Run) -> TrainingProgram:
     """The run's training program, at its initial weights; built once in a session of tests, as those of commands are."""
-    return build.training_program(prepared, 0, store=executables.store(prepared, "training", recording=False))
+    return build.training_program(prepared, 0, cache_entry=executables.cache_entry(prepared, "training", recording=False))
 
 
 def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:

@@ -264,7 +264,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=features["label"], logits=logits)
 
     network = Network(stages=chunks(plan, segments, trained), plan=plan, policy=policy.PrecisionPolicy(precision, 1), loss=loss,
-                      hits=lambda logits, label: tf.zeros([4]), scaled=lambda x: 128 * x)  # fmt: skip
+                      correct=lambda logits, label: tf.zeros([4]), scaled=lambda x: 128 * x)  # fmt: skip
     draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
     features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
                 "position": tf.range(4, dtype=tf.int64)}  # fmt: skip

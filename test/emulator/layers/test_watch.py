@@ -91,7 +91,7 @@ def test_watching_changes_no_bit(words, tmp_path):
 def test_validation_names_the_layer_too():
     program = validation_program(prepared("--precision 32.32 --fp-exceptions"))
     with closing(program):
-        values = {name: np.zeros(variable.shape, np.float32) for name, variable in program.weights.model.items()}
+        values = {name: np.zeros(variable.shape, np.float32) for name, variable in program.state.model.items()}
         values["all/b3/0/2/conv/conv2d/kernel"][:] = np.inf
         program.load(values)
         program.rewind()

@@ -157,6 +157,15 @@ def test_more_work_takes_more(micro_batch, proportion, recomputation):
         assert all(a.total >= b.total for a, b in zip(of(wider).memories, of(work).memories))
 
 
+def test_a_lone_stage_recomputes_by_segments():
+    words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 8"
+    plain, saving = planned(words), planned(f"{words} --enable-recomputation")
+    assert saving.memories[0].total < plain.memories[0].total and saving.timing.seconds > plain.timing.seconds
+    trace = plain.workload.trace
+    inputs = sum(each[0].source.elements for each in trace.by_segment.values() if each)
+    assert saving.memories[0].stashed_activations == int(UNEVEN * inputs * 8 * 2)
+
+
 def test_deeper_networks_take_more():
     sizes = [planned(f"--model resnet --dataset imagenet --model-size {n} --micro-batch-size 4") for n in (18, 34, 50, 101)]
     assert [p.timing.seconds for p in sizes] == sorted(p.timing.seconds for p in sizes)

@@ -212,7 +212,7 @@ def test_metrics_are_those_of_each_update():
 
 
 def test_compiling_moves_nothing_and_closing_leaves_nothing():
-    words = ("--batch-size", 8, "--group-norm", "--precision", "16.16")  # compiled passes, gradients written out
+    words = ("--batch-size", 8, "--group-norm", "--precision", "16.16")  # fused kernels, gradients written out
     built = training_program(prepared(*words), 0)
     before = built.values()
     built.compile()

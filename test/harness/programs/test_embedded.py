@@ -107,19 +107,19 @@ def test_threads_share_one_program():
     asked = prepare(cli.parse(NET.split(), "validation", environ={}).options, {}, training=False)
     program = FrozenProgram(frozen_program(asked, None, "x"))
     batches = byte_batches(asked, 4)
-    alone = [program.infer(images) for images in batches.pictures]
+    alone = [program.infer(images) for images in batches.images]
     calls = []
 
     class Watched:
         def infer(self, images):
-            calls.append(next(k for k, known in enumerate(batches.pictures) if known is images))
+            calls.append(next(k for k, known in enumerate(batches.images) if known is images))
             return program.infer(images)
 
     served = embedded.serve(Watched(), batches, 8, 3)
     assert len(served.latencies) == 24 and len(calls) == 27
     assert served.inferred == 24 * 50 and served.samples == 4 * 50  # each picture counts once
-    hits = [int((classes == labels).sum()) for (_, classes), labels in zip(alone, batches.labels)]
-    assert served.hits == sum(hits)
+    correct = [int((classes == labels).sum()) for (_, classes), labels in zip(alone, batches.labels)]
+    assert served.correct == sum(correct)
     program.close()
 
 

@@ -1,4 +1,4 @@
-"""Programs that are kept: the same bits from wherever they come, nothing used that is not whole."""
+"""The program cache: the same bits from wherever they come, nothing used that is not whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from emulator.program.optimised_graph import OptimisedGraph
 from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs import executables
-from harness.programs.executables import Entry
+from harness.programs.executables import DiskCacheEntry
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
@@ -56,7 +56,7 @@ def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_passes_are_kept_with_the_program(tmp_path):
+def test_kernels_are_kept_with_the_program(tmp_path):
     """Two processes: the second one compiles nothing, writes nothing, and neither leaves anything or says a word of it."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TF_XLA_FLAGS", "TF_POPLAR_FLAGS", "TF_CPP_MIN_LOG_LEVEL")}
     environ |= {"TMPDIR": str(tmp_path / "tmp"), "TF_POPLAR_FLAGS": f"--executable_cache_path={tmp_path / 'kept'} -x"}
@@ -75,7 +75,7 @@ def test_passes_are_kept_with_the_program(tmp_path):
     assert_same_bits(variables(tmp_path / "one", 2), variables(tmp_path / "two", 2))
 
 
-def test_passes_are_compiled_while_a_graph_is_written():
+def test_kernels_are_compiled_while_a_graph_is_written():
     """Before anything runs that has them."""
     folder = Path(re.search(r"persistent_cache_directory=(\S+)", os.environ["TF_XLA_FLAGS"])[1])
     before = set(folder.glob("*"))
@@ -94,32 +94,32 @@ def test_nothing_is_compiled_ahead_after_an_error_or_where_nobody_wants_it():
         assert tracing._compiler is None
 
 
-def kept(place: Path, limit: int = 1 << 20, **described: object) -> Entry:
-    return Entry(place, described or {"kind": "training"}, limit)
+def kept(place: Path, limit: int = 1 << 20, **described: object) -> DiskCacheEntry:
+    return DiskCacheEntry(place, described or {"kind": "training"}, limit)
 
 
 def test_what_was_kept_is_found(tmp_path):
     assert kept(tmp_path / "a").load() is None
-    kept(tmp_path / "a").keep(MADE)
+    kept(tmp_path / "a").save(MADE)
     entry = kept(tmp_path / "a")
     assert entry.load() == MADE
-    assert entry.found and not entry.warnings
+    assert entry.hit and not entry.warnings
     assert kept(tmp_path / "a", kind="another").load() is None
 
 
-def changed(entry: Entry) -> None:
+def changed(entry: DiskCacheEntry) -> None:
     content = bytearray(entry.path.read_bytes())
     content[len(content) // 2] ^= 1
     entry.path.write_bytes(content)
 
 
-def of_another(entry: Entry) -> None:
+def of_another(entry: DiskCacheEntry) -> None:
     other = kept(entry.path.parent, kind="another")
-    other.keep(MADE)
+    other.save(MADE)
     other.path.rename(entry.path)
 
 
-def a_folder(entry: Entry) -> None:
+def a_folder(entry: DiskCacheEntry) -> None:
     entry.path.unlink()
     entry.path.mkdir()
 
@@ -137,14 +137,14 @@ def a_folder(entry: Entry) -> None:
 )
 def test_what_is_not_whole_is_told_of_and_built_anew(tmp_path, damage):
     entry = kept(tmp_path)
-    entry.keep(MADE)
+    entry.save(MADE)
     damage(entry)
     entry = kept(tmp_path)
     assert entry.load() is None
     (warning,) = entry.warnings
     assert str(entry.path) in warning and "is built anew" in warning
     if damage is not a_folder:
-        entry.keep(MADE)
+        entry.save(MADE)
         assert kept(tmp_path).load() == MADE
 
 
@@ -157,7 +157,7 @@ def test_a_writer_that_was_killed_leaves_nothing_that_is_read(tmp_path):
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     entry = kept(tmp_path / "file")
-    entry.keep(MADE)
+    entry.save(MADE)
     assert "is not kept" in entry.warnings[0]
     entry.ran()
     assert len(entry.warnings) == 1
@@ -166,12 +166,12 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
 @pytest.mark.parametrize(("free", "longest", "room"), [
     (1 << 30, resource.RLIM_INFINITY, True), (1 << 20, resource.RLIM_INFINITY, False), (1 << 30, 1 << 20, False),
 ])  # fmt: skip
-def test_passes_are_not_kept_where_they_might_not_find_room(monkeypatch, free, longest, room):
+def test_kernels_are_not_kept_where_they_might_not_find_room(monkeypatch, free, longest, room):
     """XLA ends the run in which it cannot write one."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (longest, longest))
     with nullcontext() if room else pytest.raises(OSError, match="No space left"):
-        assert executables._passes.__wrapped__().is_dir()
+        assert executables._kernels.__wrapped__().is_dir()
 
 
 def test_xla_without_room_names_the_remedy():
@@ -183,12 +183,12 @@ def test_the_longest_unused_are_removed(tmp_path):
     big = dataclasses.replace(MADE, graph=os.urandom(1000))
     for age, kind in enumerate("abc"):
         entry = kept(tmp_path, kind=kind)
-        entry.keep(big)
+        entry.save(big)
         os.utime(entry.path, (1000 + age, 1000 + age))
     assert kept(tmp_path, kind="a").load() is not None  # used now
     (tmp_path / "nowhere.program").symlink_to("/nowhere")
     newest = kept(tmp_path, limit=3000, kind="d")
-    newest.keep(big)
+    newest.save(big)
     assert newest.warnings == []
     assert [kind for kind in "abcd" if kept(tmp_path, kind=kind).load()] == ["a", "d"]
 
@@ -200,13 +200,13 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
     class Caught(Exception):
         pass
 
-    class Store:
-        keeps_passes = False
+    class MemoryCacheEntry:
+        keeps_kernels = False
 
         def load(self) -> None:
             return None
 
-        def keep(self, executable: OptimisedGraph) -> None:
+        def save(self, executable: OptimisedGraph) -> None:
             definition = tf.GraphDef.FromString(executable.graph)
             raise Caught(definition.SerializeToString(deterministic=True), sorted(executable.keys))
 
@@ -217,7 +217,7 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
     for words in ((), others):
         run = prepared(*words)
         with pytest.raises(Caught) as caught:
-            training_program(run, 0, store=Store())
+            training_program(run, 0, cache_entry=MemoryCacheEntry())
         found.append(caught.value.args)
     assert found[0] == found[1]
     assert found[0][1]  # there are keys: the seed is not in the graph
@@ -257,7 +257,7 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
     for kind, script in (("training", "train"), ("validation", "train"), ("validation", "validation")):
         words = recorded if script == "train" else [word for word in recorded if word not in ("--no-validation",)]
         other = prepare(cli.parse([*map(str, words)], script, environ={}).options, {}, training=script == "train")
-        assert executables.store(prepared(), kind).path == executables.store(other, kind).path, (kind, script)
+        assert executables.cache_entry(prepared(), kind).path == executables.cache_entry(other, kind).path, (kind, script)
 
 
 @pytest.mark.sampled(3)
@@ -266,9 +266,9 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
 )
 def test_what_is_whole_and_of_no_use_is_built_anew(tmp_path, change, shared_entry):
     run, content, path = shared_entry
-    found = {**executables._unpacked(content, executables.store(run, "training", recording=False)._text), **change}
+    found = {**executables._unpacked(content, executables.cache_entry(run, "training", recording=False)._text), **change}
     forged = tmp_path / path.name
-    forged.write_bytes(executables._packed(found, executables.store(run, "training", recording=False)._text))
+    forged.write_bytes(executables._packed(found, executables.cache_entry(run, "training", recording=False)._text))
     out = succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", tmp_path, "--no-logs").out
     assert f"warning: {forged} cannot be used (" in out and "The program was built in" in out
 
