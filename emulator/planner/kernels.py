@@ -27,10 +27,10 @@ PARTIALS_SHARE = 0.5  # of the matrix rate with partial sums in FP32
 
 # elements that are read and written for one element of the result: forward, backward; and compute sets that are launched
 _ACCESSES: dict[str, tuple[float, float, int, int]] = {
-    "norm": (3, 5, 5, 6), "relu": (2, 3, 1, 1), "relu6": (2, 3, 1, 1), "swish": (2, 3, 1, 1), "sigmoid": (2, 3, 1, 1),
-    "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3), "global_mean": (1, 1, 2, 1),
-    "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
+    "norm": (3, 5, 5, 6), "add": (3, 3, 1, 1), "gate": (2, 5, 2, 4), "concat": (2, 2, 2, 2), "max_pool": (3, 4, 2, 3),
+    "global_mean": (1, 1, 2, 1), "subsample": (2, 2, 1, 1), "dropout": (2, 2, 1, 1), "drop_path": (2, 2, 1, 1),
 }  # fmt: skip
+_ELEMENTWISE = (2, 3, 1, 1)  # whatever else there is
 _FUNCTIONS = ("swish", "sigmoid")
 _PROXY = (6, 9, 8, 10)  # norm, affine map, activation, and the subtracted mean
 _CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5  # rearranged input and weights, product, reduction; transposed weights besides
@@ -105,7 +105,7 @@ class Kernels:
         return self._elements(operation, reads, launches)
 
     def _counts(self, operation: Operation) -> tuple[float, float, int, int]:
-        return _PROXY if operation.kind.startswith("proxy") else _ACCESSES[operation.kind]
+        return _PROXY if operation.kind.startswith("proxy") else _ACCESSES.get(operation.kind, _ELEMENTWISE)
 
     def _elements(self, operation: Operation, accesses: float, launches: int) -> Cycles:
         elements = self.batch * max(operation.source.elements, operation.result.elements)

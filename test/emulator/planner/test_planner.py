@@ -101,6 +101,36 @@ def test_cycles_of_a_convolution_by_hand():
     assert math.isclose(replace(kernels, half_partials=False).forward(conv).matrix, 2 * cycles.matrix)
 
 
+THREE = (
+    "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 32",
+    "--dataset cifar-10 --model resnext --model-size 11 --micro-batch-size 32",
+    "--dataset cifar-10 --model squeezenet --micro-batch-size 32",
+)
+
+
+@pytest.mark.parametrize("words", THREE)
+def test_operations_of_small_networks_by_hand(words):
+    """Every product forward, for the gradient of its input but the network's, and for that of its weights, at the rate of
+    matrix units that are filled by sixteens of channels."""
+    prediction = planned(f"{words} --precision 16.16 --enable-half-partials")
+    expected = 0.0
+    for k, o in enumerate(prediction.workload.trace.operations):
+        if o.kind not in ("conv", "dense"):
+            continue
+        ins = o.source.elements if o.kind == "dense" else o.source.channels // o.groups
+        outs = o.result.channels // o.groups
+        macs = 32 * o.result.height * o.result.width * o.groups * ins * outs * max(1, o.kernel) ** 2
+        assert macs == 32 * o.multiply_adds
+        filled = ins / (16 * math.ceil(ins / 16)) * outs / (16 * math.ceil(outs / 16))
+        rates = [64 * filled, 64 * filled] if ins not in (1, 2, 4) or ins != outs else []
+        rates = rates or [max(64 * filled, 8 * ins * o.kernel / (4 * math.ceil(o.kernel / 4))), max(64 * filled, 4)]
+        expected += macs / 1472 / FITTED.matrix_share * ((1 + (k > 0)) / max(rates[0], 4) + 1 / max(rates[1], 4))
+    cells = prediction.timing.cells.values()
+    assert math.isclose(sum(cell.cycles.matrix for cell in cells), expected, rel_tol=1e-9)
+    weights = sum(math.prod(v.shape) for v in prediction.workload.trace.variables)
+    assert prediction.memories[0].weights == int(UNEVEN * 2 * weights)
+
+
 @given(st.integers(1, 10**6), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 1472))
 def test_blocks_share_the_work(positions, ins, outs, tiles):
     block = _block((positions, ins, outs), tiles)
