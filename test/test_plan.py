@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -71,6 +72,28 @@ def test_what_is_found_runs(tmp_path):
     assert f"Batch Size: {found['global_batch']}\n" in shown
 
 
+def test_the_plan_that_is_given_is_looked_at(tmp_path):
+    """Seven stages on one IPU, which the search does not make of itself, and reads back as it was."""
+    words = ("--config", "efficientnet_b4_g1_with_batch_norm_16ipus", "--search", "--json", "-")
+    found = json.loads(succeed("plan", *words).out)
+    assert found["images_per_second"] >= found["given"]["images_per_second"] and found["fits"]
+    file = tmp_path / "found.yml"
+    file.write_text(found["configuration"])
+    (name,) = yaml.safe_load(found["configuration"])
+    again = json.loads(succeed("plan", "--config-path", file, "--config", name, "--json", "-").out)
+    assert again["memory_bytes_per_ipu"] == found["memory_bytes_per_ipu"]
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path):
+    """Output goes through a link; a device is written, not replaced."""
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("")
+    link.symlink_to(target)
+    succeed("plan", "--config", "quickstart", "--json", link, "--html", "/dev/null")
+    assert link.is_symlink() and json.loads(target.read_text())["fits"]
+    assert Path("/dev/null").is_char_device()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -79,7 +102,10 @@ def test_what_is_found_runs(tmp_path):
         ("--config B4-G16-GN-Nativ_16IPU_4x4", "did you mean B4-G16-GN-Native_16IPU_4x4"),
         ("--config B4-G16-GN-Native_16IPU_4x4 --pipeline-splits block2z block4c block6a", "did you mean block2"),
         ("--config quickstart --replicas 300", "POD256, has 256"),
-        ("--config quickstart --processes 0", "must be at least 1"),
+        ("--config quickstart --processes 0", "not a whole number from 1 on"),
+        ("--config quickstart --processes 1_0", "not a whole number from 1 on"),
+        ("--config quickstart --html -", "needs the name of a file"),
+        ("--config quickstart --html a --json a", "give two files"),
         ("--config quickstart --html /no/such/folder/x.html", "there is no folder"),
         ("--config quickstart --serch", "--serch"),
         ("--model efficientnet --model-size B7 --dataset imagenet --image-size 2048 --batch-size 1 --search --system POD4",

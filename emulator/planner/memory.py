@@ -110,7 +110,7 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
     Without, everything that the backward pass reads waits.
     """
     operations = workload.operations(stage)
-    live = workload.plan.max_in_flight[stage]
+    live = workload.max_in_flight[stage]
     entering = operations[0].source.elements
     read: Counter[str] = Counter()
     for operation, following in pairwise([*operations, None]):

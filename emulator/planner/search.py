@@ -44,17 +44,17 @@ def search(workload: Workload, system: System, constants: Constants = FITTED) ->
                 continue
             plan = prediction.workload.plan
             key = len(plan.stages), plan.micro_batch
-            if key not in frontier or _rate(prediction) > _rate(frontier[key]):
+            if key not in frontier or rate(prediction) > rate(frontier[key]):
                 frontier[key] = prediction
             break  # smaller proportions are slower
-    ranked = sorted(frontier.values(), key=_rate, reverse=True)
+    ranked = sorted(frontier.values(), key=rate, reverse=True)
     refined = []
     for prediction in ranked[:REFINED]:
         prediction, tried = _moved_cuts(prediction)
         refined.append(prediction)
         looked_at += tried
-    best = max(refined, key=_rate, default=None)
-    return Found(best, tuple(sorted([*refined, *ranked[REFINED:]], key=_rate, reverse=True)), looked_at)
+    best = max(refined, key=rate, default=None)
+    return Found(best, tuple(sorted([*refined, *ranked[REFINED:]], key=rate, reverse=True)), looked_at)
 
 
 def balanced_stages(workload: Workload, costs: SegmentCosts, count: int) -> tuple[tuple[str, ...], ...]:
@@ -65,7 +65,8 @@ def balanced_stages(workload: Workload, costs: SegmentCosts, count: int) -> tupl
     return tuple(names[first:last] for first, last in pairwise((0, *cuts, len(names))))
 
 
-def _rate(prediction: Prediction) -> float:
+def rate(prediction: Prediction) -> float:
+    """Images a second."""
     return prediction.timing.images_per_second
 
 
@@ -123,7 +124,7 @@ def _moved_cuts(prediction: Prediction) -> tuple[Prediction, int]:
             options = replace(plan.options, pipeline_splits=tuple(stage[0] for stage in stages[1:]))
             moved = replace(prediction.workload, plan=replace(plan, stages=stages, options=options))
             other = predict(moved, prediction.system, prediction.timing.constants, prediction.timing.costs)
-            if _rate(other) > _rate(prediction) * (1 + 1e-9) and other.fits:
+            if rate(other) > rate(prediction) * (1 + 1e-9) and other.fits:
                 prediction, better = other, True
                 break
     return prediction, tried

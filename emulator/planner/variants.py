@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from emulator.plan import schedules
-from emulator.plan.plan import ENOUGH
 from emulator.planner.systems import SYSTEMS, System
 from emulator.planner.workload import Workload
 
 
 def scheduled(workload: Workload, schedule: str) -> Workload:
     """With the cells of its stages in another order."""
-    plan = workload.plan
-    options = replace(plan.options, pipeline_schedule=schedule)
-    window = min(plan.accumulation, ENOUGH * len(plan.stages))
-    in_flight = schedules.max_in_flight(schedule, len(plan.stages), window)
-    return replace(workload, plan=replace(plan, options=options, schedule=schedule, max_in_flight=in_flight))
+    options = replace(workload.plan.options, pipeline_schedule=schedule)
+    return replace(workload, plan=replace(workload.plan, options=options, schedule=schedule))
 
 
 def staged(

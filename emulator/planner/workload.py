@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
-from emulator.plan.plan import ExecutionPlan
+from emulator.plan import schedules
+from emulator.plan.plan import ENOUGH, ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 
 DEFAULT_PROPORTION = 0.6  # of tile memory for temporaries, as the SDK has it
@@ -46,6 +48,14 @@ class Workload:
     def one_device(self) -> bool:
         """Whether all stages share an IPU."""
         return self.plan.options.shards == 1
+
+    @cached_property
+    def max_in_flight(self) -> tuple[int, ...]:
+        """Micro-batches of one replica whose activations wait on each stage: each replica has IPUs of its own, where the
+        plan's passes are of all."""
+        plan = self.plan
+        window = min(plan.accumulation, ENOUGH * len(plan.stages))
+        return schedules.max_in_flight(plan.schedule, len(plan.stages), window)
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage's activations are computed anew. Of several stages the last one's are not, as its backward pass

@@ -6,15 +6,18 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 from base.errors import OptionError
+from base.process import command_line
 from emulator.planner.systems import System, holding
 from harness.commands import cli
 from harness.run import data, resolve
 from harness.run.run import Run
 
-RANDOM = "--generated-data"  # a plan reads no data
+RANDOM = "--generated-data"  # a plan reads no data,
+FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +42,8 @@ class Request:
 def parser() -> argparse.ArgumentParser:
     """plan.py's own options; all others are those of train.py."""
     own = _Parser(prog="plan.py", add_help=False, allow_abbrev=False)
-    own.add_argument("--system", nargs="+", default=[], metavar="NAME", help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 "
+    own.add_argument("--system", nargs="+", default=[], metavar="NAME", action="extend",
+                     help="POD4 to POD256, BOW-POD4 to BOW-POD256, MK1-2 "
                      "to MK1-16; several to compare (default: the smallest Mk2 system that holds the plan)")  # fmt: skip
     own.add_argument("--config", nargs="+", default=[], metavar="NAME", action="extend",
                      help="named configurations, planned side by side")  # fmt: skip
@@ -48,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
                      "global batch, and print it as a block for configs.yml")  # fmt: skip
     own.add_argument("--inference", action="store_true", help="the forward pass alone, on one IPU, as validation.py has it")
-    own.add_argument("--processes", type=int, metavar="N", help="host processes that feed the replicas (default: one for "
+    own.add_argument("--processes", type=command_line.whole(1), metavar="N",
+                     help="host processes that feed the replicas (default: one for "
                      "two IPUs)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
     return own
@@ -57,14 +62,19 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> Request:
     """The request; OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
-    if known.processes is not None and known.processes < 1:
-        raise OptionError(f"--processes {known.processes}: must be at least 1")
+    for option, target in (("--json", known.json), ("--html", known.html)):
+        if target == "" or (option, target) == ("--html", "-"):
+            raise OptionError(
+                f"{option} needs the name of a file" + ("; standard output, -, is for --json" if target else "")
+            )
+    if known.json and known.html and Path(known.json).resolve() == Path(known.html).resolve():
+        raise OptionError(f"--json and --html both name {known.json}; give two files")
     if known.inference and known.search:
         raise OptionError("--search looks for plans of trainings, and --inference plans none; give one of them")
     names = list(dict.fromkeys(known.config))
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
     return Request(
-        systems=tuple(known.system), json=known.json, html=known.html, search=known.search,
+        systems=tuple(dict.fromkeys(known.system)), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, help=known.help, calls=tuple(calls),
     )  # fmt: skip
 
@@ -83,7 +93,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         words += ["--dataset", "imagenet"]
         assumed.append("no data set is given: ImageNet is assumed")
         options = cli.parse(words, "train").options
-    if not options.dataset.random_data and not options.given("data_dir"):
+    if not options.dataset.random_data and options.dataset.dataset != FOLDERS:
         words.append(RANDOM)
     span = options.device.BN_span
     if training and span > options.device.replicas and "replicas" not in options.sources:

@@ -69,10 +69,10 @@ def fastest(asked: Request) -> list[Planned]:
         run = request.run_of(words)
         work = workload(run, asked.processes)
         for system in request.systems(asked, work.plan.ipus):
-            found = search.search(work, system)
+            given, found = predict(work, system), search.search(work, system)
+            ranked = sorted([*found.frontier, *[given] * given.fits], key=search.rate, reverse=True)
             candidates = [
-                Planned(label or run.name, each, run, predict(work, system), found.frontier, found.looked_at)
-                for each in found.frontier
+                Planned(label or run.name, each, run, given, tuple(ranked), found.looked_at + 1) for each in ranked
             ]
             best = next(filter(_is_taken, candidates), None)
             if best is None:

@@ -31,11 +31,15 @@ def values(planned: Planned) -> dict[str, Any]:
 
 
 def whole(target: str, text: str) -> None:
-    """Writes a file, whole or not at all; OptionError where it cannot be."""
-    path = Path(target)
+    """Writes a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
+    be."""
+    path = Path(target).resolve()
     try:
         if not path.parent.is_dir():
             raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
-        files.write_atomically(path, text)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            files.write_atomically(path, text)
     except OSError as error:
         raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None

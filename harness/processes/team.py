@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from base import plugins
 from base.errors import OptionError
 from base.process import tf_runtime, versions
+from base.process.signals import StopRequest
 from emulator.plan import machine
 from harness.processes import heartbeat
 from harness.run.cluster import ALONE, Cluster
@@ -44,7 +45,8 @@ class Team:
     def __init__(self, cluster: Cluster = ALONE, timeout: float = 60.0, prog: str = "train.py") -> None:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
         self.group: WorkerGroup | None = None
-        self.before_exit: Callable[[str], None] = lambda reason: None
+        self.before_exit: Callable[[str], None] | None = None
+        self._told = threading.Lock()  # is held from the first call of `before_exit` on
         self.configs: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = prog, timeout
@@ -62,6 +64,14 @@ class Team:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         if self._heart is None:
             return
+        try:
+            self._leave(error)
+        except StopRequest as request:  # an instance is lost, and the launcher ends the others before the heartbeat tells
+            request.hinted = request.hinted or self._tell(str(request))
+            raise
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Ends together with the other instances, as far as they are there still."""
         if self.agreed_to_stop and error is not None:
             self.shut_down()
         if error is not None and type(error).__module__.startswith("tensorflow"):
@@ -111,11 +121,17 @@ class Team:
             self._heart.stop()
             time.sleep(0.2)  # for what the others have yet to fetch from here
 
+    def _tell(self, reason: str) -> bool:
+        """Does what is to be done before the exit, once; whether there is anything."""
+        if self.before_exit and self._told.acquire(blocking=False):
+            self.before_exit(reason)
+        return self.before_exit is not None
+
     def _lost(self, reason: str) -> None:
         """In the heartbeat's thread: ends the process, whose main thread may be waiting for the lost one for good."""
         self._leaving.set()
         message = f"{reason}: no instance can go on without it"
-        worker = threading.Thread(target=self.before_exit, args=(message,), daemon=True)
+        worker = threading.Thread(target=self._tell, args=(message,), daemon=True)
         worker.start()
         worker.join(0.2 * self._timeout)
         print(f"{self._prog}: error: {message}", file=sys.stderr, flush=True)

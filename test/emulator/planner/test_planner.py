@@ -227,6 +227,15 @@ def test_options_of_the_device_change_the_prediction(option):
     assert any(before[key] != after[key] for key in keys)
 
 
+def test_replicas_take_no_memory_of_each_other():
+    """They have IPUs of their own; the all-reduce takes time."""
+    words = "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 8 --shards 4 --pipeline " \
+            "--pipeline-splits auto --gradient-accumulation-count 1"  # fmt: skip
+    one, eight = planned(words), planned(f"{words} --replicas 8")
+    assert [m.total for m in one.memories] == [m.total for m in eight.memories]
+    assert eight.timing.seconds > one.timing.seconds
+
+
 def test_sharded_state_takes_less_time_and_memory():
     offloaded = planned(f"{B4} --no-disable-variable-offloading")
     sharded = planned(f"{B4} --no-disable-variable-offloading --rts")
