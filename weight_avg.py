@@ -89,6 +89,8 @@ def _target(filename: str) -> Path:
 
 
 def _refuse_leaving_none(discarded: int, count: int) -> None:
+    if not count:
+        raise OptionError("there is no checkpoint but that of the initial weights, which are left out; train on first")
     if discarded >= count:
         raise OptionError(f"--discard-last {discarded}: no checkpoint is left of {count}; give a smaller number")
 

@@ -1,19 +1,34 @@
 """Finds checkpoints: in a run folder, and by the paths that --restore-path and --init-path name. No content but that of .npz
-files is read."""
+files, and the file `checkpoint`, is read."""
 
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 
+from base.storage import input_files
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
+
+_MOST_LISTED = 1 << 16  # bytes of the file `checkpoint`
 
 
 def numbered(folder: Path) -> list[Checkpoint]:
     """The ckpt-<n> of a folder in order of n."""
     names = [index for index in indices(folder) if NUMBERED.fullmatch(index.stem)]
     return sorted(map(Checkpoint.of_index, names), key=lambda checkpoint: checkpoint.iteration)
+
+
+def missing_newest(folder: Path) -> Checkpoint | None:
+    """The checkpoint that the run's file `checkpoint` names as its newest, if it is not there under its name."""
+    with suppress(OSError, UnicodeDecodeError):
+        written = input_files.text(folder / "checkpoint", _MOST_LISTED)
+        named = re.search(r'^model_checkpoint_path: "ckpt-([0-9]{1,10})"$', written, re.MULTILINE)
+        if named and not (folder / f"ckpt-{named[1]}.index").exists():
+            return Checkpoint.at(folder, int(named[1]))
+    return None
 
 
 def indices(folder: Path) -> list[Path]:

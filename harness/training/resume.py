@@ -95,6 +95,12 @@ class SavedRun(Origin):
         run_id = run_record.run_id(self.folder)
         if run_id and not run_record.arguments(self.folder).get(RUN_ID):
             lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
+        lost = find.missing_newest(self.folder)
+        if lost and self.newest and lost.iteration > self.updates:
+            lines.append(
+                f"warning: {lost.name}, the newest that the run saved, is missing or has another name: the updates after "
+                f"{self.newest.name} are done again"
+            )
         return [*lines, *self._latest[1]]
 
     def refuse(self, run: Run) -> list[str]:

@@ -149,6 +149,12 @@ def test_wrong_input_is_one_line(tmp_path, words, expected):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_run_that_has_not_saved_yet_has_no_average(tmp_path):
+    written(tmp_path, (0,))
+    result = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", "x", "-N", 1)
+    assert result.code == 2 and "no checkpoint but that of the initial weights" in result.err
+
+
 def test_folders_that_cannot_be_averaged(tmp_path):
     empty = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", "x")
     assert empty.code == 2 and "holds no checkpoint" in empty.err
