@@ -33,6 +33,7 @@ VALIDATION_COLUMNS = (
     "top5_acc", "loss",
 )  # fmt: skip
 _TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}
+AVERAGES = "ckpt"  # folder of averaged checkpoints, in that of their run
 _APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
 _REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "training.svg")
 TRAINING_LINE = (
@@ -137,7 +138,7 @@ def refuse_unwritable(folder: Path, goes_on: bool = False) -> None:
         files.require_writable(folder / name, replaced=goes_on)
     for name in _REPLACED:
         files.require_writable(folder / name, replaced=True)
-    files.require_own_folder(folder / "ckpt")
+    files.require_own_folder(folder / AVERAGES)
 
 
 def _fresh(parent: Path, name: str) -> Path:

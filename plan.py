@@ -20,7 +20,6 @@ from harness.commands import entry
 from harness.planning import page, request, searched, table, written
 from harness.planning.request import Request
 from harness.planning.searched import Planned
-from harness.reports.prediction import workload
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,13 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 def plan(asked: Request) -> list[Planned]:
     """One prediction for each configuration and system, in the order of the call."""
-    planned = []
-    for label, words in asked.calls:
-        run = request.run_of(words, training=not asked.inference)
-        work = workload(run, asked.processes)
-        for system in request.systems(asked, work.plan.ipus):
-            planned.append(Planned(label or run.name, predict(work, system), run))
-    return planned
+    return [Planned(name, predict(work, system), run) for name, run, work, system in request.cases(asked)]
 
 
 if __name__ == "__main__":

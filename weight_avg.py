@@ -26,6 +26,7 @@ from base.storage import locks
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
+from log import AVERAGES
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +66,7 @@ def _beside_no_training(target: Path) -> AbstractContextManager[None]:
     """The lock of the run whose folder, or whose folder of averages, the checkpoint goes into; elsewhere nothing.
     OptionError while another process writes that run."""
     parent = target.parent.resolve()
-    folder = parent.parent if parent.name == averages.FOLDER else parent
+    folder = parent.parent if parent.name == AVERAGES else parent
     is_run = (folder / locks.FILE).exists() or bool(find.numbered(folder))
     return locks.held(folder) if is_run else nullcontext()
 

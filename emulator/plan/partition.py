@@ -53,7 +53,7 @@ def split(segments: tuple[str, ...], names: Sequence[str], stages: int | None) -
             f"(shards - 1). Segments you can split at: {', '.join(short)}",
             segments,
         )
-    return _cut(segments, cuts)
+    return cut(segments, cuts)
 
 
 def automatic(
@@ -76,7 +76,7 @@ def automatic(
         raise PartitionError(f"sharding_include_filter: {hint}", names)
     costs = costs or segment_costs(trace)
     pieces = [sum(costs[first:last]) for first, last in pairwise((0, *places, len(names)))]
-    return _cut(names, [places[piece - 1] for piece in balanced(pieces, parts)])
+    return cut(names, [places[piece - 1] for piece in balanced(pieces, parts)])
 
 
 def segment_costs(trace: Trace) -> tuple[int, ...]:
@@ -122,7 +122,8 @@ def _cost(operation: Operation) -> int:
     return ELEMENT_COST * max(operation.source.elements, operation.result.elements)
 
 
-def _cut(segments: tuple[str, ...], cuts: Sequence[int]) -> Stages:
+def cut(segments: tuple[str, ...], cuts: Sequence[int]) -> Stages:
+    """Stages that begin at 0 and at the cuts."""
     return tuple(segments[first:last] for first, last in pairwise((0, *cuts, len(segments))))
 
 

@@ -5,7 +5,7 @@ Everything downstream reads it; nothing else decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,11 +146,11 @@ class ExecutionPlan:
 def resolve(
     options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch: int, accumulation: int = 1,
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
-    costs: Sequence[float] = (),
+    costs: Callable[[], Sequence[float]] = tuple,
 ) -> ExecutionPlan:  # fmt: skip
     """A complete plan, whose accumulation count follows from a `global_batch` where there is one; raises PlanError,
-    PartitionError, ScheduleError or DeviceError for what does not fit together. `costs`: of the segments, by which stages
-    are balanced that nobody names."""
+    PartitionError, ScheduleError or DeviceError for what does not fit together. `costs`: gives those of the segments, by
+    which stages are balanced that nobody names."""
     stages = _stages(options, trace, costs)
     replicas = options.replicas * instances
     if global_batch is not None:
@@ -214,12 +214,12 @@ def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> t
     return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if apart else 0}" for stage in range(stages))
 
 
-def _stages(options: DeviceOptions, trace: Trace, costs: Sequence[float]) -> tuple[tuple[str, ...], ...]:
+def _stages(options: DeviceOptions, trace: Trace, costs: Callable[[], Sequence[float]]) -> tuple[tuple[str, ...], ...]:
     """Splits as they are named; `auto`, or shards without splits outside a pipeline, balanced by cost."""
     shards, splits = options.shards, options.pipeline_splits
     automatic = tuple(name.lower() for name in splits) == (AUTO,)
     if automatic or (shards > 1 and not splits and not options.pipeline):
-        return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter, costs)
+        return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter, costs())
     return partition.split(trace.segments, splits, shards if shards > 1 else None)
 
 

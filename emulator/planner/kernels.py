@@ -79,7 +79,7 @@ class Kernels:
         """As the device's options have them."""
         return cls(
             ipu=ipu,
-            tiles=max(1, ipu.tiles - options.num_io_tiles),
+            tiles=ipu.computing_tiles(options.num_io_tiles),
             batch=micro_batch,
             bytes_per_element=bytes_per_element,
             proportion=DEFAULT_PROPORTION,
@@ -175,11 +175,14 @@ class SegmentCosts:
             self._known[segment, proportion] = forward, backward
         return self._known[segment, proportion]
 
+    def totals(self, proportion: float) -> list[float]:
+        """Cycles of each segment, forward and backward."""
+        return [sum(each.total for each in self.of(name, proportion)) for name in self._trace.segments]
+
 
 def segment_costs(trace: Trace, options: DeviceOptions, micro_batch: int, bytes_per_element: int) -> list[float]:
     """Predicted cycles of each segment on a Mk2 IPU, forward and backward, for the balance of stages."""
-    costs = SegmentCosts(trace, Kernels.of(options, MK2, FITTED, micro_batch, bytes_per_element))
-    return [sum(each.total for each in costs.of(name, DEFAULT_PROPORTION)) for name in trace.segments]
+    return SegmentCosts(trace, Kernels.of(options, MK2, FITTED, micro_batch, bytes_per_element)).totals(DEFAULT_PROPORTION)
 
 
 def _filled(channels: int) -> float:

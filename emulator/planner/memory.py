@@ -67,11 +67,11 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     plan, operations = workload.plan, workload.operations(stage)
     options, precision, batch = plan.options, plan.precision, plan.micro_batch
     variables = [variable for operation in operations for variable in operation.variables]
-    trained = workload.trained_elements(stage)
+    trained = workload.trained_elements[stage]
     element = workload.bytes_per_element
     weights = sum(min(precision.stored_format(v).bytes, precision.compute.bytes) * v.elements for v in variables)
     masters = precision.master.bytes > precision.compute.bytes  # kept beside those that the passes use
-    io_share = ipu.tiles / max(1, ipu.tiles - options.num_io_tiles)
+    io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
     passes = 3 if workload.training else 1  # what is recomputed shares the code of the forward pass
@@ -150,9 +150,8 @@ def _product_elements(operation: Operation, batch: int) -> int:
     return batch * (operation.source.elements + operation.result.elements) + weights
 
 
-def remedies(memories: Sequence[IpuMemory], capacity: int, workload: Workload) -> tuple[str, ...]:
+def remedies(fullest: IpuMemory, capacity: int, workload: Workload) -> tuple[str, ...]:
     """Options that make a plan smaller where it matters, the cheapest in time first."""
-    fullest = max(memories, key=lambda memory: memory.total)
     options, plan = workload.plan.options, workload.plan
     over = fullest.total - capacity
     if over <= 0:

@@ -35,19 +35,24 @@ class Prediction:
         return self.system.ipu.memory
 
     @property
-    def fits(self) -> bool:
-        """Whether every IPU has room."""
-        return max(each.total for each in self.memories) <= self.capacity
+    def fullest(self) -> IpuMemory:
+        """Of the IPU with the least room."""
+        return max(self.memories, key=lambda each: each.total)
 
     @property
     def room(self) -> int:
         """Bytes that are left on the fullest IPU; negative where they are lacking."""
-        return self.capacity - max(each.total for each in self.memories)
+        return self.capacity - self.fullest.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether every IPU has room."""
+        return self.room >= 0
 
     @property
     def remedies(self) -> tuple[str, ...]:
         """Options that lessen the need of the fullest IPU, where the plan does not fit."""
-        return memory.remedies(self.memories, self.capacity, self.workload)
+        return memory.remedies(self.fullest, self.capacity, self.workload)
 
     @property
     def update_parts(self) -> dict[str, float]:

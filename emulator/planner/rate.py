@@ -28,10 +28,8 @@ IO_OVERHEAD = 0.15  # of the host's transfers that I/O tiles do not hide: they a
 
 @dataclass(frozen=True)
 class Cell:
-    """Seconds of one stage's work on a micro-batch, by parts: matrix units, exchange, elementwise, launches."""
+    """One stage's work on a micro-batch, forward or backward: cycles by parts, and seconds."""
 
-    stage: int
-    kind: str
     cycles: Cycles
     seconds: float
 
@@ -48,16 +46,15 @@ class Timing:
     @cached_property
     def cells(self) -> dict[tuple[int, str], Cell]:
         """Each stage's forward and backward."""
-        stages, cells = len(self.workload.plan.stages), {}
-        for stage in range(stages):
+        cells = {}
+        for stage in range(len(self.workload.plan.stages)):
             forward, backward = self._stage_cycles(stage)
-            cells[stage, FORWARD] = self._cell(stage, FORWARD, forward)
-            again = backward + forward if self.workload.recomputes(stage) else backward
-            cells[stage, BACKWARD] = self._cell(stage, BACKWARD, again)
+            cells[stage, FORWARD] = self._cell(forward)
+            cells[stage, BACKWARD] = self._cell(backward + forward if self.workload.recomputes(stage) else backward)
         return cells
 
-    def _cell(self, stage: int, kind: str, cycles: Cycles) -> Cell:
-        return Cell(stage, kind, cycles, cycles.total * self._software / self.system.ipu.clock)
+    def _cell(self, cycles: Cycles) -> Cell:
+        return Cell(cycles, cycles.total * self._software / self.system.ipu.clock)
 
     @property
     def _software(self) -> float:
@@ -85,10 +82,8 @@ class Timing:
     def pipeline(self) -> float:
         """Seconds of the micro-batches of one replica: cells in the rows of their schedule."""
         plan, stages = self.workload.plan, len(self.workload.plan.stages)
-        if not self.workload.training:
-            return plan.accumulation * sum(self.cells[stage, FORWARD].seconds for stage in range(stages))
         if self.workload.one_device or plan.schedule == "Sequential":
-            return plan.accumulation * sum(cell.seconds for cell in self.cells.values())
+            return plan.accumulation * self._one_after_another
         least = 4 * stages + 2
         if plan.accumulation <= least:
             return self._walked(plan.accumulation)
@@ -116,12 +111,12 @@ class Timing:
     def busy(self) -> float:
         """Seconds that an IPU works on the micro-batches of an update, on average over the stages."""
         plan = self.workload.plan
-        devices = 1 if self.workload.one_device else len(plan.stages)
-        return plan.accumulation * sum(cell.seconds for cell in self._working) / devices
+        return plan.accumulation * self._one_after_another / plan.options.shards
 
     @property
-    def _working(self) -> list[Cell]:
-        return [cell for (_, kind), cell in self.cells.items() if self.workload.training or kind == FORWARD]
+    def _one_after_another(self) -> float:
+        """Seconds of all cells of a micro-batch."""
+        return sum(cell.seconds for cell in self.cells.values())
 
     @cached_property
     def all_reduce(self) -> float:
@@ -130,15 +125,14 @@ class Timing:
         replicas = plan.total_replicas
         if replicas == 1 or not workload.training:
             return 0.0
-        stages = range(len(plan.stages))
-        sizes = [workload.trained_elements(stage) * plan.precision.accumulator.bytes for stage in stages]
-        size = sum(sizes) if workload.one_device else max(sizes)
+        element = plan.precision.accumulator.bytes
+        size = workload.trained_elements_per_ipu * element
         within = min(replicas, self.system.pod // plan.options.shards or 1)
         seconds = 2 * size * (within - 1) / within / (self.system.ipu.link / 2 * LINK_SHARE)
         pods = -(-plan.ipus // self.system.pod)
         if pods > 1:
             machines = self.system.pod / 4
-            seconds += 2 * sum(sizes) * (pods - 1) / pods / (machines * GATEWAY_LINK)
+            seconds += 2 * sum(workload.trained_elements) * element * (pods - 1) / pods / (machines * GATEWAY_LINK)
         return seconds + 2 * self._hops(plan.ipus)
 
     @cached_property
@@ -148,10 +142,14 @@ class Timing:
         if not workload.training:
             return 0.0
         plan, ipu = workload.plan, self.system.ipu
-        elements = [workload.trained_elements(stage) for stage in range(len(plan.stages))]
-        most = sum(elements) if workload.one_device else max(elements)
         accesses = UPDATE_ACCESSES + SLOT_ACCESSES * workload.slots
-        cycles = most * accesses * plan.precision.master.bytes / ipu.tiles / self.constants.memory_bytes
+        cycles = (
+            workload.trained_elements_per_ipu
+            * accesses
+            * plan.precision.master.bytes
+            / ipu.tiles
+            / self.constants.memory_bytes
+        )
         return (cycles + self.constants.update_cycles) / ipu.clock + self.streamed
 
     @cached_property
@@ -161,7 +159,7 @@ class Timing:
         if not workload.offloads:
             return 0.0
         slots = workload.slots + plan.precision.offload_fp32_weight_copy
-        size = slots * plan.precision.master.bytes * sum(workload.trained_elements(j) for j in range(len(plan.stages)))
+        size = slots * plan.precision.master.bytes * sum(workload.trained_elements)
         share = plan.total_replicas if plan.options.rts else 1
         return 2 * size / share / (STREAMING / 4 * plan.options.shards)
 

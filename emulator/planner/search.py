@@ -27,11 +27,15 @@ REFINED = 6  # combinations whose cuts are moved
 
 @dataclass(frozen=True)
 class Found:
-    """`best`: None where nothing fits. `frontier`: of every number of stages and micro-batch that fits, the fastest."""
+    """`frontier`: of every number of stages and micro-batch that fits, the fastest; the fastest of all comes first."""
 
-    best: Prediction | None
     frontier: tuple[Prediction, ...]
     looked_at: int
+
+    @property
+    def best(self) -> Prediction | None:
+        """None where nothing fits."""
+        return self.frontier[0] if self.frontier else None
 
 
 def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
@@ -53,16 +57,7 @@ def search(workload: Workload, system: System, constants: Constants = FITTED) ->
         prediction, tried = _moved_cuts(prediction)
         refined.append(prediction)
         looked_at += tried
-    best = max(refined, key=rate, default=None)
-    return Found(best, tuple(sorted([*refined, *ranked[REFINED:]], key=rate, reverse=True)), looked_at)
-
-
-def balanced_stages(workload: Workload, costs: SegmentCosts, count: int) -> tuple[tuple[str, ...], ...]:
-    """Stages of about the same predicted time, forward and backward; PartitionError for more stages than segments."""
-    names = workload.trace.segments
-    seconds = [sum(each.total for each in costs.of(name, workload.proportion(0))) for name in names]
-    cuts = partition.balanced(seconds, count)
-    return tuple(names[first:last] for first, last in pairwise((0, *cuts, len(names))))
+    return Found(tuple(sorted([*refined, *ranked[REFINED:]], key=rate, reverse=True)), looked_at)
 
 
 def rate(prediction: Prediction) -> float:
@@ -82,7 +77,7 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
             replicas = system.ipus // count
             if plan.global_batch % (micro_batch * replicas) == 0 and replicas % plan.options.BN_span == 0:
                 try:
-                    stages = balanced_stages(sized, costs, count)
+                    stages = partition.automatic(workload.trace, count, costs=costs.totals(sized.proportion(0)))
                 except PartitionError:
                     break
                 for recomputation in (False, True):
@@ -138,4 +133,4 @@ def _neighbours(stages: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[str, ..
         for move in (-1, 1, -2, 2):
             moved = [*cuts[:k], cuts[k] + move, *cuts[k + 1 :]]
             if all(first < last for first, last in pairwise((0, *moved, len(names)))):
-                yield tuple(names[first:last] for first, last in pairwise((0, *moved, len(names))))
+                yield partition.cut(names, moved)

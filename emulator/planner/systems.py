@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from base.errors import OptionError
 from base.fields import brief
+from base.plugins import did_you_mean
 from emulator.plan.ipu_ids import group_size
 
 KIB = 1024
@@ -42,6 +42,10 @@ class Ipu:
     def memory(self) -> int:
         """Bytes of all tiles."""
         return self.tiles * self.tile_memory
+
+    def computing_tiles(self, io_tiles: int) -> int:
+        """Tiles that are not reserved for input and output."""
+        return max(1, self.tiles - io_tiles)
 
     @property
     def peak(self) -> float:
@@ -95,8 +99,7 @@ def named(name: str) -> System:
     spelled = name.upper().replace("_", "-").replace("IPU-POD", "POD").replace("BOWPOD", "BOW-POD")
     system = SYSTEMS.get(spelled.replace("MK2-", ""))
     if system is None:
-        near = get_close_matches(spelled, list(SYSTEMS), n=3, cutoff=0.3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(spelled, list(SYSTEMS))
         raise OptionError(f"--system {brief(name)}: there is no such system{hint}\nThere are: {', '.join(SYSTEMS)}")
     return system
 

@@ -33,9 +33,9 @@ def staged(
     )
     staged = replace(
         plan, options=options, stages=tuple(tuple(stage) for stage in stages), micro_batch=micro_batch,
-        accumulation=accumulation, instances=1, instance=0,
+        accumulation=accumulation, schedule=schedule, instances=1, instance=0,
     )  # fmt: skip
-    return scheduled(replace(workload, plan=staged), schedule if count > 1 else "Sequential")
+    return replace(workload, plan=staged)
 
 
 def scaled(workload: Workload, system: System) -> Workload | None:
@@ -48,7 +48,7 @@ def scaled(workload: Workload, system: System) -> Workload | None:
         return None
     options = replace(plan.options, replicas=replicas, BN_span=min(plan.options.BN_span, replicas))
     other = replace(plan, options=options, accumulation=accumulation, instances=1, instance=0)
-    return scheduled(replace(workload, plan=other), plan.schedule)
+    return replace(workload, plan=other)
 
 
 def family(system: System) -> tuple[System, ...]:

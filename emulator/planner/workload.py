@@ -40,9 +40,18 @@ class Workload:
         """The operations of a stage."""
         return tuple(chain.from_iterable(self.trace.by_segment[name] for name in self.plan.stages[stage]))
 
-    def trained_elements(self, stage: int) -> int:
-        """Weights of a stage that gradients move."""
-        return sum(v.elements for o in self.operations(stage) for v in o.variables if v.name in self.trained)
+    @cached_property
+    def trained_elements(self) -> tuple[int, ...]:
+        """Weights of each stage that gradients move."""
+        return tuple(
+            sum(v.elements for o in self.operations(stage) for v in o.variables if v.name in self.trained)
+            for stage in range(len(self.plan.stages))
+        )
+
+    @property
+    def trained_elements_per_ipu(self) -> int:
+        """The same on the IPU that has most of them."""
+        return sum(self.trained_elements) if self.one_device else max(self.trained_elements)
 
     @property
     def one_device(self) -> bool:
@@ -64,22 +73,17 @@ class Workload:
         return self.training and self.plan.options.enable_recomputation and (stage < last or last == 0)
 
     @property
-    def accumulates(self) -> bool:
-        """Whether gradients are summed over micro-batches before an update."""
-        return self.plan.accumulation > 1
-
-    @property
     def offloads(self) -> bool:
         """Whether optimiser state lies in streaming memory: by default where micro-batches accumulate or stages flow."""
         options = self.plan.options
-        return self.training and not options.disable_variable_offloading and (self.accumulates or options.pipeline)
+        return self.training and not options.disable_variable_offloading and (self.plan.accumulation > 1 or options.pipeline)
 
     def proportion(self, stage: int) -> float:
         """Of tile memory that a convolution's temporaries may take: one value, or two for each stage."""
         values = self.plan.options.available_memory_proportion
         if not values:
             return DEFAULT_PROPORTION
-        return values[2 * stage] if len(values) > 2 * stage + 1 and len(values) > 1 else values[0]
+        return values[2 * stage] if len(values) > 2 * stage + 1 else values[0]
 
     @property
     def image_bytes(self) -> int:

@@ -12,12 +12,12 @@ from harness.checkpoints import find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, updates
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
+from log import AVERAGES
 
 if TYPE_CHECKING:
     import numpy as np
 
 MEAN, EXPONENTIAL = "mean", "exponential"
-FOLDER = "ckpt"  # of averages, in that of their run
 Values = dict[str, "np.ndarray"]
 
 
@@ -55,7 +55,7 @@ def of_run(
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    return write.weights(files.own_folder(folder / FOLDER) / name, values), len(used), damaged
+    return write.weights(files.own_folder(folder / AVERAGES) / name, values), len(used), damaged
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:

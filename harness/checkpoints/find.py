@@ -11,6 +11,7 @@ from pathlib import Path
 from base.storage import input_files
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
+from log import AVERAGES
 
 _MOST_LISTED = 1 << 16  # bytes of the file `checkpoint`
 
@@ -67,7 +68,7 @@ def select(path: Path) -> list[Checkpoint]:
     if file:
         return [Checkpoint(str(file))]
     if path.is_dir():
-        averages = [Checkpoint(str(index).removesuffix(".index")) for index in sorted(indices(path / "ckpt"))]
+        averages = [Checkpoint(str(index).removesuffix(".index")) for index in sorted(indices(path / AVERAGES))]
         checkpoints = [*numbered(path), *averages]
         if not checkpoints:
             raise CheckpointError(
@@ -125,7 +126,7 @@ def run_folder(path: Path) -> Path:
         return file
     if path.is_dir():
         return path
-    return path.parent.parent if path.parent.name == "ckpt" else path.parent
+    return path.parent.parent if path.parent.name == AVERAGES else path.parent
 
 
 def _refuse_address(option: str, path: Path) -> None:

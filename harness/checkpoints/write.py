@@ -21,6 +21,7 @@ from base.process import tf_runtime
 from base.storage import files
 from harness.checkpoints import find, manifest, saved_state
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
+from log import AVERAGES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,7 +113,7 @@ def refuse_unwritable(folder: Path, done: int = -1) -> None:
 
 def sweep(folder: Path) -> None:
     """Removes the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
-    averages = folder / "ckpt"
+    averages = folder / AVERAGES
     for place in (folder, *[averages] * (not averages.is_symlink())):
         for left in place.glob(f"{_BESIDE}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -265,6 +265,11 @@ class RunOptions:
         sections = [getattr(self, name) for name in (*SECTIONS, "model", "schedule")]
         return {name: value for section in sections for name, value in vars(section).items()}
 
+    @property
+    def two_pass_norms(self) -> bool:
+        """Whether norms read their input twice for the statistics."""
+        return bool(self.training.stable_norm) and not self.device.force_unstable_norm
+
     def given(self, name: str) -> bool:
         """Whether the command line gives an option."""
         return self.sources.get(name, "").startswith(COMMAND_LINE)

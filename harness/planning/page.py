@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 
-from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.plan.schedules import BACKWARD, FORWARD, SCHEDULES
 from emulator.planner import variants
 from emulator.planner.prediction import Prediction, predict
+from emulator.planner.systems import System
+from emulator.planner.workload import Workload
 from harness.planning import table
 from harness.planning.searched import Planned
-from harness.planning.table import MIB
 from harness.reports import svg
+from harness.reports.prediction import MIB
 from harness.reports.timeline import COLOURS, IDLE
 
 WIDTH, LEFT, RIGHT = 460.0, 70.0, 20.0  # pixels: of each picture, so that a phone shows letters large enough
@@ -135,7 +137,7 @@ def _timeline(prediction: Prediction) -> str:
 
 def _memory(prediction: Prediction) -> str:
     """Each IPU's memory as a stacked bar against the limit."""
-    most = max(prediction.capacity, *(memory.total for memory in prediction.memories)) * 1.03
+    most = max(prediction.capacity, prediction.fullest.total) * 1.03
     scale, row, top = (WIDTH - LEFT - RIGHT) / most, 26.0, 44.0
     bottom = top + row * len(prediction.memories)
 
@@ -165,12 +167,13 @@ def _update(prediction: Prediction) -> str:
 def _schedules(prediction: Prediction) -> str:
     """The same stages by each schedule."""
     rows = []
-    for schedule in ("Grouped", "Interleaved", "Sequential"):
-        other = predict(variants.scheduled(prediction.workload, schedule), prediction.system)
-        full = max(memory.total for memory in other.memories) / MIB
+    for schedule in SCHEDULES:
+        other = _varied(prediction, variants.scheduled(prediction.workload, schedule), prediction.system)
         own = schedule == prediction.workload.plan.schedule
         rate = other.timing.images_per_second
-        rows.append((schedule, rate, f"{rate:,.0f} img/sec, {full:,.0f} MiB", PLANNED if own else IDEAL))
+        rows.append(
+            (schedule, rate, f"{rate:,.0f} img/sec, {other.fullest.total / MIB:,.0f} MiB", PLANNED if own else IDEAL)
+        )
     return _bars("Schedules", rows)
 
 
@@ -182,12 +185,17 @@ def _scaling(prediction: Prediction) -> str:
         if other is None:
             rows.append((system.name, 0.0, "does not hold this plan", IDEAL))
             continue
-        rate = predict(other, system).timing.images_per_second
+        rate = _varied(prediction, other, system).timing.images_per_second
         own = system is prediction.system
         rows.append(
             (system.name, rate, f"{rate:,.0f} img/sec, accumulation {other.plan.accumulation}", PLANNED if own else IDEAL)
         )
     return _bars("The same global batch on other systems", rows)
+
+
+def _varied(prediction: Prediction, workload: Workload, system: System) -> Prediction:
+    """Of a workload whose segments cost as much."""
+    return predict(workload, system, prediction.timing.constants, prediction.timing.costs)
 
 
 def _bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
@@ -207,7 +215,7 @@ def _rates(planned: Sequence[Planned]) -> str:
     """Rate against memory of the fullest IPU, a dot for each plan."""
     top, side, bottom = 44.0, 300.0, 344.0
     rates = [each.prediction.timing.images_per_second for each in planned]
-    full = [max(m.total for m in each.prediction.memories) / MIB for each in planned]
+    full = [each.prediction.fullest.total / MIB for each in planned]
     limit = max(each.prediction.capacity for each in planned) / MIB
     x1, y1 = 1.05 * max([*full, limit]), 1.1 * max(rates)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from base.errors import OptionError
 from base.process import command_line
 from emulator.planner.systems import System, holding
+from emulator.planner.workload import Workload
 from harness.commands import cli
+from harness.reports.prediction import workload
 from harness.run import data, resolve
 from harness.run.run import Run
 
@@ -105,6 +107,19 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     return replace(resolve.prepare(cli.parse(words, "train").options, alone, training=training), notes=tuple(assumed))
 
 
-def systems(request: Request, ipus: int) -> tuple[System, ...]:
-    """Those that were asked for, or the smallest; OptionError for one that does not hold the plan."""
-    return tuple(holding(name, ipus) for name in request.systems) or (holding(None, ipus),)
+class Case(NamedTuple):
+    """One plan that is asked for."""
+
+    name: str
+    run: Run
+    workload: Workload
+    system: System
+
+
+def cases(request: Request) -> Iterator[Case]:
+    """Each configuration on each system, in the order of the call; OptionError for a system that does not hold the plan."""
+    for label, words in request.calls:
+        run = run_of(words, training=not request.inference)
+        work = workload(run, request.processes)
+        for name in request.systems or (None,):
+            yield Case(label or run.name, run, work, holding(name, work.plan.ipus))

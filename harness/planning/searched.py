@@ -14,7 +14,6 @@ from emulator.planner.prediction import Prediction, predict
 from harness.options.sections import COMMAND_LINE, CONFIGURATION
 from harness.planning import request
 from harness.planning.request import Request
-from harness.reports.prediction import workload
 from harness.run.run import Run
 
 # not of the network and its training, but of one call
@@ -65,22 +64,17 @@ class Planned:
 def fastest(asked: Request) -> list[Planned]:
     """The fastest plan for each configuration and system; OptionError where nothing fits."""
     planned = []
-    for label, words in asked.calls:
-        run = request.run_of(words)
-        work = workload(run, asked.processes)
-        for system in request.systems(asked, work.plan.ipus):
-            given, found = predict(work, system), search.search(work, system)
-            ranked = sorted([*found.frontier, *[given] * given.fits], key=search.rate, reverse=True)
-            candidates = [
-                Planned(label or run.name, each, run, given, tuple(ranked), found.looked_at + 1) for each in ranked
-            ]
-            best = next(filter(_is_taken, candidates), None)
-            if best is None:
-                raise OptionError(
-                    f"{label or run.name}: no plan fits on {system.name} for a global batch of {work.plan.global_batch}, of "
-                    f"{found.looked_at} looked at; give a larger --system, a smaller --image-size, or --precision 16.16"
-                )
-            planned.append(best)
+    for name, run, work, system in request.cases(asked):
+        given, found = predict(work, system), search.search(work, system)
+        ranked = sorted([*found.frontier, *[given] * given.fits], key=search.rate, reverse=True)
+        candidates = [Planned(name, each, run, given, tuple(ranked), found.looked_at + 1) for each in ranked]
+        best = next(filter(_is_taken, candidates), None)
+        if best is None:
+            raise OptionError(
+                f"{name}: no plan fits on {system.name} for a global batch of {work.plan.global_batch}, of "
+                f"{found.looked_at} looked at; give a larger --system, a smaller --image-size, or --precision 16.16"
+            )
+        planned.append(best)
     return planned
 
 

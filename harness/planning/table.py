@@ -10,9 +10,8 @@ from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner.prediction import Prediction
 from emulator.planner.search import keeps_micro_batch
 from harness.planning.searched import Planned
-from harness.reports.prediction import duration
+from harness.reports.prediction import MIB, duration
 
-MIB = 2**20
 NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
 _OPTIONS = "All other options are those of train.py, and mean the same: python train.py --help lists them."
 
@@ -39,11 +38,10 @@ def _comparison(planned: Sequence[Planned]) -> list[str]:
              f"{'idle':>5s}"]  # fmt: skip
     for each in planned:
         prediction, timing = each.prediction, each.prediction.timing
-        full = max(memory.total for memory in prediction.memories)
         lines.append(
             f"{each.name:{width}s}  {prediction.system.name:9s} {prediction.workload.plan.ipus:4d} "
-            f"{'yes' if prediction.fits else 'NO':>4s} {full / MIB:8,.0f} MiB {timing.images_per_second:9,.0f} "
-            f"{timing.hours:7.1f} {100 * timing.idle_share:4.0f}%"
+            f"{'yes' if prediction.fits else 'NO':>4s} {prediction.fullest.total / MIB:8,.0f} MiB "
+            f"{timing.images_per_second:9,.0f} {timing.hours:7.1f} {100 * timing.idle_share:4.0f}%"
         )
     return lines
 
@@ -75,8 +73,7 @@ def one(planned: Planned) -> str:
 
 def _fit(prediction: Prediction) -> list[str]:
     capacity, room = prediction.capacity / MIB, prediction.room / MIB
-    full = max(prediction.memories, key=lambda memory: memory.total)
-    parts = sorted(asdict(full).items(), key=lambda part: -part[1])[:4]
+    parts = sorted(asdict(prediction.fullest).items(), key=lambda part: -part[1])[:4]
     largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
     if prediction.fits:
         return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB are left on the fullest IPU ({largest} MiB)"]
@@ -110,10 +107,9 @@ def _found(planned: Planned) -> list[str]:
     ]
     for other in planned.frontier[:8]:
         plan = other.workload.plan
-        full = max(memory.total for memory in other.memories)
         lines.append(
             f"    {len(plan.stages):2d} stages x {plan.total_replicas:3d}, micro-batch {plan.micro_batch:3d} x "
-            f"{plan.accumulation:4d}: {other.timing.images_per_second:9,.0f} img/sec, {full / MIB:5,.0f} MiB"
+            f"{plan.accumulation:4d}: {other.timing.images_per_second:9,.0f} img/sec, {other.fullest.total / MIB:5,.0f} MiB"
             + (", recomputation" if plan.options.enable_recomputation else "")
         )
     return [*lines, "", "# for configs.yml", planned.block.rstrip()]

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from base import plugins
 from base.errors import OptionError
@@ -55,8 +56,7 @@ def prepare(
     source = (data.for_predictions if options.checkpoint.predict else data.open_source)(options.dataset, environ)
     family = data.family(options.dataset.dataset)
     image_size = options.dataset.image_size or model.image_size(options.model, family)
-    two_pass = bool(options.training.stable_norm) and not options.device.force_unstable_norm
-    segments = model.build(options.model, family, source.spec.num_classes, two_pass)
+    segments = model.build(options.model, family, source.spec.num_classes, options.two_pass_norms)
     traced = _trace(segments, image_size, data.channels(options.dataset))
     checks.check(checks.BEFORE_PLAN, checks.TracedOptions(options=options, trace=traced))
     plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
@@ -124,7 +124,6 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
     training = options.training
     precision = Precision.of(options.device, training.offload_fp32_weight_copy)
     micro_batch = training.micro_batch_size
-    costs = segment_costs(traced, options.device, micro_batch, precision.compute.bytes) if options.device.shards > 1 else ()
     return plans.resolve(
         options.device,
         traced,
@@ -133,7 +132,7 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
         accumulation=training.gradient_accumulation_count,
         global_batch=training.global_batch_size,
         precision=precision,
-        costs=costs,
+        costs=partial(segment_costs, traced, options.device, micro_batch, precision.compute.bytes),
         instances=cluster.size,
         instance=cluster.instance,
     )

@@ -264,12 +264,13 @@ def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
     words = (
         "--precision 32.32 --model resnet --model-size 14 --dataset fashion-mnist --synthetic-data --batch-size 8 --fold 1"
     )
-    found = {
-        extra: profiled(f"{words} {extra}", operations=True)[1].most_alive
-        for extra in ("", "--enable-recomputation", "--gradient-accumulation-count 8", "--replicas 8")
-    }
+
+    def most_alive(extra: str) -> int:
+        return profiled(f"{words} {extra}", operations=True)[1].most_alive
+
+    found = {extra: most_alive(extra) for extra in ("", "--gradient-accumulation-count 8", "--replicas 8")}
     assert 2e6 < found[""] < 500e6
-    # alone on a machine it is half; which operations meet depends on what else runs there
-    assert found["--enable-recomputation"] < 0.85 * found[""]
+    # which operations meet depends on what else the machine does: one measurement of three is enough
+    assert any(most_alive("--enable-recomputation") < 0.6 * found[""] for _ in range(3))
     assert found["--gradient-accumulation-count 8"] < 1.05 * found[""]
     assert found["--replicas 8"] < 1.05 * found[""]
