@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -85,13 +85,27 @@ def test_the_plan_that_is_given_is_looked_at(tmp_path):
 
 
 def test_links_and_pipes_stay_what_they_are(tmp_path):
-    """Output goes through a link; a device is written, not replaced."""
-    target, link = tmp_path / "target", tmp_path / "link"
+    """Output goes through a link, and into a pipe."""
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     target.write_text("")
     link.symlink_to(target)
-    succeed("plan", "--config", "quickstart", "--json", link, "--html", "/dev/null")
-    assert link.is_symlink() and json.loads(target.read_text())["fits"]
-    assert Path("/dev/null").is_char_device()
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    succeed("plan", "--config", "quickstart", "--json", pipe, "--html", link)
+    assert pipe.is_fifo() and os.read(reader, 100).startswith(b'{\n "name"')
+    os.close(reader)
+    assert link.is_symlink() and target.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_pipe_by_the_name_of_standard_output(option):
+    words = [sys.executable, "plan.py", "--config", "quickstart", "--synthetic-data", option, "/dev/stdout"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    if option == "--html":
+        assert done.stdout.startswith("<!DOCTYPE html>")
+        return
+    text = done.stdout[: done.stdout.index("\n}\n") + 2]
+    assert json.loads(text)["host_images_per_second_limit"] is None
 
 
 @pytest.mark.parametrize(
@@ -104,6 +118,7 @@ def test_links_and_pipes_stay_what_they_are(tmp_path):
         ("--config quickstart --replicas 300", "POD256, has 256"),
         ("--config quickstart --processes 0", "not a whole number from 1 on"),
         ("--config quickstart --processes 1_0", "not a whole number from 1 on"),
+        ("--config quickstart --num-io-tiles 1472", "leaves none of the 1472 tiles"),
         ("--config quickstart --html -", "needs the name of a file"),
         ("--config quickstart --html a --json a", "give two files"),
         ("--config quickstart --html /no/such/folder/x.html", "there is no folder"),

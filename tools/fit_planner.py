@@ -41,7 +41,6 @@ from emulator.planner.systems import SYSTEMS
 from emulator.planner.workload import Workload
 from harness.planning.request import run_of
 from harness.reports import svg
-from harness.reports.prediction import workload
 
 RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
 STEPS = 30
@@ -100,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="put the constants into emulator/planner/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
     asked = parser.parse_args(argv)
-    workloads = [workload(run_of(row.options.split())) for row in ROWS]
+    workloads = [run_of(row.options.split()).workload() for row in ROWS]
     fitted = fit(workloads, range(len(ROWS)))
     left_out = []
     for k in range(len(ROWS)):

@@ -79,6 +79,11 @@ def automatic(
     return cut(names, [places[piece - 1] for piece in balanced(pieces, parts)])
 
 
+def allowed(stages: Stages, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> bool:
+    """Whether `automatic` may cut there."""
+    return all(_passes(stage[0], include, exclude) for stage in stages[1:])
+
+
 def segment_costs(trace: Trace) -> tuple[int, ...]:
     """Each segment's work on a sample, both ways, in multiply-adds; those of grouped convolutions count like others."""
     costs: Counter[str] = Counter()

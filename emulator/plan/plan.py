@@ -5,7 +5,6 @@ Everything downstream reads it; nothing else decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,12 +145,10 @@ class ExecutionPlan:
 def resolve(
     options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch: int, accumulation: int = 1,
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
-    costs: Callable[[], Sequence[float]] = tuple,
 ) -> ExecutionPlan:  # fmt: skip
     """A complete plan, whose accumulation count follows from a `global_batch` where there is one; raises PlanError,
-    PartitionError, ScheduleError or DeviceError for what does not fit together. `costs`: gives those of the segments, by
-    which stages are balanced that nobody names."""
-    stages = _stages(options, trace, costs)
+    PartitionError, ScheduleError or DeviceError for what does not fit together."""
+    stages = _stages(options, trace)
     replicas = options.replicas * instances
     if global_batch is not None:
         accumulation = _accumulation(global_batch, micro_batch, replicas)
@@ -214,13 +211,18 @@ def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> t
     return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if apart else 0}" for stage in range(stages))
 
 
-def _stages(options: DeviceOptions, trace: Trace, costs: Callable[[], Sequence[float]]) -> tuple[tuple[str, ...], ...]:
-    """Splits as they are named; `auto`, or shards without splits outside a pipeline, balanced by cost."""
-    shards, splits = options.shards, options.pipeline_splits
-    automatic = tuple(name.lower() for name in splits) == (AUTO,)
-    if automatic or (shards > 1 and not splits and not options.pipeline):
-        return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter, costs())
-    return partition.split(trace.segments, splits, shards if shards > 1 else None)
+def cuts_itself(options: DeviceOptions) -> bool:
+    """Whether nobody names the stages' cuts: `auto`, or shards without splits outside a pipeline."""
+    automatic = tuple(name.lower() for name in options.pipeline_splits) == (AUTO,)
+    return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
+
+
+def _stages(options: DeviceOptions, trace: Trace) -> tuple[tuple[str, ...], ...]:
+    """Splits as they are named, or stages of about as many multiply-adds."""
+    shards = options.shards
+    if cuts_itself(options):
+        return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter)
+    return partition.split(trace.segments, options.pipeline_splits, shards if shards > 1 else None)
 
 
 def _accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:

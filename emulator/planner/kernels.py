@@ -14,10 +14,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from emulator.plan.options import DeviceOptions
-from emulator.plan.trace import Operation, Trace
-from emulator.planner.constants import FITTED, Constants
-from emulator.planner.systems import MK2, Ipu
+from emulator.plan.trace import Operation
+from emulator.planner.constants import Constants
+from emulator.planner.systems import Ipu
 from emulator.planner.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 
 MATRIX_CHANNELS = 16  # of a group that fill the matrix units
@@ -72,19 +71,17 @@ class Kernels:
     constants: Constants
 
     @classmethod
-    def of(
-        cls, options: DeviceOptions, ipu: Ipu, constants: Constants, micro_batch: int, bytes_per_element: int,
-        *, two_pass: bool = False,
-    ) -> Kernels:  # fmt: skip
-        """As the device's options have them."""
+    def of(cls, workload: Workload, ipu: Ipu, constants: Constants) -> Kernels:
+        """For a workload's micro-batch, with the default memory proportion."""
+        options = workload.plan.options
         return cls(
             ipu=ipu,
             tiles=ipu.computing_tiles(options.num_io_tiles),
-            batch=micro_batch,
-            bytes_per_element=bytes_per_element,
+            batch=workload.plan.micro_batch,
+            bytes_per_element=workload.bytes_per_element,
             proportion=DEFAULT_PROPORTION,
             half_partials=options.enable_half_partials,
-            two_pass=two_pass,
+            two_pass=workload.two_pass,
             exchange_time=EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][0],
             constants=constants,
         )
@@ -128,7 +125,7 @@ class Kernels:
         matrix = macs / self._rate(ins, outs, kernel, weights)
         moved = block[0] * (block[1] + block[2]) + block[1] * block[2] * kernel**2
         rate = self.ipu.exchange * self.constants.exchange_share
-        slow = (DEFAULT_PROPORTION / max(self.proportion, 0.01)) ** self.constants.proportion_power
+        slow = (DEFAULT_PROPORTION / self.proportion) ** self.constants.proportion_power
         return Cycles(
             matrix=slow * matrix,
             exchange=slow * self.exchange_time * moved * self.bytes_per_element / rate,
@@ -151,18 +148,10 @@ class Kernels:
 class SegmentCosts:
     """Cycles of a network's segments, forward and backward, computed once for each memory proportion."""
 
-    def __init__(self, trace: Trace, kernels: Kernels, training: bool = True) -> None:
-        self._trace, self._kernels, self._training = trace, kernels, training
+    def __init__(self, workload: Workload, ipu: Ipu, constants: Constants) -> None:
+        self._trace, self._training = workload.trace, workload.training
+        self._kernels = Kernels.of(workload, ipu, constants)
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
-
-    @classmethod
-    def of_workload(cls, workload: Workload, ipu: Ipu, constants: Constants) -> SegmentCosts:
-        """Of a workload's micro-batch on an IPU."""
-        plan = workload.plan
-        kernels = Kernels.of(
-            plan.options, ipu, constants, plan.micro_batch, workload.bytes_per_element, two_pass=workload.two_pass
-        )
-        return cls(workload.trace, kernels, workload.training)
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
         """Of one micro-batch, forward and backward."""
@@ -178,11 +167,6 @@ class SegmentCosts:
     def totals(self, proportion: float) -> list[float]:
         """Cycles of each segment, forward and backward."""
         return [sum(each.total for each in self.of(name, proportion)) for name in self._trace.segments]
-
-
-def segment_costs(trace: Trace, options: DeviceOptions, micro_batch: int, bytes_per_element: int) -> list[float]:
-    """Predicted cycles of each segment on a Mk2 IPU, forward and backward, for the balance of stages."""
-    return SegmentCosts(trace, Kernels.of(options, MK2, FITTED, micro_batch, bytes_per_element)).totals(DEFAULT_PROPORTION)
 
 
 def _filled(channels: int) -> float:

@@ -20,6 +20,7 @@ CODE = 45  # bytes of a tile for one launched operation: its exchange, vertices 
 CODE_ALWAYS = 24_000  # bytes of a tile: loops, host exchange, collectives, stacks of six threads
 UNEVEN = 1.1  # the fullest tile to the mean
 TEMPORARIES = 2.0  # times the input, output and weights of the largest product: rearranged copies and partial sums
+USUAL_IO_TILES = 32
 PREFETCHED = 1  # micro-batches of images that wait, unless an option says more
 _IN_PLACE = ("norm", "add", "relu", "relu6")  # swish reads its input in the backward pass
 
@@ -82,8 +83,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
         state = trained * (workload.slots * precision.master.bytes + 4 * precision.offload_fp32_weight_copy) // share
         state += trained * precision.master.bytes * masters
     prefetched = PREFETCHED if options.prefetch_depth is None else options.prefetch_depth
-    images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 else 0
-
+    images = (1 + prefetched) * batch * workload.image_bytes if stage == 0 and workload.from_host else 0
     exchange_code = EXCHANGE_TARGETS[options.internal_exchange_optimisation_target][1]
 
     def spread(size: float) -> int:
@@ -110,6 +110,8 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
     Without, everything that the backward pass reads waits.
     """
     operations = workload.operations(stage)
+    if not operations:
+        return 0, 0, 0
     live = workload.max_in_flight[stage]
     entering = operations[0].source.elements
     read: Counter[str] = Counter()
@@ -167,6 +169,8 @@ def remedies(fullest: IpuMemory, capacity: int, workload: Workload) -> tuple[str
         advice.append("--pipeline-schedule Interleaved")
     if plan.micro_batch > 1:
         advice.append(f"--micro-batch-size {plan.micro_batch // 2} --gradient-accumulation-count {plan.accumulation * 2}")
+    if options.num_io_tiles > USUAL_IO_TILES:
+        advice.append(f"--num-io-tiles {USUAL_IO_TILES}")
     if options.shards < 16:
         advice.append(f"--pipeline --shards {max(2, 2 * options.shards)} --pipeline-splits auto")
     return tuple(advice)

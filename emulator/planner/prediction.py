@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from base.errors import OptionError
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner import memory
 from emulator.planner.constants import FITTED, Constants
@@ -115,10 +116,20 @@ class Prediction:
         return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}
 
 
+def require_tiles(workload: Workload, system: System) -> None:
+    """OptionError where no tile is left to compute."""
+    io_tiles = workload.plan.options.num_io_tiles
+    if io_tiles >= system.ipu.tiles:
+        raise OptionError(
+            f"--num-io-tiles {io_tiles} leaves none of the {system.ipu.tiles} tiles of a {system.ipu.name} IPU to compute; "
+            f"{memory.USUAL_IO_TILES} to 192 are usual"
+        )
+
+
 def predict(
     workload: Workload, system: System, constants: Constants = FITTED, costs: SegmentCosts | None = None
 ) -> Prediction:
     """Memory and time, in milliseconds. `costs`: of a plan with the same network, micro-batch, precision and system."""
-    costs = costs or SegmentCosts.of_workload(workload, system.ipu, constants)
+    costs = costs or SegmentCosts(workload, system.ipu, constants)
     timing = Timing(workload=workload, system=system, constants=constants, costs=costs)
     return Prediction(workload=workload, system=system, timing=timing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from emulator.plan import schedules
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
@@ -97,7 +97,7 @@ class Timing:
 
     def placed(self, micro_batches: int) -> Iterator[tuple[Action, float, float]]:
         """Every action of the schedule with the seconds at which it begins and ends."""
-        timeline = schedules.build(self.workload.plan.schedule, len(self.workload.plan.stages), micro_batches)
+        timeline = _timeline(self.workload.plan.schedule, len(self.workload.plan.stages), micro_batches)
         grouped = any(len(cell) > 1 for row in timeline for cell in row)
         begin = 0.0
         for row in timeline:
@@ -167,22 +167,23 @@ class Timing:
     def transfers(self) -> float:
         """Seconds that images on their way from the host add to an update: I/O tiles fetch while the others compute."""
         plan = self.workload.plan
+        if not self.workload.from_host:
+            return 0.0
         seconds = plan.accumulation * plan.micro_batch * self.workload.image_bytes / HOST_LINK
         if not plan.options.num_io_tiles:
             return seconds
         return max(IO_OVERHEAD * seconds, seconds - self.pipeline)
 
     @cached_property
-    def host_limit(self) -> float:
-        """Images a second that the host's processes feed at most."""
-        processes = self.workload.processes or -(-self.workload.plan.ipus // 2)
-        return FED * processes
+    def host_limit(self) -> float | None:
+        """Images a second that the host's processes feed at most; None where they feed none."""
+        return FED * (self.workload.processes or self.system.ipus // 2) if self.workload.from_host else None
 
     @cached_property
     def seconds(self) -> float:
         """Of one weight update."""
         device = self.pipeline + self.all_reduce + self.update + self.transfers
-        return max(device, self.workload.plan.global_batch / self.host_limit)
+        return max(device, self.workload.plan.global_batch / self.host_limit) if self.host_limit else device
 
     @property
     def images_per_second(self) -> float:
@@ -205,3 +206,8 @@ class Timing:
     def hours(self) -> float:
         """Of the whole training, without validation, compilation and checkpoints."""
         return self.workload.images / self.images_per_second / 3600
+
+
+@lru_cache(maxsize=64)  # a search walks the same ones again and again
+def _timeline(schedule: str, stages: int, micro_batches: int) -> schedules.Timeline:
+    return schedules.build(schedule, stages, micro_batches)

@@ -1,19 +1,19 @@
 """The fastest plan that fits: stages, replicas, micro-batch, accumulation, splits, recomputation, schedule and memory
 proportion, for a network, a global batch and a system.
 
-Every combination is planned with stages that are balanced by predicted time; the cuts of the fastest are then moved, segment
-by segment, as long as that helps.
+Every combination is planned with stages that are balanced by predicted time; the cuts of the fastest of each kind are then
+moved, segment by segment, as long as that helps. The plan that is given is one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
 from emulator.planner import variants
+from emulator.planner.balance import neighbours, restaged
 from emulator.planner.constants import FITTED, Constants
 from emulator.planner.kernels import SegmentCosts
 from emulator.planner.prediction import Prediction, predict
@@ -22,7 +22,6 @@ from emulator.planner.workload import DEFAULT_PROPORTION, Workload
 
 PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # the first that fits is taken: more memory is faster
 LARGEST_MICRO_BATCH = 128
-REFINED = 6  # combinations whose cuts are moved
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,36 @@ class Found:
 
 def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
     """The fastest plan for the workload's global batch on all IPUs of the system, or as many as divide them evenly."""
-    looked_at, frontier = 0, {}
+    looked_at, frontier = 1, Frontier()
+    frontier.add(predict(workload, system, constants))  # stages on one IPU are not looked for
     for candidates in _combinations(workload, system, constants):
         for prediction in candidates:
             looked_at += 1
-            if not prediction.fits:
-                continue
-            plan = prediction.workload.plan
-            key = len(plan.stages), plan.micro_batch
-            if key not in frontier or rate(prediction) > rate(frontier[key]):
-                frontier[key] = prediction
-            break  # smaller proportions are slower
-    ranked = sorted(frontier.values(), key=rate, reverse=True)
-    refined = []
-    for prediction in ranked[:REFINED]:
-        prediction, tried = _moved_cuts(prediction)
-        refined.append(prediction)
-        looked_at += tried
-    return Found(tuple(sorted([*refined, *ranked[REFINED:]], key=rate, reverse=True)), looked_at)
+            if frontier.add(prediction):
+                break  # smaller proportions are slower
+    for prediction in frontier.ranked:
+        looked_at += _moved_cuts(prediction, frontier)
+    return Found(tuple(frontier.ranked), looked_at)
+
+
+class Frontier:
+    """The fastest plan of each number of stages, IPUs of a replica and micro-batch."""
+
+    def __init__(self) -> None:
+        self._fastest: dict[tuple[int, int, int], Prediction] = {}
+
+    def add(self, prediction: Prediction) -> bool:
+        """Takes a plan in if it is the fastest of its kind; whether it fits."""
+        plan = prediction.workload.plan
+        kind = len(plan.stages), plan.options.shards, plan.micro_batch
+        if prediction.fits and (kind not in self._fastest or rate(prediction) > rate(self._fastest[kind])):
+            self._fastest[kind] = prediction
+        return prediction.fits
+
+    @property
+    def ranked(self) -> list[Prediction]:
+        """The fastest first."""
+        return sorted(self._fastest.values(), key=rate, reverse=True)
 
 
 def rate(prediction: Prediction) -> float:
@@ -71,7 +82,7 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
     given = plan.options.available_memory_proportion[:1]
     for micro_batch in _micro_batches(workload):
         sized = replace(workload, plan=replace(plan, micro_batch=micro_batch))
-        costs = SegmentCosts.of_workload(sized, system.ipu, constants)
+        costs = SegmentCosts(sized, system.ipu, constants)
         count = 1
         while count <= min(system.ipus, 16):
             replicas = system.ipus // count
@@ -108,29 +119,16 @@ def _micro_batches(workload: Workload) -> list[int]:
     return [size for size in range(1, most + 1) if plan.global_batch % size == 0]
 
 
-def _moved_cuts(prediction: Prediction) -> tuple[Prediction, int]:
-    """The best prediction that moving one cut at a time by a segment leads to, and how many were looked at."""
+def _moved_cuts(prediction: Prediction, frontier: Frontier) -> int:
+    """Moves one cut at a time, as long as the plan gets faster and fits; how many plans were looked at."""
     tried, better = 0, True
     while better:
         better = False
-        for stages in _neighbours(prediction.workload.plan.stages):
+        for stages in neighbours(prediction.workload.plan.stages):
             tried += 1
-            plan = prediction.workload.plan
-            options = replace(plan.options, pipeline_splits=tuple(stage[0] for stage in stages[1:]))
-            moved = replace(prediction.workload, plan=replace(plan, stages=stages, options=options))
+            moved = restaged(prediction.workload, stages)
             other = predict(moved, prediction.system, prediction.timing.constants, prediction.timing.costs)
-            if rate(other) > rate(prediction) * (1 + 1e-9) and other.fits:
+            if rate(other) > rate(prediction) * (1 + 1e-9) and frontier.add(other):
                 prediction, better = other, True
                 break
-    return prediction, tried
-
-
-def _neighbours(stages: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Stages with one cut moved by one segment."""
-    names = tuple(name for stage in stages for name in stage)
-    cuts = list(accumulate(len(stage) for stage in stages))[:-1]
-    for k in range(len(cuts)):
-        for move in (-1, 1, -2, 2):
-            moved = [*cuts[:k], cuts[k] + move, *cuts[k + 1 :]]
-            if all(first < last for first, last in pairwise((0, *moved, len(names)))):
-                yield partition.cut(names, moved)
+    return tried

@@ -26,7 +26,6 @@ def staged(
         shards=count,
         replicas=replicas,
         pipeline=count > 1,
-        pipeline_splits=tuple(stage[0] for stage in stages[1:]),
         pipeline_schedule=schedule,
         enable_recomputation=recomputation,
         available_memory_proportion=(proportion,),

@@ -10,7 +10,7 @@ from emulator.plan import schedules
 from emulator.plan.plan import ENOUGH, ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 
-DEFAULT_PROPORTION = 0.6  # of tile memory for temporaries, as the SDK has it
+DEFAULT_PROPORTION, LEAST_PROPORTION = 0.6, 0.01  # of tile memory for temporaries: the SDK's, and what any plan needs
 # what --internal-exchange-optimisation-target does to the time of an exchange and to the size of its code: the directions
 # are documented, the sizes assumed
 EXCHANGE_TARGETS = {None: (1.0, 1.0), "balanced": (1.0, 1.0), "cycles": (0.95, 1.1), "memory": (1.1, 0.9)}
@@ -25,11 +25,12 @@ class Workload:
     slots: int  # of the optimiser, for each weight
     image_numbers: int  # of one image
     eight_bit: bool  # images arrive as bytes, not as halves
+    from_host: bool = True  # images come from the host, and are not made on the device
     two_pass: bool  # norms read their input twice for the statistics
     images: int = 0  # of the whole training: images of the data set x epochs
     trained: frozenset[str] = frozenset()  # variables that gradients move
     training: bool = True
-    processes: int | None = None  # that feed the replicas; None: one for two IPUs, as the published runs had
+    processes: int | None = None  # that feed the replicas; None: one for two IPUs of the system, as the published runs had
 
     @property
     def bytes_per_element(self) -> int:
@@ -83,7 +84,7 @@ class Workload:
         values = self.plan.options.available_memory_proportion
         if not values:
             return DEFAULT_PROPORTION
-        return values[2 * stage] if len(values) > 2 * stage + 1 else values[0]
+        return max(LEAST_PROPORTION, values[2 * stage] if len(values) > 2 * stage + 1 else values[0])
 
     @property
     def image_bytes(self) -> int:

@@ -11,10 +11,10 @@ from typing import NamedTuple, NoReturn
 
 from base.errors import OptionError
 from base.process import command_line
+from emulator.planner.prediction import require_tiles
 from emulator.planner.systems import System, holding
 from emulator.planner.workload import Workload
 from harness.commands import cli
-from harness.reports.prediction import workload
 from harness.run import data, resolve
 from harness.run.run import Run
 
@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
                      "global batch, and print it as a block for configs.yml")  # fmt: skip
     own.add_argument("--inference", action="store_true", help="the forward pass alone, on one IPU, as validation.py has it")
     own.add_argument("--processes", type=command_line.whole(1), metavar="N",
-                     help="host processes that feed the replicas (default: one for "
-                     "two IPUs)")  # fmt: skip
+                     help="host processes that feed the replicas (default: one for two "
+                     "IPUs of the system)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
     return own
 
@@ -120,6 +120,8 @@ def cases(request: Request) -> Iterator[Case]:
     """Each configuration on each system, in the order of the call; OptionError for a system that does not hold the plan."""
     for label, words in request.calls:
         run = run_of(words, training=not request.inference)
-        work = workload(run, request.processes)
+        work = run.workload(request.processes)
         for name in request.systems or (None,):
-            yield Case(label or run.name, run, work, holding(name, work.plan.ipus))
+            system = holding(name, work.plan.ipus)
+            require_tiles(work, system)
+            yield Case(label or run.name, run, work, system)

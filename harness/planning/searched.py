@@ -51,7 +51,7 @@ class Planned:
             "shards": plan.options.shards,
             "replicas": plan.options.replicas,
             "pipeline": plan.options.pipeline,
-            "pipeline_splits": list(plan.options.pipeline_splits),
+            "pipeline_splits": [stage[0] for stage in plan.stages[1:]],
             "pipeline_schedule": plan.schedule,
             "enable_recomputation": plan.options.enable_recomputation,
             "available_memory_proportion": list(plan.options.available_memory_proportion),
@@ -66,8 +66,7 @@ def fastest(asked: Request) -> list[Planned]:
     planned = []
     for name, run, work, system in request.cases(asked):
         given, found = predict(work, system), search.search(work, system)
-        ranked = sorted([*found.frontier, *[given] * given.fits], key=search.rate, reverse=True)
-        candidates = [Planned(name, each, run, given, tuple(ranked), found.looked_at + 1) for each in ranked]
+        candidates = [Planned(name, each, run, given, found.frontier, found.looked_at) for each in found.frontier]
         best = next(filter(_is_taken, candidates), None)
         if best is None:
             raise OptionError(

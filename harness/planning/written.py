@@ -33,13 +33,13 @@ def values(planned: Planned) -> dict[str, Any]:
 def whole(target: str, text: str) -> None:
     """Writes a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
     be."""
-    path = Path(target).resolve()
+    path = Path(target)
     try:
         if not path.parent.is_dir():
             raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
         else:
-            files.write_atomically(path, text)
+            files.write_atomically(path.resolve(), text)
     except OSError as error:
         raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""What the planner is asked about a run, and its answer in a line for logs."""
+"""The planner's answer about a run in a line for logs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from emulator.planner import systems
-from emulator.planner.prediction import Prediction, predict
-from emulator.planner.workload import Workload
-from harness.options.update_rules import UPDATE_RULES
+from emulator.planner.prediction import Prediction, predict, require_tiles
 
 if TYPE_CHECKING:
     from harness.run.run import Run
@@ -16,29 +14,15 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def workload(run: Run, processes: int | None = None) -> Workload:
-    """What the planner needs of a run."""
-    training = run.options.training
-    return Workload(
-        trace=run.trace,
-        plan=run.plan,
-        slots=len(UPDATE_RULES[training.optimiser].slots),
-        image_numbers=run.picture,
-        eight_bit=run.options.dataset.eight_bit_io,
-        two_pass=run.options.two_pass_norms,
-        images=run.length.iterations * run.plan.global_batch if run.trains else run.source.spec.validation_images,
-        trained=frozenset(v.name for v in run.trace.variables if v.trainable and run.trained(v.name)),
-        training=run.trains,
-        processes=processes,
-    )
-
-
 def on_smallest_system(run: Run) -> Prediction | None:
-    """On the smallest Mk2 system that holds the run's plan; None where none is large enough."""
+    """On the smallest Mk2 system that holds the run's plan; None where none does, or no tile would compute."""
+    work = run.workload()
     try:
-        return predict(workload(run), systems.smallest(run.plan.ipus))
+        system = systems.smallest(run.plan.ipus)
+        require_tiles(work, system)
     except OptionError:
         return None
+    return predict(work, system)
 
 
 def lines(run: Run) -> list[str]:

@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 from base import plugins
 from base.errors import OptionError
@@ -20,7 +19,7 @@ from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
-from emulator.planner.kernels import segment_costs
+from emulator.planner.balance import balanced
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions
 from harness.run import checks, data
 from harness.run import cluster as clusters
@@ -77,6 +76,8 @@ def prepare(
         not_decayed=model.NOT_DECAYED[family],
         cluster=cluster,
     )
+    if training and plans.cuts_itself(options.device):
+        run = replace(run, plan=balanced(run.workload()).plan)
     checked = checks.check_run(checks.Resolved(run=run, requested=requested, environ=environ))
     return replace(run, notes=(*notes, *source.spec.notes, *checked))
 
@@ -122,17 +123,14 @@ def _plan_and_length(
 
 def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:
     training = options.training
-    precision = Precision.of(options.device, training.offload_fp32_weight_copy)
-    micro_batch = training.micro_batch_size
     return plans.resolve(
         options.device,
         traced,
         this_machine(),
-        micro_batch=micro_batch,
+        micro_batch=training.micro_batch_size,
         accumulation=training.gradient_accumulation_count,
         global_batch=training.global_batch_size,
-        precision=precision,
-        costs=partial(segment_costs, traced, options.device, micro_batch, precision.compute.bytes),
+        precision=Precision.of(options.device, training.offload_fp32_weight_copy),
         instances=cluster.size,
         instance=cluster.instance,
     )

@@ -10,8 +10,9 @@ from Datasets._spec import DataSource, ReadRequest
 from emulator.plan.memory_model import HostMemory
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Trace
+from emulator.planner.workload import Workload
 from harness.options.sections import RunOptions
-from harness.options.update_rules import named_by
+from harness.options.update_rules import UPDATE_RULES, named_by
 from harness.run import data, host_memory
 from harness.run.cluster import ALONE, Cluster
 from harness.run.length import TrainingLength
@@ -137,6 +138,22 @@ class Run:
     def memory(self) -> HostMemory:
         """Of this process at its peak, as predicted."""
         return host_memory.of_training(self, self.plan) if self.trains else host_memory.of_validation(self)
+
+    def workload(self, processes: int | None = None) -> Workload:
+        """The run as the planner sees it. `processes`: of the host, that feed the replicas."""
+        return Workload(
+            trace=self.trace,
+            plan=self.plan,
+            slots=len(UPDATE_RULES[self.options.training.optimiser].slots),
+            image_numbers=self.picture,
+            eight_bit=self.options.dataset.eight_bit_io,
+            from_host=not self.options.dataset.synthetic_data,
+            two_pass=self.options.two_pass_norms,
+            images=self.length.iterations * self.plan.global_batch if self.trains else self.source.spec.validation_images,
+            trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.trained(v.name)),
+            training=self.trains,
+            processes=processes,
+        )
 
     @property
     def picture(self) -> int:

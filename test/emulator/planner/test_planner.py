@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.errors import OptionError
+from emulator.plan import partition
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner import search, systems, variants
 from emulator.planner.constants import BOUNDS, FITTED, NAMES, PRIOR
-from emulator.planner.kernels import Kernels, _block
+from emulator.planner.kernels import Kernels, SegmentCosts, _block
 from emulator.planner.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
 from emulator.planner.prediction import Prediction, predict
 from emulator.planner.systems import BOW, MK1, MK2, SYSTEMS
 from emulator.planner.workload import Workload
 from harness.planning.request import run_of
-from harness.reports.prediction import workload
 from tools import fit_planner
 
 MIB = 2**20
@@ -29,7 +29,7 @@ MIB = 2**20
 
 @cache
 def planned(words: str, system: str | None = None) -> Prediction:
-    work = workload(run_of(words.split()))
+    work = run_of(words.split()).workload()
     return predict(work, systems.holding(system, work.plan.ipus))
 
 
@@ -46,7 +46,7 @@ SMALL = "--dataset cifar-10 --model resnet --model-size 8 --micro-batch-size 8 -
 
 def test_memory_of_a_small_network_by_hand():
     """ResNet-8 in 16.16 with momentum on one IPU: every part from counts."""
-    work = workload(run_of(f"{SMALL} --optimiser momentum --disable-variable-offloading".split()))
+    work = run_of(f"{SMALL} --optimiser momentum --disable-variable-offloading".split()).workload()
     memory = of(work).memories[0]
     trained = sum(v.elements for v in work.trace.variables if v.trainable)
     moving = sum(v.elements for v in work.trace.variables if not v.trainable)
@@ -67,7 +67,7 @@ def test_memory_of_stages_by_hand():
     words = "--model efficientnet --model-size B0 --dataset imagenet --shards 2 --pipeline --pipeline-splits block4a " \
             "--micro-batch-size 2 --gradient-accumulation-count 8 --precision 16.32 --optimiser RMSprop " \
             "--disable-variable-offloading --pipeline-schedule Grouped --enable-recomputation"  # fmt: skip
-    work = workload(run_of(words.split()))
+    work = run_of(words.split()).workload()
     first, second = of(work).memories
     trained = [sum(v.elements for o in work.operations(j) for v in o.variables if v.trainable) for j in (0, 1)]
     assert second.optimiser_state == int(UNEVEN * (2 * 4 + 4) * trained[1])
@@ -280,7 +280,7 @@ def test_inferences_that_ran_are_said_to_fit(words):
     """The largest micro-batches of the published tables; ten times as much does not fit."""
     for factor in (1, 10):
         batch = f"--dataset imagenet --micro-batch-size {factor * INFERENCES[words]}"
-        work = workload(run_of(f"{words} {batch}".split(), training=False))
+        work = run_of(f"{words} {batch}".split(), training=False).workload()
         assert of(work).fits is (factor == 1)
         assert of(work).memories[0].optimiser_state == of(work).memories[0].gradients == 0
 
@@ -307,6 +307,38 @@ def test_peaks_are_the_published_ones():
     assert [ipu.memory // MIB for ipu in (MK1, MK2, BOW)] == [304, 897, 897]
 
 
+def test_images_made_on_the_device_take_no_transfers():
+    fed, made = planned(B4), planned(f"{B4} --synthetic-data")
+    assert fed.timing.transfers > 0 and made.timing.transfers == 0 and made.timing.host_limit is None
+    assert made.timing.images_per_second > fed.timing.images_per_second
+    assert made.memories[0].images == 0 and made.memories[1] == fed.memories[1]
+
+
+def test_the_host_is_the_same_for_every_plan_on_a_system():
+    """Or a search would find that more IPUs have more processes."""
+    one, four = (
+        planned(f"--config quickstart{words}", "POD4") for words in ("", " --shards 4 --pipeline --pipeline-splits auto")
+    )
+    assert one.timing.host_limit == four.timing.host_limit
+
+
+def test_cuts_that_nobody_names_are_balanced_by_time_and_then_by_memory():
+    """Where stages of equal time fit they are taken; otherwise cuts that fit."""
+    words = "--model resnet --dataset imagenet --model-size 50 --micro-batch-size {} --shards 4 --pipeline " \
+            "--pipeline-splits auto --gradient-accumulation-count 16 --pipeline-schedule Grouped"  # fmt: skip
+    for size in range(1, 40):
+        found = planned(words.format(size))
+        costs = SegmentCosts(found.workload, MK2, FITTED).totals(0.6)
+        plan = replace(found.workload.plan, stages=partition.automatic(found.workload.trace, 4, costs=costs))
+        by_time = of(replace(found.workload, plan=plan))
+        assert found.fits or not by_time.fits
+        if by_time.fits:
+            assert found.workload.plan.stages == plan.stages
+        elif found.fits:
+            return
+    raise AssertionError("no micro-batch for which memory decides")
+
+
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
@@ -320,4 +352,7 @@ def test_the_search_finds_the_published_cuts_or_better_ones():
     assert plan.global_batch == given.workload.plan.global_batch
     assert plan.options.shards * plan.options.replicas == 4
     assert tuple(name for stage in plan.stages for name in stage) == given.workload.trace.segments
+    kinds = [(len(p.stages), p.options.shards, p.micro_batch) for p in (each.workload.plan for each in found.frontier)]
+    assert len(set(kinds)) == len(kinds)  # the fastest of each
+    assert {each.timing.host_limit for each in found.frontier} == {given.timing.host_limit}
     assert best is max(found.frontier, key=lambda each: each.timing.images_per_second)

@@ -1,0 +1,50 @@
+"""Stages for cuts that nobody names: of about the same predicted time, and, where those do not fit, moved until they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from emulator.plan import partition
+from emulator.plan.partition import Stages
+from emulator.planner.constants import FITTED
+from emulator.planner.kernels import SegmentCosts
+from emulator.planner.prediction import predict
+from emulator.planner.systems import MK2, System
+from emulator.planner.workload import Workload
+
+_ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # a stage takes as much memory and time on a system of any size
+
+
+def balanced(workload: Workload) -> Workload:
+    """With as many stages, balanced by time as far as they fit on Mk2 IPUs; else cut where they do, or lack less."""
+    options = workload.plan.options
+    filters = options.sharding_include_filter, options.sharding_exclude_filter
+    costs = SegmentCosts(workload, MK2, FITTED)
+    by_time = partition.automatic(workload.trace, len(workload.plan.stages), *filters, costs.totals(workload.proportion(0)))
+    best = predict(restaged(workload, by_time), _ENOUGH, FITTED, costs)
+    while not best.fits:
+        moved = [each for each in neighbours(best.workload.plan.stages) if partition.allowed(each, *filters)]
+        others = [predict(restaged(workload, stages), _ENOUGH, FITTED, costs) for stages in moved]
+        roomiest = max(others, key=lambda other: other.room, default=best)
+        if roomiest.room <= best.room:
+            break
+        best = roomiest
+    return best.workload
+
+
+def restaged(workload: Workload, stages: Stages) -> Workload:
+    """With other cuts."""
+    return replace(workload, plan=replace(workload.plan, stages=stages))
+
+
+def neighbours(stages: Sequence[Sequence[str]]) -> Iterator[Stages]:
+    """Stages with one cut moved by one segment or two."""
+    names = tuple(name for stage in stages for name in stage)
+    cuts = list(accumulate(len(stage) for stage in stages))[:-1]
+    for k in range(len(cuts)):
+        for move in (-1, 1, -2, 2):
+            moved = [*cuts[:k], cuts[k] + move, *cuts[k + 1 :]]
+            if all(first < last for first, last in pairwise((0, *moved, len(names)))):
+                yield partition.cut(names, moved)
