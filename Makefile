@@ -3,18 +3,20 @@
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
 # make test-slow      all tests, an hour and a half on two slow cores
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
+# make bench   this harness beside Keras and PyTorch, in an environment of its own; SHORT=1 for some rows in three rounds
 # make lint    ruff
 #
 # PYTHON=python3.12 chooses the interpreter (3.10 to 3.13); VENV=dir another place for the environment.
 
 VENV ?= .venv
+PEERS ?= .venv-bench
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	&& echo $$p && break; done)
 RUN = $(VENV)/bin/python
 WORKERS = -n auto --maxprocesses 4 --dist worksteal --durations 25
 
-.PHONY: train findings test test-rotating test-slow lint setup clean
+.PHONY: train findings test test-rotating test-slow bench lint setup clean
 
 train: $(VENV)/.runtime
 	$(RUN) train.py --config quickstart
@@ -30,6 +32,10 @@ test-rotating: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(RUN) -m pytest -q --slow $(WORKERS)
+
+bench: $(VENV)/.runtime $(PEERS)/.peers
+	$(RUN) benchmarks/peers.py --torch-python $(PEERS)/bin/python $(if $(SHORT),--short)
+	$(RUN) benchmarks/peers.py --table
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
@@ -51,5 +57,12 @@ $(VENV)/.test: $(VENV)/.runtime requirements-test.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -c constraints.txt
 	@touch $@
 
+# timm without torchvision, which it needs for pictures only
+$(PEERS)/.peers: requirements-bench.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEERS)

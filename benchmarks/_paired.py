@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,12 +29,19 @@ class Measured:
     alive: float = 0.0  # MB of tensors at once, at most, in one weight update; 0: not asked
 
 
-class Worker:
-    """A process of its own that runs one round at a time: `updates` weight updates of train.py with these options."""
+def ours(words: Sequence[str], updates: int = 1, inference: bool = False) -> list[str]:
+    """The command of a worker that carries out `updates` weight updates of train.py with these options in a round, or as
+    many micro-batches of inference."""
+    mode = ["--inference"] if inference else []
+    return [sys.executable, str(Path(__file__).with_name("_worker.py")), *mode, str(updates), *words]
 
-    def __init__(self, words: Sequence[str], updates: int = 1, environ: Mapping[str, str] | None = None) -> None:
+
+class Worker:
+    """A process of its own that runs one round at a time."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        """`environ`: what its environment has beyond this one's."""
         environ = {**os.environ, **(environ or {}), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, str(Path(__file__).with_name("_worker.py")), str(updates), *words]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -43,12 +51,17 @@ class Worker:
             env=environ,
             cwd=ROOT,
         )
-        self._words = words
+        self._command = command
 
     @cached_property
+    def about(self) -> dict[str, Any]:
+        """What it says of itself as soon as it is ready."""
+        return self._answer()
+
+    @property
     def built(self) -> float:
         """Seconds that building the program took, as soon as it is done."""
-        return self._answer()["built"]
+        return self.about["built"]
 
     def round(self) -> float:
         """One round; its samples per second."""
@@ -57,7 +70,7 @@ class Worker:
 
     def begin_round(self) -> None:
         """Starts one, for several workers at once."""
-        assert self.built
+        assert self.about
         self._ask("round")
 
     def end_round(self) -> float:
@@ -87,16 +100,16 @@ class Worker:
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
 
-    def _answer(self) -> dict[str, float]:
+    def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the worker with these options ended: {' '.join(self._words)}")
+            raise SystemExit(f"this worker ended: {' '.join(self._command)}")
         return json.loads(line)
 
 
 def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measured, Measured]:
     """Both ways, `rounds` rounds each after one that does not count."""
-    workers = Worker(one), Worker(other)
+    workers = Worker(ours(one)), Worker(ours(other))
     for worker in workers:
         worker.round()
     speeds: tuple[list[float], list[float]] = ([], [])
@@ -111,7 +124,7 @@ def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measure
 
 def alone(words: Sequence[str], rounds: int = 2) -> Measured:
     """One way by itself: what its memory shows."""
-    worker = Worker(words)
+    worker = Worker(ours(words))
     speeds = tuple(worker.round() for _ in range(rounds))
     peak = worker.peak()  # before the recording, which takes memory too
     alive = worker.alive()

@@ -1,21 +1,21 @@
 """The worker process of a benchmark: builds the training program of its options and does one host step a round.
 
-The benchmarks start it: python benchmarks/_worker.py UPDATES OPTION... with options of train.py.
+The benchmarks start it: python benchmarks/_worker.py [--inference] UPDATES OPTION... with options of train.py. With
+--inference a round is as many micro-batches through a frozen program.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from base.process import command_line, tf_runtime
+from base.process import command_line, tf_runtime, versions
+from benchmarks import _rounds
 from harness.commands import cli
 from harness.processes.team import Team
 from harness.run.resolve import prepare
@@ -38,25 +38,42 @@ def _answer(run: Run, team: Team, updates: int) -> None:
     started = time.perf_counter()
     program = training_program(run, 0, recording=True, group=team.group)
     program.compile()
-    _say(built=time.perf_counter() - started)
-    for line in sys.stdin:
-        if line.strip() == "peak":
-            _say(peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-        elif line.strip() == "alive":
-            _say(alive=program.profile(1e-4, operations=True).most_alive / 1e6)
-        else:
-            started = time.perf_counter()
-            program.step([1e-4] * updates)
-            _say(speed=updates * run.plan.global_batch / (time.perf_counter() - started))
+    _rounds.serve(
+        lambda: program.step([1e-4] * updates),
+        updates * run.plan.global_batch,
+        {"alive": lambda: program.profile(1e-4, operations=True).most_alive / 1e6},
+        built=time.perf_counter() - started,
+        version=version(),
+        multiply_adds=run.trace.multiply_adds,
+    )
 
 
-def _say(**values: float) -> None:
-    print(json.dumps(values), flush=True)
+def infer(batches: int, words: list[str]) -> None:
+    """A round is `batches` micro-batches, one after another. Answers each line of standard input."""
+    run = prepare(cli.parse(words, "inference_embedded", environ={}).options, os.environ, training=False)
+    tf_runtime.import_tensorflow()
+    from harness.programs.build import byte_batches, frozen_program
+    from ipu_utils import FrozenProgram
+
+    program, pictures = FrozenProgram(frozen_program(run, None, "")), byte_batches(run, 1).images[0]
+
+    def work() -> None:
+        for _ in range(batches):
+            program.infer(pictures)
+
+    work()
+    _rounds.serve(work, batches * len(pictures), version=version())
+
+
+def version() -> str:
+    """What computes."""
+    return f"this harness, TensorFlow {versions.installed('tensorflow')}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inference", action="store_true", help="micro-batches of inference instead of updates")
     parser.add_argument("updates", type=command_line.whole(1), help="weight updates of a round")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="options of train.py")
     asked = parser.parse_args()
-    main(asked.updates, asked.words)
+    infer(asked.updates, asked.words) if asked.inference else main(asked.updates, asked.words)

@@ -42,8 +42,7 @@ class Instances:
         addresses = [f"localhost:{port}" for port in launch.free_ports(2)]
         self.workers = [
             _paired.Worker(
-                [*words, "--distributed"],
-                updates,
+                _paired.ours([*words, "--distributed"], updates),
                 {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})},
             )
             for k in range(2)
@@ -75,7 +74,7 @@ def speed(rounds: int) -> None:
     print(f"{'what':<58} {'times one instance':<22} {'img/s':>15} {'MB an update':>13} {'of the optimum':>15}")
     for name, (options, updates) in ROWS.items():
         words = [*COMMON.split(), *options.split()]
-        one, both = _paired.Worker([*words, "--replicas", "2"], updates), Instances(words, updates)
+        one, both = _paired.Worker(_paired.ours([*words, "--replicas", "2"], updates)), Instances(words, updates)
         one.round()
         both.round()
         speeds: tuple[list[float], list[float]] = ([], [])
@@ -101,7 +100,7 @@ def starts() -> None:
     for _ in range(STARTS):
         for which in (0, 1):
             begun = time.perf_counter()
-            worker = Instances(words, 1) if which else _paired.Worker([*words, "--replicas", "2"])
+            worker = Instances(words, 1) if which else _paired.Worker(_paired.ours([*words, "--replicas", "2"]))
             worker.round()
             taken[which].append(time.perf_counter() - begun)
             worker.end()

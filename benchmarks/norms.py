@@ -24,7 +24,8 @@ from benchmarks import _paired
 from emulator.layers.proxy_norm import initial
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.program.runtime import new_graph, session_config
-from Models._layers import NormPolicy, ProxyRule
+from Models._layers import ProxyRule
+from Models._norms import NormPolicy
 
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
 GROUP = NormPolicy(kind="group", groups=4, epsilon=1e-3, two_pass=True)

@@ -1,0 +1,89 @@
+"""The worker process of a peer: Keras on made pictures, `fit` for training, a compiled call for inference.
+
+benchmarks/peers.py starts it: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. It
+says what it is when it is ready, and answers each line of standard input with a round of UPDATES batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from base.process import command_line
+from benchmarks import _rounds
+
+LAYERS = keras.layers
+
+
+def resnet14() -> keras.Model:
+    """The quickstart's network: three stages of two basic units, shortcuts by pooling and zero channels."""
+
+    def unit(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTensor:
+        y = LAYERS.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
+        y = LAYERS.ReLU()(LAYERS.BatchNormalization()(y))
+        y = LAYERS.BatchNormalization()(LAYERS.Conv2D(filters, 3, padding="same", use_bias=False)(y))
+        if stride > 1:
+            x = LAYERS.AveragePooling2D(stride)(x)
+            x = LAYERS.Concatenate()([x, LAYERS.Lambda(tf.zeros_like)(x)])
+        return LAYERS.ReLU()(LAYERS.Add()([x, y]))
+
+    given = LAYERS.Input((32, 32, 3))
+    x = LAYERS.Conv2D(16, 3, padding="same", use_bias=False)(given)
+    x = LAYERS.ReLU()(LAYERS.BatchNormalization()(x))
+    for filters, stride in ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1)):
+        x = unit(x, filters, stride)
+    return keras.Model(given, LAYERS.Dense(10)(LAYERS.GlobalAveragePooling2D()(x)))
+
+
+NETWORKS = {"efficientnet_b0": "EfficientNetB0", "efficientnet_b2": "EfficientNetB2", "resnet50": "ResNet50"}
+
+
+def main() -> None:
+    """The worker."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", choices=[*NETWORKS, "resnet14"])
+    parser.add_argument("side", type=command_line.whole(1))
+    parser.add_argument("batch", type=command_line.whole(1))
+    parser.add_argument("updates", type=command_line.whole(1))
+    parser.add_argument("--jit", action="store_true", help="compiled by XLA")
+    parser.add_argument("--inference", action="store_true")
+    asked = parser.parse_args()
+    classes = 10 if asked.network == "resnet14" else 1000
+    if asked.network == "resnet14":
+        model = resnet14()
+    else:
+        build = getattr(keras.applications, NETWORKS[asked.network])
+        model = build(weights=None, input_shape=(asked.side, asked.side, 3), classifier_activation=None)
+    samples = asked.batch * asked.updates
+    pictures = np.random.default_rng(0).random((samples, asked.side, asked.side, 3), np.float32)
+    labels = np.random.default_rng(1).integers(0, classes, samples)
+    if asked.inference:
+        call = tf.function(lambda x: model(x, training=False), jit_compile=asked.jit)
+        batches = [tf.constant(pictures[i : i + asked.batch]) for i in range(0, samples, asked.batch)]
+
+        def work() -> None:
+            for batch in batches:
+                call(batch).numpy()
+    else:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(1e-4, 0.9), loss, jit_compile=asked.jit)
+        data = tf.data.Dataset.from_tensor_slices((pictures, labels)).batch(asked.batch).prefetch(2)
+
+        def work() -> None:
+            model.fit(data, verbose=0)
+
+    work()
+    _rounds.serve(work, samples, version=f"Keras {keras.__version__}")
+
+
+if __name__ == "__main__":
+    main()

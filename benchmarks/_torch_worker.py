@@ -1,0 +1,123 @@
+"""The worker process of a peer: PyTorch with timm's networks on made pictures.
+
+benchmarks/peers.py starts it: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last]
+[--compile] [--inference]. It says what it is when it is ready, and answers each line of standard input with a round of
+UPDATES updates, or batches. --last: channels last in memory; --compile: torch.compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from base.process import command_line
+from benchmarks import _no_torchvision, _rounds  # noqa: F401
+
+# isort: split
+import timm
+import torch
+from timm.layers import BatchNormAct2d, GroupNormAct
+from timm.models import _efficientnet_builder as builder
+from timm.models import efficientnet
+from torch import nn
+from torch.nn import functional
+
+
+def group16(norm: type[nn.Module] | partial) -> nn.Module:
+    """EfficientNet-B0 with groups of 16 channels and expansion 4."""
+    rows = (
+        "ds_r1_k3_s1_e1_c16_se0.25", "ir_r2_k3_s2_e4_c24_se0.25", "ir_r2_k5_s2_e4_c40_se0.25", "ir_r3_k3_s2_e4_c80_se0.25",
+        "ir_r3_k5_s1_e4_c112_se0.25", "ir_r4_k5_s2_e4_c192_se0.25", "ir_r1_k3_s1_e4_c320_se0.25",
+    )  # fmt: skip
+    blocks = builder.decode_arch_def([[row] for row in rows], 1.0, group_size=16)
+    act = builder.resolve_act_layer({}, "swish")
+    return efficientnet.EfficientNet(
+        block_args=blocks, num_features=1280, stem_size=32, round_chs_fn=builder.round_channels, act_layer=act,
+        norm_layer=norm,
+    )  # fmt: skip
+
+
+class Unit(nn.Module):
+    """A basic unit of the quickstart's network; its shortcut pools, and adds zero channels."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(filters, filters, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(filters), nn.BatchNorm2d(filters)])
+        self.stride = stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, channels, side, side] -> [batch, filters, side / stride, side / stride]."""
+        y = functional.relu(self.norms[0](self.first(x)))
+        y = self.norms[1](self.second(y))
+        if self.stride > 1:
+            x = functional.avg_pool2d(x, self.stride)
+            x = torch.cat([x, torch.zeros_like(x)], 1)
+        return functional.relu(x + y)
+
+
+def resnet14() -> nn.Module:
+    """The quickstart's network."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    channels = 16
+    for filters, stride in ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1)):
+        layers.append(Unit(channels, filters, stride))
+        channels = filters
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+OWN = {
+    "resnet14": resnet14,
+    "efficientnet_b0_g16_gn": partial(group16, partial(GroupNormAct, group_size=4)),
+    "efficientnet_b0_g16_bn": partial(group16, BatchNormAct2d),
+}
+
+
+def main() -> None:
+    """The worker."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", help=f"{', '.join(OWN)}, or one of timm's")
+    for name in ("side", "batch", "updates", "accumulation"):
+        parser.add_argument(name, type=command_line.whole(1))
+    for flag in ("--last", "--compile", "--inference"):
+        parser.add_argument(flag, action="store_true")
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    model = OWN[asked.network]() if asked.network in OWN else timm.create_model(asked.network)
+    layout = torch.channels_last if asked.last else torch.contiguous_format
+    model = model.to(memory_format=layout)
+    run = torch.compile(model) if asked.compile else model
+    kept = asked.batch * asked.accumulation * (asked.updates if asked.inference else 1)
+    pictures = torch.rand(kept, 3, asked.side, asked.side).contiguous(memory_format=layout)
+    batches = pictures.split(asked.batch)
+    if asked.inference:
+        model.eval()
+
+        def work() -> None:
+            with torch.inference_mode():
+                for batch in batches:
+                    run(batch)
+    else:
+        model.train()
+        labels = torch.randint(0, 10 if asked.network == "resnet14" else 1000, (kept,)).split(asked.batch)
+        optimiser, loss = torch.optim.SGD(model.parameters(), 1e-4, 0.9), nn.CrossEntropyLoss()
+
+        def work() -> None:
+            for _ in range(asked.updates):
+                optimiser.zero_grad()
+                for batch, label in zip(batches, labels):
+                    (loss(run(batch), label) / asked.accumulation).backward()
+                optimiser.step()
+
+    work()
+    samples = asked.batch * asked.accumulation * asked.updates
+    _rounds.serve(work, samples, version=f"PyTorch {torch.__version__}, timm {timm.__version__}")
+
+
+if __name__ == "__main__":
+    main()

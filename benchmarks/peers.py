@@ -1,0 +1,212 @@
+"""What a person would use instead, side by side: this harness, Keras, and PyTorch with timm, each in a process of its own
+and with its best settings, turn by turn. `make bench` sets PyTorch's environment up and runs it.
+
+python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     all words must be in the row's name
+python benchmarks/peers.py --table                               writes docs/measured.md's table and picture from the results
+
+Results go to benchmarks/results/, a file for each machine and day; a repeated row replaces that of the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from base.process import command_line
+from benchmarks import _paired, _tables
+
+RESULTS = Path(__file__).with_name("results")
+HERE = Path(__file__).parent
+IMAGENET = "--dataset imagenet --synthetic-data"
+EFFICIENTNET = f"--model efficientnet {IMAGENET}"
+RESNET = f"--model resnet {IMAGENET}"
+G16 = f"{EFFICIENTNET} --model-size B0 --group-norm --group-dim 16 --expand-ratio 4"
+OURS, KERAS_XLA = "ours", "Keras, XLA"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One comparison. `wanted`: times as fast as Keras, and as the fastest PyTorch; None where nothing is promised."""
+
+    name: str
+    options: str  # of train.py, or inference_embedded.py
+    torch: str  # the network's name there
+    batch: int
+    keras: str = ""
+    side: int = 224
+    updates: int = 1  # of a round
+    accumulation: int = 1
+    also: tuple[tuple[str, str], ...] = ()  # other ways of ours: what they are called, and options
+    inference: bool = False
+    wanted: tuple[float | None, float | None] = (None, None)
+    short: bool = False  # in a short measurement too
+
+    def commands(self, torch_python: str) -> dict[str, list[str]]:
+        """A command for each way, ours first."""
+        words = self._words.split()
+        ways = {OURS: _paired.ours(words, self.updates, self.inference)}
+        ways |= {name: _paired.ours([*words, *more.split()], self.updates) for name, more in self.also}
+        more = ["--inference"] if self.inference else []
+        if self.keras:
+            numbers = [str(number) for number in (self.side, self.batch, self.updates)]
+            own = [sys.executable, str(HERE / "_keras_worker.py"), self.keras, *numbers]
+            ways |= {"Keras": [*own, *more], KERAS_XLA: [*own, "--jit", *more]}
+        numbers = [str(number) for number in (self.side, self.batch, self.updates, self.accumulation)]
+        own = [torch_python, str(HERE / "_torch_worker.py"), self.torch, *numbers]
+        for name, flags in (("", []), (", channels last", ["--last"]), (", compiled", ["--last", "--compile"])):
+            ways[f"PyTorch{name}"] = [*own, *flags, *more]
+        return ways
+
+    @property
+    def _words(self) -> str:
+        if self.inference:
+            return f"{self.options} --iterations 1 --micro-batch-size {self.batch}"
+        accumulation = f" --gradient-accumulation-count {self.accumulation}" if self.accumulation > 1 else ""
+        return f"{self.options} --precision 32.32 --optimiser momentum --micro-batch-size {self.batch}{accumulation}"
+
+
+FROZEN = "--model efficientnet --model-size B0 --dataset imagenet --generated-data"
+UNFOLDED = (("ours, not folded", "--fold 1"),)
+ROWS = (
+    Row(name="EfficientNet-B0, batch norm, 16", options=f"{EFFICIENTNET} --model-size B0 --batch-norm", batch=16, updates=2,
+        keras="efficientnet_b0", torch="efficientnet_b0", wanted=(2.0, 1.5), short=True),
+    Row(name="ResNet-50, batch norm, 16", options=f"{RESNET} --model-size 50 --batch-norm", batch=16,
+        keras="resnet50", torch="resnet50", wanted=(1.6, 2.0)),
+    Row(name="EfficientNet-B0 G16, group norm, 4 x 8", options=G16, batch=4, accumulation=8, also=UNFOLDED,
+        torch="efficientnet_b0_g16_gn", wanted=(None, 1.5), short=True),
+    Row(name="EfficientNet-B0 G1, group norm, 16", options=f"{EFFICIENTNET} --model-size B0 --group-norm", batch=16,
+        updates=2, torch="efficientnet_b0_gn", wanted=(None, 1.5)),
+    Row(name="ResNet-14, batch norm, 32 px, 64", batch=64, side=32, updates=20, keras="resnet14", torch="resnet14",
+        options="--model resnet --model-size 14 --dataset cifar-10 --synthetic-data --batch-norm", wanted=(2.0, 1.4),
+        short=True),
+    Row(name="EfficientNet-B2, batch norm, 260 px, 8", batch=8,
+        options=f"{EFFICIENTNET} --model-size B2 --batch-norm --image-size 260",
+        side=260, keras="efficientnet_b2", torch="efficientnet_b2"),
+    Row(name="ResNeXt-50 32x4d, batch norm, 8", options=f"--model resnext --model-size 50 {IMAGENET} --batch-norm", batch=8,
+        torch="resnext50_32x4d"),
+    Row(name="ResNet-50, batch norm, 128 px, 32", batch=32,
+        options=f"{RESNET} --model-size 50 --batch-norm --image-size 128", side=128, keras="resnet50", torch="resnet50"),
+    Row(name="inference, EfficientNet-B0, 1", options=FROZEN, batch=1, updates=20, inference=True, keras="efficientnet_b0",
+        torch="efficientnet_b0", wanted=(None, 1.5), short=True),
+    Row(name="inference, EfficientNet-B0, 16", options=FROZEN, batch=16, updates=2, inference=True, keras="efficientnet_b0",
+        torch="efficientnet_b0", wanted=(None, 1.3)),
+)  # fmt: skip
+
+
+def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, Any]:
+    """All ways of a row, `rounds` rounds each after one that does not count: speeds, memory, what the machine did."""
+    commands = row.commands(torch_python)
+    workers = {name: _paired.Worker(command) for name, command in commands.items() if not (short and name == KERAS_XLA)}
+    try:
+        about = {name: worker.about for name, worker in workers.items()}
+        rates = machine_rates()
+        speeds: dict[str, list[float]] = {name: [] for name in workers}
+        for k in range(rounds + 1):
+            for name in list(workers)[:: 1 if k % 2 else -1]:
+                speed = workers[name].round()
+                speeds[name] += [speed] * (k > 0)
+        peaks = {name: worker.peak() for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.end()
+    return {
+        "name": row.name,
+        "speeds": speeds,
+        "peak_MB": peaks,
+        "versions": {name: each["version"] for name, each in about.items()},
+        "multiply_adds": about[OURS].get("multiply_adds"),
+        **rates,
+        "load": os.getloadavg()[0],
+        "at": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def machine_rates() -> dict[str, float]:
+    """What the machine itself does, by numpy on all cores: float32 operations of a matrix product, bytes of a copy."""
+    a = np.random.default_rng(0).random((2048, 2048), np.float32)
+    whole = np.ones(1 << 26, np.float32)
+    other = np.empty_like(whole)
+    products, copies = [], []
+    for _ in range(3):
+        started = time.perf_counter()
+        a @ a
+        products.append(2 * 2048**3 / (time.perf_counter() - started))
+        started = time.perf_counter()
+        np.copyto(other, whole)
+        copies.append(2 * whole.nbytes / (time.perf_counter() - started))
+    return {"matrix_flops": max(products), "copy_bytes": max(copies)}
+
+
+def lines(result: dict[str, Any]) -> Iterator[str]:
+    """A result for the terminal."""
+    yield f"{result['name']}  (load {result['load']:.1f})"
+    own = result["speeds"][OURS]
+    for name, speeds in result["speeds"].items():
+        ratio = [a / b for a, b in zip(own, speeds)]
+        compared = "" if name == OURS else f"   ours is {_paired.spread(ratio)} times as fast"
+        yield f"  {name:<24} {statistics.median(speeds):8.1f} img/s {result['peak_MB'][name]:7.0f} MB{compared}"
+    if result["multiply_adds"]:
+        rate = 6 * result["multiply_adds"] * statistics.median(own)
+        yield (
+            f"  {rate / 1e9:.0f} GFLOP/s of convolutions and products, {100 * rate / result['matrix_flops']:.0f} % of the "
+            f"{result['matrix_flops'] / 1e9:.0f} that numpy's matrix product reaches; a copy moves "
+            f"{result['copy_bytes'] / 1e9:.0f} GB/s"
+        )
+
+
+def keep(machine: str, results: Sequence[dict[str, Any]]) -> Path:
+    """Writes the results of today on this machine, beside those of other rows."""
+    RESULTS.mkdir(exist_ok=True)
+    model = re.sub(r"[^A-Za-z0-9]+", "-", machine.split(",")[0]).strip("-")
+    path = RESULTS / f"{date.today().isoformat()}-{model}.json"
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = {result["name"]: result for result in results}
+    rows = [new.pop(row["name"], row) for row in earlier] + list(new.values())
+    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
+    parser.add_argument("--rounds", type=command_line.whole(1), default=7)
+    parser.add_argument(
+        "--short", action="store_true", help="some rows in three rounds, without Keras' XLA, which takes minutes to compile"
+    )
+    parser.add_argument("--table", action="store_true", help="write the table and the picture of docs/measured.md")
+    parser.add_argument("--torch-python", default=".venv-bench/bin/python", help="the Python that has PyTorch and timm")
+    asked = parser.parse_args()
+    if asked.table:
+        _tables.write(sorted(RESULTS.glob("*.json")), ROWS)
+        return
+    chosen = [row for row in ROWS if all(word in row.name for word in asked.words) and (row.short or not asked.short)]
+    if not chosen:
+        parser.error(f"no row's name has all of: {' '.join(asked.words)}")
+    if not shutil.which(asked.torch_python):
+        parser.error(f"there is no {asked.torch_python}: make bench sets it up; --torch-python names another one")
+    machine = _paired.machine()
+    print(machine, flush=True)
+    for row in chosen:
+        result = measure(row, asked.torch_python, min(asked.rounds, 3) if asked.short else asked.rounds, asked.short)
+        print("\n".join(lines(result)), flush=True)
+        keep(machine, [result])
+
+
+if __name__ == "__main__":
+    main()

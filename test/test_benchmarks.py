@@ -1,0 +1,51 @@
+"""What the benchmarks ask for can be run, and what they write can be read; no time is measured."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from benchmarks import _tables, peers
+from harness.commands import cli
+from harness.run.resolve import prepare
+
+ROW = peers.ROWS[0]
+
+
+@pytest.mark.parametrize("row", peers.ROWS, ids=lambda row: row.name)
+def test_every_row_asks_for_what_there_is(row):
+    """The same network size, batch and accumulation of each way."""
+    script = "inference_embedded" if row.inference else "train"
+    commands = row.commands("python")
+    words = commands[peers.OURS]
+    options = words[words.index(str(row.updates)) + 1 :]
+    run = prepare(cli.parse(options, script, environ={}).options, {}, training=not row.inference)
+    assert run.image_size == row.side
+    assert (run.validation_batch if row.inference else run.plan.micro_batch) == row.batch
+    assert row.inference or run.plan.accumulation == row.accumulation
+    for name, command in commands.items():
+        if name.startswith(("Keras", "PyTorch")):
+            assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
+
+
+def test_a_ratio_is_against_the_fastest_way_of_a_peer():
+    speeds = {"ours": [10.0, 12.0, 11.0], "PyTorch": [5.0, 5.0, 5.0], "PyTorch, compiled": [8.0, 10.0, 11.0]}
+    assert _tables.against({"speeds": speeds}, "PyTorch") == (1.2, 1.0, 1.25, "PyTorch, compiled")
+    assert _tables.against({"speeds": speeds}, "Keras") is None
+
+
+def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypatch):
+    (tmp_path / "measured.md").write_text(f"before\n{_tables.BEGIN}\nold\n{_tables.END}\nafter\n")
+    monkeypatch.setattr(_tables, "DOCS", tmp_path)
+    monkeypatch.setattr(peers, "RESULTS", tmp_path / "results")
+    result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}
+    file = peers.keep("2 cores of a Machine, 24 GiB", [result])
+    peers.keep("2 cores of a Machine, 24 GiB", [{**result, "speeds": {"ours": [30.0], "PyTorch": [20.0]}}])
+    assert [row["speeds"]["ours"] for row in json.loads(file.read_text())["rows"]] == [[30.0]]  # measured again
+    _tables.write([file], peers.ROWS)
+    text = (tmp_path / "measured.md").read_text()
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert f"| {ROW.name} | – | 1.50 (1.50 to 1.50) | 2, 1.5 | 60 % |" in text
+    assert ROW.name in "".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())
