@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import yaml
 from runs import run, succeed
 
 from base.plugins import ROOT
+from harness.planning import request
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text()) if name != "releases"
@@ -54,6 +56,22 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
     for picture in ("Images a second against memory", "Memory of each IPU", "Schedules", "on other systems"):
         assert picture in text
+
+
+def test_a_run_s_folder_says_what_is_planned(tmp_path):
+    """--restore-path takes the options that a run recorded, whole, and others override them, as in train.py."""
+    words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
+    prepared = request.run_of([str(word) for word in words])
+    recorded = tmp_path / "arguments.json"
+    recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
+    one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))
+    assert {**one, "name": ""} == {**other, "name": ""}
+    larger = json.loads(succeed("plan", "--restore-path", tmp_path, "--model-size", 20, "--json", "-").out)
+    assert larger["memory_bytes_per_ipu"] > one["memory_bytes_per_ipu"]
+    assert "found among" in succeed("plan", "--restore-path", tmp_path, "--search").out  # the block is read back
+    for missing in (tmp_path / "nowhere", recorded):
+        result = run("plan", "--restore-path", missing)
+        assert (result.code, result.err.count("\n")) == (2, 1) and "is not a folder" in result.err
 
 
 def test_what_is_found_runs(tmp_path):
@@ -116,8 +134,8 @@ def test_a_pipe_by_the_name_of_standard_output(option):
         ("--config B4-G16-GN-Nativ_16IPU_4x4", "did you mean B4-G16-GN-Native_16IPU_4x4"),
         ("--config B4-G16-GN-Native_16IPU_4x4 --pipeline-splits block2z block4c block6a", "did you mean block2"),
         ("--config quickstart --replicas 300", "POD256, has 256"),
-        ("--config quickstart --processes 0", "not a whole number from 1 on"),
-        ("--config quickstart --processes 1_0", "not a whole number from 1 on"),
+        ("--config quickstart --processes 0", "not a whole number from 1 to 65536"),
+        ("--config quickstart --processes 1_0", "not a whole number from 1 to 65536"),
         ("--config quickstart --num-io-tiles 1472", "leaves none of the 1472 tiles"),
         ("--config quickstart --html -", "needs the name of a file"),
         ("--config quickstart --html a --json a", "give two files"),
@@ -137,3 +155,58 @@ def test_help_and_shares(capsys):
     assert "--system" in succeed("plan", "--help").out
     out = succeed("plan", "--config", "mk2_efficientnet_b4_g16_16ipus").out
     assert "fits" in out and "img/sec" in out and "block4a" in out
+
+
+def test_a_run_s_own_files_are_not_written_over(tmp_path):
+    (tmp_path / "arguments.json").write_text("{}")
+    for name in ("arguments.json", "training.csv", "ckpt-4.safetensors"):
+        result = run("plan", "--config", "quickstart", "--json", tmp_path / name)
+        assert (result.code, result.err.count("\n")) == (2, 1) and "is the folder of a run" in result.err
+    succeed("plan", "--config", "quickstart", "--json", tmp_path / "plan.json")
+    shutil.copy(tmp_path / "plan.json", tmp_path / "arguments.json")
+    result = run("plan", "--restore-path", tmp_path)
+    assert result.code == 2 and "arguments.json names no model" in result.err
+
+
+def test_made_data_stay_in_the_block_that_is_found(tmp_path):
+    words = ("--model", "resnet", "--model-size", 8, "--dataset", "cifar-10", "--batch-size", 16)
+    given, assumed = (succeed("plan", *words, *more, "--search").out for more in (("--generated-data",), ()))
+    assert "generated_data: true" in given and "generated_data" not in assumed
+    assert "on POD4: 1 Mk2 IPU," in given  # four stages are no faster
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--config quickstart --global-batch-size 3000 --micro-batch-size 1500",
+        "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 32 --replicas 4 --system POD4",
+        "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 32 --image-size 800 --inference",
+        "--model squeezenet --dataset imagenet --micro-batch-size 128 --pipeline --shards 4 --pipeline-splits auto "
+        "--gradient-accumulation-count 16",
+        "--model resnet --model-size 50 --dataset imagenet --micro-batch-size 3 --image-size 800",
+    ],
+)
+def test_each_remedy_can_be_given_and_helps(words):
+    """The same global batch, and less memory on the fullest IPU."""
+    plan = json.loads(succeed("plan", *words.split(), "--json", "-").out)
+    assert not plan["fits"] and plan["remedies"]
+    for remedy in plan["remedies"]:
+        other = json.loads(succeed("plan", *words.split(), *remedy.split(), "--json", "-").out)
+        assert max(other["memory_bytes_per_ipu"]) < 0.98 * max(plan["memory_bytes_per_ipu"]), remedy
+        if "--inference" not in words:
+            assert other["global_batch"] == plan["global_batch"], remedy
+
+
+def test_a_search_looks_at_a_part_of_the_system():
+    """Where all of its IPUs do not divide the batch."""
+    words = "--model resnet --model-size 50 --dataset imagenet --system POD64"
+    found = json.loads(succeed("plan", *words.split(), "--micro-batch-size", 33, "--search", "--json", "-").out)
+    assert found["fits"] and 1 < found["ipus"] <= 64 and found["global_batch"] == 33
+
+
+def test_what_is_odd_in_a_file_is_printed(tmp_path):
+    (tmp_path / "old.yml").write_text(
+        "q:\n  model: resnet\n  dataset: cifar-10\n  gradient_accumulation: 4\n  batch_size: 8\n"
+    )
+    out = succeed("plan", "--config-path", tmp_path / "old.yml", "--config", "q").out
+    assert "old.yml:4: gradient_accumulation is left out" in out

@@ -37,7 +37,7 @@ def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     TensorFlow is the CPU wheel or cuDNN is missing."""
     if not _installed("tensorflow") or not (_installed("nvidia-cudnn-cu12") or find_library("cudnn")):
         return 0
-    cards = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
+    cards = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return len(cards)

@@ -136,7 +136,7 @@ def _position(segments: tuple[str, ...], name: str) -> int:
     """The place of the segment that a split names."""
     known = {segment: i for i, segment in enumerate(segments)}
     for i, segment in enumerate(segments):
-        unit = re.fullmatch(r"b(\d+)/(\d+)(/relu)?", segment)
+        unit = re.fullmatch(r"b([0-9]+)/([0-9]+)(/relu)?", segment)
         later = f"stage{unit[1]}/unit{int(unit[2]) + 1}{unit[3] or ''}" if unit else "stage0"
         if unit or segment == "b0":
             known.setdefault(later, i)

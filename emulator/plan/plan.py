@@ -16,7 +16,6 @@ from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 
 AUTO = "auto"
-ENOUGH = 4  # micro-batches a stage that show all there is to a schedule; more repeat its middle
 MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
 MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
 
@@ -166,7 +165,7 @@ def resolve(
         stages=stages,
         precision=precision,
         schedule=schedule,
-        max_in_flight=schedules.max_in_flight(schedule, len(stages), min(norm_batches // fold, ENOUGH * len(stages))),
+        max_in_flight=schedules.max_in_flight(schedule, len(stages), norm_batches // fold),
         stage_devices=_stage_devices(options.device, len(stages), own_devices, machine),
         training_device=select(for_training, options.shards * replicas, "training"),
         validation_device=select(for_validation, 1, "validation"),

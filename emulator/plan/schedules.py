@@ -1,9 +1,9 @@
 """Pipeline schedules as pictures: which stage works on which micro-batch at which clock.
 
 A timeline is a tuple of rows, one per clock; a row has one cell per stage (each stage on a device of its own); a cell is
-the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings and idle
-time are read from the rows; the executor obeys `max_in_flight`, from which the order of every stage follows. This module
-knows no seconds, bytes, devices or tensors, and it accepts every number of stages and of micro-batches from 1 on.
+the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings, idle time,
+and what the executor has each pass wait for (`waits`) are read from the rows. This module knows no seconds, bytes, devices
+or tensors, and it accepts every number of stages and of micro-batches from 1 on.
 
 Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock.
 """
@@ -70,7 +70,7 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
     stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  1F3+1B3  .
     """
-    return _laid_out(
+    return laid_out(
         stages,
         micro_batches,
         forward=lambda i, j: i + j,
@@ -87,7 +87,7 @@ def interleaved(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
     stage 1  .    1F0  1B0  1F1  1B1  1F2  1B2  1F3  1B3  .
     """
-    return _laid_out(
+    return laid_out(
         stages,
         micro_batches,
         forward=lambda i, j: i + j if i < stages - j else 2 * i + j,
@@ -102,7 +102,7 @@ def sequential(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  .    .    0B0  0F1  .    .    0B1
     stage 1  .    1F0  1B0  .    .    1F1  1B1  .
     """
-    return _laid_out(
+    return laid_out(
         stages,
         micro_batches,
         forward=lambda i, j: 2 * stages * i + j,
@@ -124,7 +124,7 @@ def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
     return timeline
 
 
-def _laid_out(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
+def laid_out(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
     """The rows, from the clock of each action; in a cell the forward stands first."""
     if stages < 1 or micro_batches < 1:
         raise ScheduleError(f"a pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
@@ -154,29 +154,43 @@ def live(timeline: Timeline, stage: int) -> int:
     return peak
 
 
-def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches that each stage holds at once. The executor obeys these numbers and not the rows, so that the
-    rows must follow from them: a stage takes in its number, then does a backward and a forward in turn, and at last the
-    backwards left."""
-    timeline = build(schedule, stages, micro_batches)
-    numbers = tuple(live(timeline, j) for j in range(stages))
-    for j, most in enumerate(numbers):
-        if order(timeline, j) != in_turn(j, most, micro_batches):
+class Waits(NamedTuple):
+    """What a stage's actions wait for beyond their data, by micro-batch: `forward[i]`, the stage's backwards between its
+    forwards i - 1 and i; `backward[i]`, its forwards between its backwards i - 1 and i."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+def waits(timeline: Timeline, stage: int) -> Waits:
+    """The order of a stage as numbers to count up to. ScheduleError unless its forwards come in the order of the
+    micro-batches, and its backwards too: the sums of an update are added in that order."""
+    counts: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
+    counted = {FORWARD: 0, BACKWARD: 0}
+    for action in order(timeline, stage):
+        own, other = counts[action.kind], counts[BACKWARD if action.kind == FORWARD else FORWARD]
+        if action.micro_batch != len(own):
             raise ScheduleError(
-                f"schedule '{schedule}': stage {j} does not do a backward and a forward in turn after its first {most} "
-                f"forwards, so it cannot be carried out\n{render(timeline)}"
+                f"stage {stage} does {action} before {Action(stage, action.kind, len(own))}: the micro-batches must come in "
+                f"their order, forward and backward, as their gradients are added\n{render(timeline)}"
             )
-    return numbers
+        own.append(len(other) - counted[action.kind])
+        counted[action.kind] = len(other)
+    return Waits(tuple(counts[FORWARD]), tuple(counts[BACKWARD]))
 
 
-def in_turn(stage: int, most: int, micro_batches: int) -> tuple[Action, ...]:
-    """The order of a stage that holds `most` micro-batches at most: backward i right after forward i + most - 1."""
-    actions = [Action(stage, FORWARD, i) for i in range(min(most - 1, micro_batches))]
-    for i in range(micro_batches):
-        entering = i + most - 1
-        actions += [Action(stage, FORWARD, entering)] if entering < micro_batches else []
-        actions.append(Action(stage, BACKWARD, i))
-    return tuple(actions)
+def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The most micro-batches that each stage holds at once; ScheduleError for what cannot be carried out. A long timeline
+    is not laid out where a short one and the next longer one show that the numbers do not grow."""
+    few = 4 * stages  # more micro-batches repeat the middle of a pipeline's schedule
+    if micro_batches > few + 1:
+        short, longer = (max_in_flight(schedule, stages, count) for count in (few, few + 1))
+        if short == longer:
+            return short
+    timeline = build(schedule, stages, micro_batches)
+    for j in range(stages):
+        waits(timeline, j)
+    return tuple(live(timeline, j) for j in range(stages))
 
 
 def idle_fraction(timeline: Timeline) -> float:

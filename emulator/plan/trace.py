@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from Models import _segments
-from Models._layers import GLOROT, Initial, Layers, NormPolicy, ProxyRule, Variable
+from Models._layers import GLOROT, Initial, Layers, ProxyRule, Variable
+from Models._norms import NormPolicy
 from Models._segments import Segment
 
 
@@ -45,6 +46,7 @@ class Operation:
     kernel: int = 0
     stride: int = 1
     groups: int = 1
+    norm: NormPolicy | None = None
     variables: tuple[Variable, ...] = ()
 
 
@@ -152,15 +154,11 @@ class CountingLayers(Layers):
     ) -> Shape:
         if policy.kind == "none":
             return x
-        scope = {"batch": "batch_norm", "group": "GroupNorm"}[policy.kind]
-        rows: list[tuple[str, float, float | None]] = [("beta", 0.0, None)] if centre else []
-        rows += [("gamma", 0.0 if zero_gamma else 1.0, None)] if scale else []
-        if policy.kind == "batch":
-            rows += [("moving_mean", 0.0, policy.decay), ("moving_variance", 1.0, policy.decay)]
-        elif x.channels % policy.groups:
+        if policy.kind == "group" and x.channels % policy.groups:
             raise TraceError(f"{self.path()}: {x.channels} channels do not divide into {policy.groups} norm groups")
-        variables = tuple(Variable(self.path(scope, name), (x.channels,), value, decay) for name, value, decay in rows)
-        return self._add("norm", x, x, variables=variables)
+        rows = policy.variables(zero_gamma=zero_gamma, scale=scale, centre=centre)
+        variables = tuple(Variable(self.path(policy.scope, name), (x.channels,), *values) for name, *values in rows)
+        return self._add("norm", x, x, norm=policy, variables=variables)
 
     def proxy_norm_activation(self, x: Shape, policy: NormPolicy, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
         x = self.norm(x, policy, scale=False, centre=False)

@@ -150,27 +150,3 @@ def _product_elements(operation: Operation, batch: int) -> int:
         return 0
     weights = sum(variable.elements for variable in operation.variables)
     return batch * (operation.source.elements + operation.result.elements) + weights
-
-
-def remedies(fullest: IpuMemory, capacity: int, workload: Workload) -> tuple[str, ...]:
-    """Options that make a plan smaller where it matters, the cheapest in time first."""
-    options, plan = workload.plan.options, workload.plan
-    over = fullest.total - capacity
-    if over <= 0:
-        return ()
-    advice: list[str] = []
-    if fullest.optimiser_state > 0 and options.disable_variable_offloading:
-        advice.append("--no-disable-variable-offloading")
-    if fullest.temporaries >= over / 2 and workload.proportion(0) > 0.1:
-        advice.append(f"--available-memory-proportion {max(0.05, round(workload.proportion(0) / 2, 2)):g}")
-    if workload.training and not options.enable_recomputation:
-        advice.append("--enable-recomputation")
-    if options.pipeline and plan.schedule == "Grouped" and fullest.stashed_activations > 0:
-        advice.append("--pipeline-schedule Interleaved")
-    if plan.micro_batch > 1:
-        advice.append(f"--micro-batch-size {plan.micro_batch // 2} --gradient-accumulation-count {plan.accumulation * 2}")
-    if options.num_io_tiles > USUAL_IO_TILES:
-        advice.append(f"--num-io-tiles {USUAL_IO_TILES}")
-    if options.shards < 16:
-        advice.append(f"--pipeline --shards {max(2, 2 * options.shards)} --pipeline-splits auto")
-    return tuple(advice)

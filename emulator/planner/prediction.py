@@ -51,11 +51,6 @@ class Prediction:
         return self.room >= 0
 
     @property
-    def remedies(self) -> tuple[str, ...]:
-        """Options that lessen the need of the fullest IPU, where the plan does not fit."""
-        return memory.remedies(self.fullest, self.capacity, self.workload)
-
-    @property
     def update_parts(self) -> dict[str, float]:
         """Seconds of an update by part; `host` is what the host's feed adds where it is slower than the IPUs."""
         timing = self.timing
@@ -87,7 +82,6 @@ class Prediction:
             "memory_capacity_bytes": self.capacity,
             "memory_room_bytes": self.room,
             "memory_parts": [asdict(each) for each in self.memories],
-            "remedies": list(self.remedies),
             "images_per_second": timing.images_per_second,
             "update_seconds": timing.seconds,
             "update_parts": self.update_parts,

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.schedules import SCHEDULES
 from emulator.planner import variants
 from emulator.planner.balance import neighbours, restaged
 from emulator.planner.constants import FITTED, Constants
@@ -38,7 +40,7 @@ class Found:
 
 
 def search(workload: Workload, system: System, constants: Constants = FITTED) -> Found:
-    """The fastest plan for the workload's global batch on all IPUs of the system, or as many as divide them evenly."""
+    """The fastest plan for the workload's global batch on the IPUs of the system, as many as the batch fills."""
     looked_at, frontier = 1, Frontier()
     frontier.add(predict(workload, system, constants))  # stages on one IPU are not looked for
     for candidates in _combinations(workload, system, constants):
@@ -67,8 +69,14 @@ class Frontier:
 
     @property
     def ranked(self) -> list[Prediction]:
-        """The fastest first."""
-        return sorted(self._fastest.values(), key=rate, reverse=True)
+        """The fastest first, but one on fewer IPUs that is slower by half a per cent at most before it."""
+        ranked = sorted(self._fastest.values(), key=rate, reverse=True)
+        best = min((each for each in ranked if rate(each) > 0.995 * rate(ranked[0])), key=_ipus, default=None)
+        return ranked if best is None else [best, *(each for each in ranked if each is not best)]
+
+
+def _ipus(prediction: Prediction) -> int:
+    return prediction.workload.plan.ipus
 
 
 def rate(prediction: Prediction) -> float:
@@ -84,15 +92,15 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
         sized = replace(workload, plan=replace(plan, micro_batch=micro_batch))
         costs = SegmentCosts(sized, system.ipu, constants)
         count = 1
-        while count <= min(system.ipus, 16):
-            replicas = system.ipus // count
-            if plan.global_batch % (micro_batch * replicas) == 0 and replicas % plan.options.BN_span == 0:
+        while count <= min(system.ipus, variants.LARGEST_PIPELINE):
+            replicas = _replicas(plan, micro_batch, system.ipus // count)
+            if replicas:
                 try:
                     stages = partition.automatic(workload.trace, count, costs=costs.totals(sized.proportion(0)))
                 except PartitionError:
                     break
                 for recomputation in (False, True):
-                    for schedule in ("Grouped", "Interleaved") if count > 1 else ("Sequential",):
+                    for schedule in _schedules(count):
                         yield (
                             predict(
                                 variants.staged(
@@ -103,6 +111,19 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
                             ) for proportion in dict.fromkeys((*given, *PROPORTIONS))
                         )  # fmt: skip
             count *= 2
+
+
+def _replicas(plan: ExecutionPlan, micro_batch: int, most: int) -> int:
+    """The largest number of replicas up to `most` that divides the global batch; 0 if there is none."""
+    return next(
+        (n for n in range(most, 0, -1) if plan.global_batch % (micro_batch * n) == 0 and n % plan.options.BN_span == 0), 0
+    )
+
+
+def _schedules(stages: int) -> list[str]:
+    """Those to look at: Sequential is no better than any other where stages have IPUs of their own, and all there is where
+    they do not."""
+    return [name for name in SCHEDULES if name != "Sequential"] if stages > 1 else ["Sequential"]
 
 
 def keeps_micro_batch(workload: Workload) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from emulator.planner.systems import SYSTEMS, System
 from emulator.planner.workload import Workload
 
+LARGEST_PIPELINE = 16  # stages that are looked at
+
 
 def scheduled(workload: Workload, schedule: str) -> Workload:
     """With the cells of its stages in another order."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 
 from emulator.plan import schedules
-from emulator.plan.plan import ENOUGH, ExecutionPlan
+from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 
 DEFAULT_PROPORTION, LEAST_PROPORTION = 0.6, 0.01  # of tile memory for temporaries: the SDK's, and what any plan needs
@@ -64,8 +64,7 @@ class Workload:
         """Micro-batches of one replica whose activations wait on each stage: each replica has IPUs of its own, where the
         plan's passes are of all."""
         plan = self.plan
-        window = min(plan.accumulation, ENOUGH * len(plan.stages))
-        return schedules.max_in_flight(plan.schedule, len(plan.stages), window)
+        return schedules.max_in_flight(plan.schedule, len(plan.stages), plan.accumulation)
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage's activations are computed anew. Of several stages the last one's are not, as its backward pass

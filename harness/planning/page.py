@@ -183,7 +183,9 @@ def _scaling(prediction: Prediction) -> str:
     for system in variants.family(prediction.system):
         other = variants.scaled(prediction.workload, system)
         if other is None:
-            rows.append((system.name, 0.0, "does not hold this plan", IDEAL))
+            holds = system.ipus >= prediction.workload.plan.options.shards
+            why = "the global batch is too small for its replicas" if holds else "does not hold this plan"
+            rows.append((system.name, 0.0, why, IDEAL))
             continue
         rate = _varied(prediction, other, system).timing.images_per_second
         own = system is prediction.system

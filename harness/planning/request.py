@@ -7,17 +7,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from base.errors import OptionError
 from base.process import command_line
 from emulator.planner.prediction import require_tiles
 from emulator.planner.systems import System, holding
 from emulator.planner.workload import Workload
-from harness.commands import cli
+from harness.checkpoints import find
+from harness.commands import cli, entry
 from harness.run import data, resolve
 from harness.run.run import Run
 
+MOST_PROCESSES = 65536  # of the host
 RANDOM = "--generated-data"  # a plan reads no data,
 FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
 
@@ -54,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
                      "global batch, and print it as a block for configs.yml")  # fmt: skip
     own.add_argument("--inference", action="store_true", help="the forward pass alone, on one IPU, as validation.py has it")
-    own.add_argument("--processes", type=command_line.whole(1), metavar="N",
+    own.add_argument("--processes", type=command_line.whole(1, MOST_PROCESSES), metavar="N",
                      help="host processes that feed the replicas (default: one for two "
                      "IPUs of the system)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
@@ -82,20 +84,24 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
-    """The run that train.py, or validation.py, would begin with these words, without its data.
+    """The run that train.py, or validation.py, would begin with these words, without its data; with --restore-path, the run
+    that goes on.
 
     What a configuration that is only the base of others leaves out is assumed, as the notes say: ImageNet, and replicas
     enough for batch norm's span.
     """
     alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
-    words, assumed = [*words], []
+    given, words, assumed = list(words), list(words), []
+    recorded = _recorded(given)
     try:
-        options = cli.parse(words, "train").options
+        parsed = cli.parse(words, "train", recorded)
     except data.NoDataSet:
         words += ["--dataset", "imagenet"]
         assumed.append("no data set is given: ImageNet is assumed")
-        options = cli.parse(words, "train").options
-    if not options.dataset.random_data and options.dataset.dataset != FOLDERS:
+        parsed = cli.parse(words, "train", recorded)
+    options = parsed.options
+    made = not options.dataset.random_data and options.dataset.dataset != FOLDERS
+    if made:
         words.append(RANDOM)
     span = options.device.BN_span
     if training and span > options.device.replicas and "replicas" not in options.sources:
@@ -104,7 +110,22 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     rates = options.training.abs_learning_rate, options.training.base_learning_rate_exponent
     if rates == (None, None):  # of which no time and no memory depends
         words += ["--abs-learning-rate", "0.1"]
-    return replace(resolve.prepare(cli.parse(words, "train").options, alone, training=training), notes=tuple(assumed))
+    if words != given:
+        parsed = cli.parse(words, "train", recorded)
+    options, notes = parsed.options, [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
+    if made:
+        options = replace(options, sources={**options.sources, "generated_data": "a plan reads no data"})
+    run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
+    return replace(run, notes=(*notes, *assumed))
+
+
+def _recorded(words: list[str]) -> Mapping[str, Any]:
+    """The options of the run that --restore-path names, if it is given."""
+    path = entry.restore_path(words, "train")
+    if not path:
+        return {}
+    find.require_folder(Path(path))
+    return entry.recorded_options(Path(path), words, "train")
 
 
 class Case(NamedTuple):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
 
 from base.errors import OptionError
+from emulator.plan.precision import FP16
 from emulator.planner import search
 from emulator.planner.prediction import Prediction, predict
-from harness.options.sections import COMMAND_LINE, CONFIGURATION
+from emulator.planner.remedies import remedies
+from harness.options.exclusive import alone_in_their_groups
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED
 from harness.planning import request
 from harness.planning.request import Request
 from harness.run.run import Run
 
 # not of the network and its training, but of one call
-_OF_THE_CALL = ("config", "config_path", "release", "explain", "dry_run", "summary", "help", "generated_data")
+_OF_THE_CALL = ("config", "config_path", "release", "explain", "dry_run", "summary", "help", "restore_path")
+_GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,11 @@ class Planned:
     frontier: tuple[Prediction, ...] = ()
     looked_at: int = 0
 
+    @cached_property
+    def remedies(self) -> tuple[str, ...]:
+        """Options of train.py that lessen the need of the fullest IPU, where the plan does not fit."""
+        return remedies(self.prediction, self.run.options.training.global_batch_size is not None)
+
     @property
     def block_name(self) -> str:
         """What the plan is called as a configuration."""
@@ -43,7 +54,7 @@ class Planned:
         values: dict[str, Any] = {
             name: value
             for name, value in options.values().items()
-            if name not in _OF_THE_CALL and options.sources.get(name, "").startswith((COMMAND_LINE, CONFIGURATION))
+            if name not in _OF_THE_CALL and options.sources.get(name, "").startswith(_GIVEN) and value is not None
         }
         values |= {
             "micro_batch_size": plan.micro_batch,
@@ -57,6 +68,7 @@ class Planned:
             "available_memory_proportion": list(plan.options.available_memory_proportion),
         }
         values.pop("global_batch_size", None)  # the accumulation count says it
+        values = alone_in_their_groups(values)  # those of a recorded run are all there
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 
@@ -67,23 +79,40 @@ def fastest(asked: Request) -> list[Planned]:
     for name, run, work, system in request.cases(asked):
         given, found = predict(work, system), search.search(work, system)
         candidates = [Planned(name, each, run, given, found.frontier, found.looked_at) for each in found.frontier]
-        best = next(filter(_is_taken, candidates), None)
-        if best is None:
+        if not candidates:
             raise OptionError(
                 f"{name}: no plan fits on {system.name} for a global batch of {work.plan.global_batch}, of "
-                f"{found.looked_at} looked at; give a larger --system, a smaller --image-size, or --precision 16.16"
+                f"{found.looked_at} looked at; {_smaller(run)}"
             )
-        planned.append(best)
+        planned.append(_first_taken(candidates))
     return planned
 
 
-def _is_taken(planned: Planned) -> bool:
-    """Whether train.py takes the plan's block, as rules between options may forbid it."""
+def _smaller(run: Run) -> str:
+    """What to do about a network that fits nowhere."""
+    half = "" if run.plan.precision.compute == FP16 else ", or --precision 16.16"
+    return f"give a smaller --image-size or --global-batch-size{half}"
+
+
+def _first_taken(candidates: Sequence[Planned]) -> Planned:
+    """The first one whose block train.py takes; OptionError with the last one's fault if there is none."""
+    for planned in candidates:
+        refusal = _refusal(planned)
+        if refusal is None:
+            return planned
+    raise OptionError(
+        f"{planned.name}: of the {len(candidates)} plans that fit on {planned.prediction.system.name} train.py takes none; "
+        f"the last one: {refusal}"
+    )
+
+
+def _refusal(planned: Planned) -> str | None:
+    """Why train.py does not take the plan's block, as rules between options may forbid it; None if it does."""
     with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
         file.write(planned.block)
         file.flush()
         try:
             request.run_of(["--config-path", file.name, "--config", planned.block_name])
-        except OptionError:
-            return False
-    return True
+        except OptionError as error:
+            return str(error)
+    return None

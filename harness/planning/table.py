@@ -63,7 +63,7 @@ def one(planned: Planned) -> str:
         f"  idle {100 * timing.idle_share:.0f} %; {100 * timing.peak_share:.1f} % of the matrix units' peak",
         f"  {unit}: " + ", ".join(f"{name.replace('_', '-')} {1e3 * value:.2f} ms"
                                     for name, value in prediction.update_parts.items() if value > 5e-6),
-        *_fit(prediction),
+        *_fit(planned),
         *_stages(prediction),
     ]  # fmt: skip
     if planned.given:
@@ -71,14 +71,15 @@ def one(planned: Planned) -> str:
     return "\n".join(lines)
 
 
-def _fit(prediction: Prediction) -> list[str]:
+def _fit(planned: Planned) -> list[str]:
+    prediction = planned.prediction
     capacity, room = prediction.capacity / MIB, prediction.room / MIB
     parts = sorted(asdict(prediction.fullest).items(), key=lambda part: -part[1])[:4]
     largest = ", ".join(f"{name.replace('_', ' ')} {size / MIB:,.0f}" for name, size in parts)
     if prediction.fits:
         return [f"  fits: {room:,.0f} of {capacity:,.0f} MiB are left on the fullest IPU ({largest} MiB)"]
     lines = [f"  DOES NOT FIT: the fullest IPU lacks {-room:,.0f} of {capacity:,.0f} MiB ({largest} MiB)"]
-    return [*lines, *(f"    try {remedy}" for remedy in prediction.remedies[:4])]
+    return [*lines, *(f"    try {remedy}" for remedy in planned.remedies[:4])]
 
 
 def _stages(prediction: Prediction) -> list[str]:

@@ -12,6 +12,8 @@ from base.errors import OptionError
 from base.storage import files
 from harness.planning.searched import Planned
 
+_OF_A_RUN = ("arguments", "ckpt-", "checkpoint", "log.txt", "training.", "validation.")  # beginnings of its files' names
+
 
 def json_file(planned: Sequence[Planned], target: str) -> None:
     """One object, or a list of them for several plans; `-`: on standard output."""
@@ -27,13 +29,17 @@ def values(planned: Planned) -> dict[str, Any]:
     """One plan for JSON."""
     found = {"configuration": planned.block, "looked_at": planned.looked_at} if planned.given else {}
     given = {"given": planned.given.values()} if planned.given else {}
-    return {"name": planned.name, **planned.prediction.values(), **found, **given}
+    return {"name": planned.name, **planned.prediction.values(), "remedies": list(planned.remedies), **found, **given}
 
 
 def whole(target: str, text: str) -> None:
     """Writes a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
     be."""
     path = Path(target)
+    if (path.parent / "arguments.json").exists() and path.name.startswith(_OF_A_RUN):
+        raise OptionError(
+            f"{target}: {path.parent} is the folder of a run, which writes such files itself; give another name"
+        )
     try:
         if not path.parent.is_dir():
             raise OptionError(f"{target}: there is no folder {path.parent}; make it first")

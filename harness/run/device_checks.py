@@ -10,6 +10,7 @@ from base.errors import OptionError
 from harness.options.sections import flag
 from harness.run.cluster import RANKS, TF_CONFIG
 from harness.run.update_checks import only_moving, refuse_unmatched, trained_names
+from Models import _norms
 
 if TYPE_CHECKING:
     from harness.run.checks import Resolved, TracedOptions
@@ -102,7 +103,7 @@ def memory_proportions(resolved: Resolved) -> Iterator[str]:
 def batch_statistics(resolved: Resolved) -> Iterator[str]:
     """Batch norm averages over several pictures, and its moving statistics move."""
     run = resolved.run
-    if not run.batch_norm:
+    if "batch" not in run.norms:
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
         yield (
@@ -152,14 +153,11 @@ def options_of_stages(resolved: Resolved) -> Iterator[str]:
 
 
 def options_of_other_norms(resolved: Resolved) -> Iterator[str]:
-    """Options of batch norm beside another norm, and of group norm beside batch norm."""
+    """Options of norms that the network does not have."""
     run, options = resolved.run, resolved.run.options
-    if options.given("BN_span") and run.plan.options.BN_span > 1 and not run.batch_norm:
-        yield f"--BN-span {run.plan.options.BN_span} changes nothing: the network has no batch norm"
-    if options.given("BN_decay") and not run.batch_norm:
-        yield f"{options.words('BN_decay')} changes nothing: the network has no batch norm"
-    if options.given("groups") and run.batch_norm:
-        yield f"{options.words('groups')} changes nothing: the network has batch norm; --group-norm has groups"
+    for kind in (kind for name, kind in _norms.KINDS.items() if name not in run.norms):
+        for name in filter(options.given, kind.reads):
+            yield f"{options.words(name)} changes nothing: the network has no {kind.title}"
 
 
 def options_of_half_precision(resolved: Resolved) -> Iterator[str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from base.host_limits import ADDRESSES, DATA, Limit
-from emulator.plan import memory_model
-from emulator.plan.memory_model import HostMemory, gigabytes
+from emulator.plan import process_memory
 from emulator.plan.plan import ExecutionPlan
+from emulator.plan.process_memory import HostMemory, gigabytes
 from harness.options.update_rules import UPDATE_RULES
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
     """Training with its validation by this plan, which need not be the run's."""
     options, spec = run.options, run.source.spec
     validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
-    return memory_model.training(
+    return process_memory.training(
         run.trace,
         plan,
         slots=len(UPDATE_RULES[options.training.optimiser].slots),
@@ -39,7 +39,7 @@ def of_validation(run: Run) -> HostMemory:
     """Validating, serving or naming photographs."""
     predicting = bool(run.options.checkpoint.predict)
     records = 0 if predicting else _records(run, run.source.spec.validation_images)
-    return memory_model.inference(
+    return process_memory.inference(
         run.trace, run.plan.precision, 1 if predicting else run.validation_batch, run.picture, records
     )
 
@@ -54,7 +54,7 @@ def _records(run: Run, images: int) -> int:
 def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
     """A warning where a limit is below the prediction; OptionError where it is so far below that the run would be killed,
     unless --no-memory-check is given."""
-    limit, hopeless = memory_model.refused(run.memory, limits, run.cluster.neighbours)
+    limit, hopeless = process_memory.refused(run.memory, limits, run.cluster.neighbours)
     if limit is None:
         return []
     neighbours = run.cluster.neighbours
@@ -72,7 +72,7 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
     """Options with which there is room, the cheapest first, each with its prediction."""
     least = replace(run.memory, activations=0, pictures=0)
-    if memory_model.refused(least, [limit], run.cluster.neighbours)[1]:
+    if process_memory.refused(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
     options = _smaller_call(run, limit) if training else []
@@ -125,7 +125,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
     if options.predict or batch == 1 or (training and not (options.validation and options.valid_batch_size)):
         return []
     needs = {
-        size: memory_model.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
+        size: process_memory.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
     }
     if training and needs[batch].activations < run.memory.activations:
         return []
@@ -134,7 +134,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
 
 
 def _fits(run: Run, need: HostMemory, limit: Limit) -> bool:
-    return memory_model.refused(need, [limit], run.cluster.neighbours)[0] is None
+    return process_memory.refused(need, [limit], run.cluster.neighbours)[0] is None
 
 
 def _parts(batch: int) -> list[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from itertools import accumulate
 
 import pytest
+from gpipe import all_forwards_first
 
 from emulator.plan import schedules
 from emulator.plan.schedules import (
@@ -16,7 +18,6 @@ from emulator.plan.schedules import (
     grouped,
     idle_fraction,
     idle_share,
-    in_turn,
     interleaved,
     live,
     max_in_flight,
@@ -27,6 +28,7 @@ from emulator.plan.schedules import (
     render,
     sequential,
     validate,
+    waits,
 )
 
 GRID = [*itertools.product(range(1, 7), range(1, 13)), (2, 38), (4, 38), (8, 5), (7, 33), (16, 31), (5, 128)]  # N, A
@@ -193,21 +195,26 @@ def test_interleaved_and_sequential_do_one_thing_at_a_time(stages, count):
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)
-def test_max_in_flight_says_the_whole_order(name, stages, count):
-    timeline, found = build(name, stages, count), max_in_flight(name, stages, count)
-    assert found == tuple(LIVE[name](stages, count, j) for j in range(stages))
-    for j, most in enumerate(found):
-        assert order(timeline, j) == in_turn(j, most, count)
-        place = {action: at for at, action in enumerate(in_turn(j, most, count))}
-        assert all(place[Action(j, "F", i)] > place[Action(j, "B", i - most)] for i in range(most, count))
-        assert all(place[Action(j, "B", i)] > place[Action(j, "F", min(i + most, count) - 1)] for i in range(count))
+def test_waits_say_the_whole_order(name, stages, count):
+    timeline = build(name, stages, count)
+    assert max_in_flight(name, stages, count) == tuple(LIVE[name](stages, count, j) for j in range(stages))
+    for j in range(stages):
+        forward, backward = (list(accumulate(counts)) for counts in waits(timeline, j))
+        place = {action: at for at, action in enumerate(order(timeline, j))}
+        for i in range(count):  # as many of the other kind are before it, and no more
+            assert place[Action(j, "F", i)] == i + forward[i] and place[Action(j, "B", i)] == i + backward[i]
 
 
-def test_a_schedule_that_does_not_go_in_turn_cannot_be_carried_out(monkeypatch):
-    # backwards in another order than forwards
+def test_micro_batches_out_of_their_order_cannot_be_carried_out(monkeypatch):
     monkeypatch.setattr(schedules, "SCHEDULES", {"odd": lambda n, a: table("stage 0 0F0 0F1 0B1 0F2 0B0 0F3 0B2 0B3")})
-    with pytest.raises(ScheduleError, match=r"schedule 'odd': stage 0 does not do a backward and a forward in turn"):
+    with pytest.raises(ScheduleError, match="stage 0 does 0B1 before 0B0: the micro-batches must come in their order"):
         max_in_flight("odd", 1, 4)
+
+
+@pytest.mark.parametrize("count", [1, 9, 200])
+def test_a_window_that_grows_is_seen(count, monkeypatch):
+    monkeypatch.setattr(schedules, "SCHEDULES", {"all forwards first": all_forwards_first})
+    assert max_in_flight("all forwards first", 2, count) == (count, count)
 
 
 @pytest.mark.parametrize(("name", "stages", "count"), EVERY)

@@ -63,7 +63,8 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
          "warning: the polynomial_decay_lr schedule lets the learning rate rise from 0.5 to 5 at the end; --abs-end-learning"),
         ("--BN-decay 1", {}, "warning: --BN-decay 1 leaves the moving statistics as they begin"),
         ("--group-norm --BN-decay 0.9", {}, "--BN-decay 0.9 changes nothing: the network has no batch norm"),
-        ("--groups 4", {}, "--groups 4 changes nothing: the network has batch norm; --group-norm has groups"),
+        ("--groups 4 --contiguous-groups", {}, "--groups 4 changes nothing: the network has no group norm"),
+        ("--groups 4 --contiguous-groups", {}, "--contiguous-groups changes nothing: the network has no group norm"),
         ("--iterations 5 --stop-after 5", {}, "--stop-after 5 changes nothing: the run has 5 updates"),
     ],
 )  # fmt: skip

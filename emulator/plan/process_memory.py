@@ -115,7 +115,7 @@ def _compiler(trace: Trace, precision: Precision) -> int:
 
 
 def _is_group_norm(operation: Operation) -> bool:
-    return operation.kind == "norm" and any("GroupNorm" in variable.name for variable in operation.variables)
+    return operation.norm is not None and operation.norm.kind == "group"
 
 
 def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> int:

@@ -1,0 +1,80 @@
+"""Options that make a plan smaller where it does not fit. Each is planned before it is named; what frees little is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from emulator.plan import partition
+from emulator.plan.partition import PartitionError
+from emulator.planner import memory, variants
+from emulator.planner.memory import USUAL_IO_TILES
+from emulator.planner.prediction import Prediction
+from emulator.planner.workload import Workload
+
+LEAST = 0.02  # of the fullest IPU's need, that is worth an option
+
+
+def remedies(prediction: Prediction, keeps_global_batch: bool = False) -> tuple[str, ...]:
+    """The options for a plan that does not fit, the cheapest in time first; those that make it fit come before the others.
+
+    `keeps_global_batch`: the accumulation count follows from the global batch, so that no option has to say it.
+    """
+    if prediction.fits:
+        return ()
+    helping = []
+    for words, workload in _candidates(prediction, keeps_global_batch):
+        most = max(each.total for each in memory.of_ipus(workload, prediction.system.ipu))
+        if most < (1 - LEAST) * prediction.fullest.total:
+            helping.append((most > prediction.capacity, words))
+    return tuple(words for _, words in sorted(helping, key=lambda each: each[0]))
+
+
+def _candidates(prediction: Prediction, keeps_global_batch: bool) -> Iterator[tuple[str, Workload]]:
+    """Options, and the workload with them."""
+    workload = prediction.workload
+    plan, options = workload.plan, workload.plan.options
+    proportion = workload.proportion(0)
+    if options.disable_variable_offloading and workload.training:
+        yield "--no-disable-variable-offloading", _with(workload, disable_variable_offloading=False)
+    if proportion > 0.1:
+        less = max(0.05, round(proportion / 2, 2))
+        yield f"--available-memory-proportion {less:g}", _with(workload, available_memory_proportion=(less,))
+    if workload.training and not options.enable_recomputation:
+        yield "--enable-recomputation", _with(workload, enable_recomputation=True)
+    if options.pipeline and plan.schedule == "Grouped":
+        yield "--pipeline-schedule Interleaved", variants.scheduled(workload, "Interleaved")
+    if plan.micro_batch % 2 == 0:
+        half, twice = plan.micro_batch // 2, plan.accumulation * 2
+        if workload.training:
+            words = f"--micro-batch-size {half}" + ("" if keeps_global_batch else f" --gradient-accumulation-count {twice}")
+            yield words, replace(workload, plan=replace(plan, micro_batch=half, accumulation=twice))
+        else:
+            yield f"--micro-batch-size {half}", replace(workload, plan=replace(plan, micro_batch=half))
+    if options.num_io_tiles > USUAL_IO_TILES:
+        yield f"--num-io-tiles {USUAL_IO_TILES}", _with(workload, num_io_tiles=USUAL_IO_TILES)
+    if workload.training:
+        yield from _pipelined(prediction)
+
+
+def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
+    """Twice as many stages, on IPUs that the system has."""
+    workload, plan = prediction.workload, prediction.workload.plan
+    count = 2 * plan.options.shards
+    if count > variants.LARGEST_PIPELINE or 2 * plan.ipus > prediction.system.ipus:
+        return
+    costs = prediction.timing.costs
+    try:
+        stages = partition.automatic(workload.trace, count, costs=costs.totals(workload.proportion(0)))
+    except PartitionError:
+        return
+    yield f"--pipeline --shards {count} --pipeline-splits auto", variants.staged(
+        workload, stages, micro_batch=plan.micro_batch, accumulation=plan.accumulation, replicas=plan.total_replicas,
+        schedule=plan.options.pipeline_schedule, recomputation=plan.options.enable_recomputation,
+        proportion=workload.proportion(0),
+    )  # fmt: skip
+
+
+def _with(workload: Workload, **options: object) -> Workload:
+    """The workload with other options of the device layer."""
+    return replace(workload, plan=replace(workload.plan, options=replace(workload.plan.options, **options)))

@@ -1,0 +1,15 @@
+"""A schedule that is no part of the project, and not one forward, one backward."""
+
+from __future__ import annotations
+
+from emulator.plan.schedules import Timeline, laid_out
+
+
+def all_forwards_first(stages: int, micro_batches: int) -> Timeline:
+    """GPipe (Huang et al. 2019), with the backwards in the order of the forwards."""
+    return laid_out(
+        stages,
+        micro_batches,
+        forward=lambda i, j: i + j,
+        backward=lambda i, j: micro_batches + i + 2 * (stages - 1) - j,
+    )
