@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from base.errors import OptionError
 from base.process import tf_runtime
 from base.storage.files import write_atomically
-from harness.checkpoints import find, fit, read
+from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, row
-from harness.evaluation.weights import Weights
+from harness.evaluation.weights import SavedWeights
 from harness.processes.team import Team
 from harness.programs import embedded
 from harness.run.cluster import ALONE
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     return 0 if run is None else _serve(run, checkpoint, global_batch(run, recorded))
 
 
-class ServedWeights(Weights):
+class ServedWeights(SavedWeights):
     """The weights of a server."""
 
     def refuse(self, run: Run) -> list[str]:
@@ -125,8 +125,8 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     values = None
     if checkpoint is not RANDOM_WEIGHTS:
         values = read.tensors(checkpoint)
-        fit.require(fit.of_values(values), fit.model(run), checkpoint)
-        for warning in fit.warnings(run, values, checkpoint):
+        compatibility.require(compatibility.of_values(values), compatibility.model(run), checkpoint)
+        for warning in compatibility.warnings(run, values, checkpoint):
             log.note(warning)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)

@@ -8,10 +8,12 @@ if __name__ == "__main__":  # before what takes time to import
     startup.begin("restore.py")
 
 import sys
+from pathlib import Path
 
 from base.errors import OptionError
 from harness.commands import entry, hints
-from train import resume
+from harness.training.resume import SavedRun
+from train import launch
 
 
 def main(argv: list[str]) -> int:
@@ -22,7 +24,7 @@ def main(argv: list[str]) -> int:
             return 0 if entry.parse(argv, "restore") is None else 2
         if path is None:
             raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
-        return resume(argv, path, "restore")
+        return launch(argv, "restore", SavedRun(Path(path), argv, "restore"))
 
 
 if __name__ == "__main__":

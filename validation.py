@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
-from base.process.signals import StopRequest
-from harness.checkpoints import find, fit, read
+from base.process.signals import Signals, StopRequest
+from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry, run_log
 from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, record_profile, validate
-from harness.evaluation.weights import Weights
+from harness.evaluation.weights import SavedWeights
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.reports import profile
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         return _validate(run, team, [Checkpoint(*each) for each in names], global_batch(run, origin.recorded))
 
 
-def _origin(argv: list[str]) -> Weights:
+def _origin(argv: list[str]) -> SavedWeights:
     """What --restore-path names, with the options of its training."""
     path = entry.restore_path(argv, "validation")
     if not path:
@@ -62,13 +62,13 @@ def _origin(argv: list[str]) -> Weights:
             raise OptionError(
                 "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
             )
-        return Weights([], None, {})
+        return SavedWeights([], None, {})
     selected = [] if clusters.follows(os.environ) else find.select(Path(path))
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if entry.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
-    return Weights(selected, folder, recorded)
+    return SavedWeights(selected, folder, recorded)
 
 
 def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int) -> int:
@@ -76,9 +76,16 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
     log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *([] if selected else _random_weights(run))])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.first else None
     unreadable, validated = [], []
-    with profile.copied_output(request):
+
+    def stopped(reason: str) -> None:
+        log.note(f"Stopped: {reason}; validated: {', '.join(dict.fromkeys(validated)) or 'none'} of {len(selected)}")
+
+    team.before_exit = stopped  # where another instance is lost
+    with Signals() as signals, profile.copied_output(request):
         try:
             with compiling.validation_program(run, log) as program:
+                if team.group:
+                    signals.share(program.stop)
                 if team.first:
                     record_profile(run, program, request, log)
                 for checkpoint in selected or [RANDOM_WEIGHTS]:
@@ -86,14 +93,14 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
                     if selected and values is None:
                         unreadable.append(checkpoint.name)
                         continue
-                    for warning in fit.warnings(run, values or {}, checkpoint):
+                    for warning in compatibility.warnings(run, values or {}, checkpoint):
                         log.note(warning)
                     for _ in range(run.options.checkpoint.repeat):
-                        log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team))
-                    validated.append(checkpoint.name)
+                        log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team, signals))
+                        validated.append(checkpoint.name)
             team.shut_down()
         except StopRequest as stop:
-            log.note(f"Stopped: {stop}; validated: {', '.join(validated) or 'none'} of {len(selected)}")
+            stopped(str(stop))
             raise
         finally:
             log.close()

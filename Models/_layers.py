@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from Models._norms import NormPolicy
+
 
 @dataclass(frozen=True)
 class Initial:
@@ -68,30 +70,6 @@ class Variable:
 
 
 GLOROT = Initial(1.0, "fan_avg", "uniform")
-
-
-NORMS = ("batch", "group", "none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormPolicy:
-    """Which normalisation follows a convolution, and its constants."""
-
-    kind: str  # one of NORMS
-    epsilon: float = 1e-5
-    decay: float = 0.97  # of the moving statistics of batch norm
-    groups: int = 1
-    two_pass: bool = False  # group norm: variance from the centred values
-    contiguous: bool = False  # group norm: neighbouring channels are a group; on the IPU every groups-th is
-    proxy: float | None = None  # group norm: proxy normalisation of what follows, with this epsilon
-
-    def __post_init__(self) -> None:
-        if self.kind not in NORMS:
-            raise ValueError(f"no norm '{self.kind}'; there are: {', '.join(NORMS)}")
-
-    def label(self) -> str:
-        """The part of a run's name: BN, GN32 or noBN."""
-        return {"batch": "BN", "group": f"GN{self.groups}", "none": "noBN"}[self.kind]
 
 
 class Layers(ABC):

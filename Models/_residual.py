@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from base.fields import at_least, between, opt
-from Models._layers import Initial, Layers, NormPolicy
+from Models._layers import Initial, Layers
+from Models._norms import NormPolicy
 from Models._segments import Segment
 
 KERNEL = Initial(1.0, "fan_in")
@@ -28,17 +28,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lars_weight_decay": 1e-6, "epochs": 160.0, "learning_rate_schedule": "0.5,0.75",
     },
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormOptions:
-    """The normalisation of a residual network."""
-
-    batch_norm: bool | None = opt(None, "batch normalisation (default on CIFAR-sized data)")
-    group_norm: bool | None = opt(None, "group normalisation (default on ImageNet)")
-    groups: int | None = opt(None, "number of channel groups of group norm (default 32, CIFAR 16)", check=at_least(1))
-    contiguous_groups: bool = opt(False, "neighbouring channels form a group; the IPU takes every groups-th channel")
-    BN_decay: float | None = opt(None, "decay of batch norm's moving statistics (default 0.97)", check=between(0, 1))
 
 
 @dataclass(frozen=True)

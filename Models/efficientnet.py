@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from base.fields import above, at_least, between, opt
-from Models._layers import Initial, Layers, NormPolicy, ProxyRule
+from Models import _norms
+from Models._layers import Initial, Layers, ProxyRule
+from Models._norms import NormOptions, NormPolicy
 from Models._segments import Segment
 
 TITLE = "EfficientNet"
@@ -71,14 +73,11 @@ def _size_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(NormOptions):
     """Options of EfficientNet."""
 
     model_size: str | None = opt(None, "B0..B7 (or 0..7), or cifar; default B0, on CIFAR-sized data cifar", read=_size_name)
-    batch_norm: bool | None = opt(None, "batch normalisation instead of group norm")
-    group_norm: bool | None = opt(None, "group normalisation (the default)")
     groups: int = opt(4, "number of channel groups of group norm; 1 is layer norm", check=at_least(1))
-    contiguous_groups: bool = opt(False, "neighbouring channels form a group; the IPU takes every groups-th channel")
     norm_epsilon: float = opt(1e-3, "epsilon of the norms", check=above(0))
     BN_decay: float = opt(0.97, "decay of batch norm's moving statistics", check=between(0, 1))
     dropout_rate: float | None = opt(None, "dropout before the classifier (default by size)", check=between(0, 0.99))
@@ -100,8 +99,8 @@ class Options:
     proxy_recompute: bool = opt(True, "recompute the proxy activations in the backward pass", kind="hint")
 
     def __post_init__(self) -> None:
-        if self.proxy_norm and self.batch_norm:
-            raise ValueError("--proxy-norm corrects norms that do not see the batch; leave out --batch-norm")
+        if self.proxy_norm and (self.batch_norm or self.group_norm is False):
+            raise ValueError("--proxy-norm corrects group norm; give --group-norm, or leave out --proxy-norm")
         if self.use_relu and self.use_relu6:
             raise ValueError("--use-relu and --use-relu6 exclude each other; give one of them")
 
@@ -256,11 +255,8 @@ def _conv_groups(channels: int, group_dim: int) -> int:
 
 
 def _norm_policy(options: Options, two_pass: bool) -> NormPolicy:
-    kind = "batch" if options.batch_norm else "group"
-    return NormPolicy(
-        kind=kind, epsilon=options.norm_epsilon, decay=options.BN_decay, groups=options.groups, two_pass=two_pass,
-        contiguous=options.contiguous_groups, proxy=options.proxy_epsilon if options.proxy_norm else None,
-    )  # fmt: skip
+    proxy = options.proxy_epsilon if options.proxy_norm else None
+    return _norms.policy(options, epsilon=options.norm_epsilon, two_pass=two_pass, proxy=proxy)
 
 
 def _letters(unit: int) -> str:

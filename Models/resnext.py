@@ -7,7 +7,8 @@ from typing import Any
 
 from base.fields import at_least, opt
 from Models import _norms, _residual
-from Models._residual import NormOptions, ResidualNetwork, cifar_variants, imagenet_variants, segments
+from Models._norms import NormOptions
+from Models._residual import ResidualNetwork, cifar_variants, imagenet_variants, segments
 from Models._segments import Segment
 
 TITLE = "ResNeXt"

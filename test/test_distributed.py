@@ -326,6 +326,25 @@ def test_a_signal_to_one_stops_all_and_saves(tmp_path):
 
 
 @pytest.mark.sampled(3, "distributed")
+@pytest.mark.parametrize("script", ["train", "validation"])
+@pytest.mark.parametrize("line", ["Validation program ready", "listening on port"])
+def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, tmp_path):
+    """During a validation, after the last update too; and while the programs are built, which is left at once."""
+    given = [*FEW.split(), "--generated-data", "--valid-batch-size", 1, "--logs-path", tmp_path / "run"]
+    if script == "validation":
+        succeed("train", *given, "--no-validation")
+        given = ["--restore-path", tmp_path / "run"]
+    processes = by_tf_config(f"{script}.py", [given] * 2)
+    next(each for each in processes[0].stdout if line in each)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = ended(processes, 60)
+    assert (first.code, second.code) == (143, 143), first.err + second.err
+    assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
+    assert "Stopped: instance 1" in first.out
+    assert "val_acc" not in (tmp_path / "run" / "log.txt").read_text().split("ready")[-1]
+
+
+@pytest.mark.sampled(3, "distributed")
 def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     """Every pass waits for the other's batch norm, so neither may leave the loop over passes alone; and no collective may
     leave a thread behind."""
@@ -443,6 +462,7 @@ CLUSTER = '{"cluster": {"worker": ["a:1000", "b:1000"]}%s}'
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:70000"]}}'}, "--distributed", "'a:70000' is not host:port"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "a:1"]}}'}, "--distributed", "has a:1 twice"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"], "ps": ["b:2"]}}'}, "--distributed", "has the jobs ps"),
+        ({"TF_CONFIG": '{"cluster": {}, "cluster": {}}'}, "--distributed", "TF_CONFIG cannot be used (its JSON gives 'cluster' tw"),
         ({"TF_CONFIG": CLUSTER % ""}, "--distributed", "neither TF_CONFIG's task.index nor OMPI_COMM_WORLD_RANK"),
         ({"TF_CONFIG": CLUSTER % "", "OMPI_COMM_WORLD_RANK": "2"}, "--distributed", "OMPI_COMM_WORLD_RANK is 2, but must be"),
         ({"TF_CONFIG": CLUSTER % ', "task": {"index": -1}'}, "--distributed", "TF_CONFIG's task.index is -1"),

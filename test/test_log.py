@@ -242,9 +242,8 @@ def test_what_vouches_for_a_state(tmp_path):
             (1, state | {tables.UNVERIFIED: True} if name == "neither" else state)
         ]
         length = TrainingLength.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
-        job = Job(
-            SimpleNamespace(length=length, step_increment=1), Team(), tmp_path, log.RunLog(tmp_path / name, console=False)
-        )
+        run, own = SimpleNamespace(length=length, step_increment=1), log.RunLog(tmp_path / name, console=False)
+        job = Job(run, Team(), tmp_path, own, writer=None, signals=None, mlperf=None, profile=None)
         steps = start.meter_state(job, found, state)["host_steps"]
         assert steps == (1 if name == "neither" else 700)
         assert ("without anything that vouches for its" in (tmp_path / name / "log.txt").read_text()) == (name == "neither")

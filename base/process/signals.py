@@ -61,8 +61,8 @@ class Signals:
 
     @contextmanager
     def asking(self, ask: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Inside, a signal calls `ask` and raises StopRequest at the end only."""
-        self._ask = ask
+        """Inside, a signal calls `ask`, or what is shared, and raises StopRequest at the end only."""
+        self._ask = self._always or ask
         try:
             yield
         finally:
@@ -118,7 +118,7 @@ def stoppable() -> Iterator[Signals]:
         def unraisable(lost: sys.UnraisableHookArgs) -> None:
             signals.missed() if isinstance(lost.exc_value, StopRequest) else hook(lost)
 
-        sys.stdout, sys.stderr = (Lasting(stream, signals) for stream in streams)
+        sys.stdout, sys.stderr = (TolerantStream(stream, signals) for stream in streams)
         sys.unraisablehook = unraisable
         try:
             yield signals
@@ -161,7 +161,7 @@ def _watch(reads: int, shown: int) -> None:
                 os._exit(128 + number)
 
 
-class Lasting:
+class TolerantStream:
     """A stream that outlives where it goes to: what cannot be written because the terminal has gone is dropped, and after a
     signal so is what nobody reads any more, as a Ctrl-C ends the other end of a pipe too."""
 

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from base.tracing import Kernel, compiled
 from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.half import Rounding
-from Models._layers import NormPolicy
+from Models._norms import NormPolicy
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
 Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]

@@ -1,6 +1,6 @@
 """A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and how each kind of value
-comes into its format. Nothing else knows which formats there are,
-besides their table in `emulator.plan.precision` and the choices of `--precision`.
+comes into its format. The formats' table is in `emulator.plan.precision`, FP16's grid in `emulator.layers.half`, which
+`emulator.layers.watch` counts losses against.
 
 Weights, gradients and sums of FP16 are FP32 tensors on its grid (`emulator.layers.half`); variables are stored in it.
 """
@@ -108,6 +108,8 @@ class PrecisionPolicy:
         """x on the grid of a format; at random as a function of purpose and counters."""
         if to == FP32:
             return x
+        if to != FP16:
+            raise ValueError(f"there is no rounding to {to.name} here; there is to FP16")
         return half.on_grid(x, self._rounding(stochastic), self._noise(stochastic, purpose, *counters))
 
     def _rounding(self, stochastic: bool) -> Rounding:

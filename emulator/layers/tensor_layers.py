@@ -18,7 +18,8 @@ from base import draws
 from emulator.layers import fused, half, proxy_norm
 from emulator.layers.half import Rounding
 from emulator.layers.watch import GradientWatch
-from Models._layers import Initial, Layers, NormPolicy, ProxyRule, Variable
+from Models._layers import Initial, Layers, ProxyRule, Variable
+from Models._norms import NormPolicy
 
 
 def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -202,12 +203,14 @@ class TensorLayers(Layers):
         if policy.kind == "none":
             return x
         if policy.kind == "group":
-            with self.scope("GroupNorm"):
+            with self.scope(policy.scope):
                 gamma = self._weights[self.path("gamma")] if scale else None
                 beta = self._weights[self.path("beta")] if centre else None
             x = self._read(x, fp16_gradient=True)
             return self._halved(fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise()))
-        with self.scope("batch_norm"):
+        if policy.kind != "batch":
+            raise ValueError(f"no norm of kind '{policy.kind}' is written here")
+        with self.scope(policy.scope):
             return self._result(self._batch_norm(self._read(x), policy))
 
     def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
@@ -231,13 +234,13 @@ class TensorLayers(Layers):
 
     def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
         if policy.kind == "batch" and self._rounding is not None:
-            with self.scope("batch_norm"):
+            with self.scope(policy.scope):
                 y = self._batch_norm(self._read(x), policy)
             return self._halved(fused.halved_activation(y, activation, self._rounding, self._noise()))
         if policy.kind != "group":
             return super().norm_activation(x, policy, activation)
         x = self._read(x, fp16_gradient=True)
-        with self.scope("GroupNorm"):
+        with self.scope(policy.scope):
             gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
         return self._halved(fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
 

@@ -1,10 +1,9 @@
 """The order of the cells on every stage, held inside the device loop, and the times at which they ran.
 
 A cell is one stage's forward or backward work on one pass. Passes are iterations of one loop and overlap as far as their
-data lets them; what the schedule asks beyond that is waiting, with m the `max_in_flight` of the stage:
-
-- stage j's forward of pass i waits for its backward of pass i - m: a token that the loop carries,
-- its backward of pass i waits for its forward of pass i + m - 1: a later iteration, so a queue counts forwards.
+data lets them; what the schedule asks beyond that is waiting. The forwards of a stage, and its backwards, come in the order
+of the passes: a token that the loop carries. A forward also waits for as many backwards, and a backward for as many
+forwards, as stand before it in the timeline since the last one of its kind (`schedules.waits`): queues count them.
 """
 
 from __future__ import annotations
@@ -14,57 +13,77 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from emulator.plan import schedules
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import BACKWARD, FORWARD
 
 KINDS = (FORWARD, BACKWARD)
 HOST = "/cpu:0"
+UNLIMITED = -1  # capacity of a queue
 RECORDED = 1 << 24  # cells of one recorded host step, at most
 
 Token = tf.Tensor
-Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backwards, oldest first, then of its last forward
+Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backward and of its last forward
+
+
+class Count:
+    """How many cells of one kind a stage has done in the present update, as far as its cells of the other kind have not
+    waited for them yet."""
+
+    def __init__(self, name: str, waits: Sequence[int], most: int) -> None:
+        """`waits`: by pass, how many more a cell of the other kind waits for; `most`: that are ahead of it at once."""
+        self._waits, self._awaited, self._most = np.asarray(waits, np.int32), sum(waits), most
+        self._queue = tf.FIFOQueue(UNLIMITED, [tf.int32], [[]], name=name)
+
+    def add(self, i: tf.Tensor) -> tf.Operation:
+        """The cell of pass i is done. The last ones that nothing waits for are not counted: they would be in the way of the
+        next update."""
+        return self._queue.enqueue_many([tf.zeros([tf.cast(i < self._awaited, tf.int32)], tf.int32)])
+
+    def wait(self, i: tf.Tensor) -> tf.Tensor:
+        """Until a cell of the other kind of pass i may run."""
+        return self._queue.dequeue_many(tf.gather(self._waits, i))
+
+    def release(self) -> tf.Operation:
+        """Lets every cell go that waits, when those that it waits for will not come any more."""
+        return self._queue.enqueue_many([np.zeros(self._most, np.int32)])
 
 
 class StageOrder:
-    """What outlives a pass: the counters of forwards done, and the record of cells, if one is kept."""
+    """What outlives a pass: the counts of cells done, and the record of cells, if one is kept."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
-        self._forwards: list[tf.QueueBase | None] = []
-        for stage, limit in enumerate(plan.max_in_flight):
-            with tf.device(plan.stage_devices[stage] if plan.stage_devices[stage].startswith("/cpu") else HOST):
-                # the last stage's backward follows its own forward anyway
-                queue = tf.FIFOQueue(4 * limit + 8, [tf.int32], [[]], name=f"forwards_{stage}") if limit > 1 else None
-                self._forwards.append(queue)
+        self._counts: list[dict[str, Count]] = [{} for _ in plan.stages]
+        if plan.overlapped:
+            timeline = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
+            self._counts = [self._counted(stage, schedules.waits(timeline, stage)) for stage in range(len(plan.stages))]
         with tf.device(HOST):
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
             self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
+    def _counted(self, stage: int, waits: schedules.Waits) -> dict[str, Count]:
+        """The counts of a stage that its cells wait for. A backward follows the forward of its own pass anyway."""
+        most, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
+        with tf.device(device if device.startswith("/cpu") else HOST):
+            counts = {BACKWARD: Count(f"backwards_{stage}", waits.forward, most)}
+            if any(more != 1 for more in waits.backward):
+                counts[FORWARD] = Count(f"forwards_{stage}", waits.backward, most)
+        return counts
+
     def first_tokens(self) -> Tokens:
         """For the loop's first pass. Stages that take one pass at a time need none: the loop itself does."""
-        if not self.plan.overlapped:
-            return tuple(() for _ in self.plan.max_in_flight)
-        return tuple(tuple(tf.constant(0) for _ in range(limit + 1)) for limit in self.plan.max_in_flight)
+        return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
 
     def release(self) -> list[tf.Operation]:
-        """Lets every waiting backward go, when the forwards that they wait for will not come any more."""
-        waiting = [(queue, limit) for queue, limit in zip(self._forwards, self.plan.max_in_flight) if queue is not None]
-        return [queue.enqueue_many([np.zeros(limit, np.int32)]) for queue, limit in waiting]
+        """Lets every waiting cell go, when those that it waits for will not come any more."""
+        return [count.release() for counts in self._counts for count in counts.values()]
 
-    def count_forward(self, stage: int) -> tf.Operation | None:
-        """A forward of this stage is done."""
-        queue = self._forwards[stage]
-        return None if queue is None else queue.enqueue([0])
-
-    def await_forward(self, stage: int, i: tf.Tensor) -> tf.Tensor | None:
-        """Until the forward that goes before this pass's backward is done."""
-        queue, limit = self._forwards[stage], self.plan.max_in_flight[stage]
-        if queue is None:
-            return None
-        left = tf.cast(i <= self.plan.passes_per_update - limit, tf.int32)  # none comes any more after the last forwards
-        return queue.dequeue_many(tf.where_v2(tf.equal(i, 0), limit, left))
+    def count_of(self, stage: int, kind: str) -> Count | None:
+        """Of the stage's cells of a kind, if others wait for them beyond their data."""
+        return self._counts[stage].get(kind)
 
     @property
     def recording(self) -> bool:
@@ -91,7 +110,9 @@ class Cells:
         self._before = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        self.records: list[tf.Tensor] = []  # must be waited for by what the pass gives back
+        # counts and records, which what the pass gives back must wait for: the backward of a stage that trains nothing
+        # would be left out of the graph otherwise, and with it its count
+        self.notes: list[tf.Tensor | tf.Operation] = []
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
         """x, as soon as the stage's cell may begin."""
@@ -112,14 +133,17 @@ class Cells:
             with tf.control_dependencies(results):
                 ended = tf.timestamp()
             words = [stage, KINDS.index(kind), self._pass, self._began[stage, kind], ended]
-            self.records.append(self._order.record(words))
+            self.notes.append(self._order.record(words))
             with tf.control_dependencies([ended]):
                 x = tf.identity(x)
             results = [ended]
         if self._before[stage]:
+            count = self._order.count_of(stage, kind)
+            if count:
+                with tf.control_dependencies(results):
+                    results = [count.add(self._pass)]
+                self.notes += results
             with tf.control_dependencies(results):
-                counted = self._order.count_forward(stage) if kind == FORWARD else None
-            with tf.control_dependencies(results if counted is None else [counted]):
                 self._ended[stage, kind] = tf.constant(0)
         return x
 
@@ -127,17 +151,18 @@ class Cells:
     def tokens(self) -> Tokens:
         """For the next pass."""
         return tuple(
-            (*before[1:-1], self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if before else ()
+            (self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if before else ()
             for stage, before in enumerate(self._before)
         )
 
     def _gates(self, stage: int, kind: str, x: tf.Tensor) -> list[tf.Tensor]:
         """What the cell waits for besides its input."""
-        before = self._before[stage]
-        if not before:
+        if not self._before[stage]:
             return []
-        if kind == FORWARD:
-            return [before[0], before[-1]]
-        with tf.control_dependencies([x, before[-2]]):  # in the order of the passes, or one would take another's count
-            forward = self._order.await_forward(stage, self._pass)
-        return [before[-2]] if forward is None else [forward]
+        backward, forward = self._before[stage]
+        before = forward if kind == FORWARD else backward
+        awaited = self._order.count_of(stage, BACKWARD if kind == FORWARD else FORWARD)
+        if awaited is None:
+            return [before]
+        with tf.control_dependencies([x, before]):  # in the order of the passes, or one would take another's count
+            return [awaited.wait(self._pass)]

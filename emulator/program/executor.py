@@ -30,9 +30,9 @@ from emulator.program.runtime import (
 )
 from emulator.program.training import Training
 from emulator.program.update import HostStep
-from emulator.program.weights import STEP, State, Weights
+from emulator.program.weights import STEP, ProgramState, Weights
 
-Row = tuple[np.float32, np.float32, np.ndarray]  # of the outfeed
+OutfeedRow = tuple[np.float32, np.float32, np.ndarray]  # of the outfeed
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 OUTFEED_DEPTH = 100_000
 
@@ -115,7 +115,7 @@ class TrainingProgram(Program):
         """One host step."""
         feeds = self._feeds(rates, recording)
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
-        outfeed: list[Row] = []
+        outfeed: list[OutfeedRow] = []
         reader = threading.Thread(target=self._drain, args=(len(rates), outfeed, report), daemon=True)
         reader.start()
         try:
@@ -146,7 +146,7 @@ class TrainingProgram(Program):
         """Takes a stop after an update back; one that dropped its update is for good."""
         self.session.run(self._names["resume"])
 
-    def _drain(self, updates: int, outfeed: list[Row], report: Report | None) -> None:
+    def _drain(self, updates: int, outfeed: list[OutfeedRow], report: Report | None) -> None:
         """Takes metrics out of the queue into `outfeed` until the step has ended and the queue is empty."""
         while len(outfeed) < updates:
             ended = self._ended.wait(0.02)
@@ -196,4 +196,4 @@ def _write(training: Training) -> ProgramGraph:
         "initialise": [tf.global_variables_initializer()],
     }
     named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {"watched": watched}, State.of(weights))
+    return ProgramGraph(named, {"watched": watched}, ProgramState.of(weights))

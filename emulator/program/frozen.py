@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from emulator.plan.precision import Precision
 from emulator.program.inference import logits_of
 from emulator.program.runtime import named_faults, new_graph, session_config
-from emulator.program.weights import State, Weights
+from emulator.program.weights import ProgramState, Weights
 from Models._layers import Variable
 from Models._segments import Segment
 
@@ -55,7 +55,7 @@ def _weights(
     """The weights as the layers use them."""
     with new_graph().as_default() as graph:
         weights = Weights(variables, seed, {}, precision=precision)
-        read, state, initialise = weights.read(), State.of(weights), tf.global_variables_initializer()
+        read, state, initialise = weights.read(), ProgramState.of(weights), tf.global_variables_initializer()
         with tf.Session(graph=graph, config=session_config()) as session:
             session.run(initialise)
             if values is not None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -21,6 +24,8 @@ from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
 _KINDS = ("CPU", "GPU")
+_REACHED = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
+_T = TypeVar("_T")
 
 
 class WorkerGroup:
@@ -37,7 +42,7 @@ class WorkerGroup:
         config.device_count["CPU"] = max(cpus, default=1)
         config.inter_op_parallelism_threads = max(threads, len(set(stage_devices)) + 1) if len(set(stage_devices)) > 1 else 0
         self._server = tf.distribute.Server(
-            tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self.joined(config)
+            tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self._own(config)
         )
         self._keys = itertools.count(1)
 
@@ -56,10 +61,14 @@ class WorkerGroup:
         return tf.Session(self._server.target, graph=graph, config=self.joined(config))
 
     def joined(self, config: tf.ConfigProto) -> tf.ConfigProto:
-        """The configuration with what collectives need."""
-        config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
-        config.device_filters.append(f"/job:{JOB}/replica:0/task:{self.instance}")
+        """The configuration of a session with what collectives need, and variables of its own."""
         config.isolate_session_state = True
+        return self._own(config)
+
+    def _own(self, config: tf.ConfigProto) -> tf.ConfigProto:
+        """The configuration of what uses this instance's devices alone."""
+        config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
+        config.device_filters.append(_task(self.instance))
         return config
 
     def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
@@ -93,6 +102,37 @@ class WorkerGroup:
         place = 2 * (number or 0) + _KINDS.index(kind)
         return 1 + (place * self.size + among.start) * (self.size + 1) + len(among)
 
+    # One-sided: the others need not call anything, and may be busy with whatever it is.
+
+    def announce(self, text: str, instances: Sequence[int]) -> None:
+        """Leaves a text with other instances, as far as they can be reached."""
+
+        def leave(instance: int) -> None:
+            with suppress(tf.errors.OpError):
+                self._with_announcements(instance, lambda session, queue: session.run(queue.enqueue([text])))
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(leave, instances))
+
+    def announced(self) -> list[str]:
+        """The texts that other instances left here."""
+
+        def taken(session: tf.Session, queue: tf.FIFOQueue) -> list[str]:
+            return [text.decode() for text in session.run(queue.dequeue_many(session.run(queue.size())))]
+
+        with suppress(tf.errors.OpError):
+            return self._with_announcements(self.instance, taken)
+        return []
+
+    def _with_announcements(self, instance: int, call: Callable[[tf.Session, tf.FIFOQueue], _T]) -> _T:
+        """Calls with a session on an instance's server, and the queue that lies there for all sessions."""
+        target = self._server.target if instance == self.instance else f"grpc://{self.addresses[instance]}"
+        config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=_REACHED)
+        with tf.Graph().as_default() as graph, tf.device(f"{_task(instance)}/cpu:0"):
+            queue = tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name="announcements")
+            with tf.Session(target, graph=graph, config=config) as session:
+                return call(session, queue)
+
     # On the host, between the programs' steps.
 
     def all_gather(self, text: str) -> list[str]:
@@ -107,10 +147,22 @@ class WorkerGroup:
     def _all(self, row: Sequence[int]) -> np.ndarray:
         """Every instance's row of as many whole numbers, [instances, n]."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
-            own = tf.constant(np.asarray(row, np.int32)[None])
-            ring = self._key_of(range(self.size), own.device)
-            rows = collective_ops.all_gather(own, self.size, ring, next(self._keys))
-            return self._run(graph, rows)
+            return self._run(graph, self._gathered(tf.constant(np.asarray(row, np.int32)[None])))
+
+    def _gathered(self, own: tf.Tensor) -> tf.Tensor:
+        return collective_ops.all_gather(own, self.size, self._key_of(range(self.size), own.device), next(self._keys))
+
+    def where(self, holds: bool) -> list[int]:
+        """The instances in which it holds. One graph serves all calls, so that each takes a millisecond or two."""
+        fed, rows, session = self._flags
+        return np.flatnonzero(session.run(rows, {fed: [holds]})).tolist()
+
+    @cached_property
+    def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
+        """One flag of every instance: what is fed and fetched."""
+        with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
+            fed = tf.placeholder(tf.bool, [1])
+            return fed, self._gathered(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
 
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
         """The sums over all instances, by name, in float64."""
@@ -142,6 +194,10 @@ class WorkerGroup:
         """One call of a graph of its own, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
             return session.run(fetches, feeds)
+
+
+def _task(instance: int) -> str:
+    return f"/job:{JOB}/replica:0/task:{instance}"
 
 
 def _packed(values: Mapping[str, np.ndarray]) -> bytes:

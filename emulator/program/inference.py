@@ -15,7 +15,7 @@ from emulator.layers.policy import PrecisionPolicy
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
-from emulator.program.weights import State, Weights
+from emulator.program.weights import ProgramState, Weights
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -80,12 +80,16 @@ class InferenceProgram(Program):
                 sums = running.result()
             except BaseException:
                 if not running.done():
-                    self.session.run(self._names["stop"])
+                    self.stop()
                     wait([running])
                 raise
         if end > first and self._cache_entry is not None:
             self._cache_entry.ran()
         return dict(zip(self.names, sums))
+
+    def stop(self) -> None:
+        """Ends the present call of `step` at its next micro-batch, and later ones at once: the sums are of no use then."""
+        self.session.run(self._names["stop"])
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
         """The same step; when each of its operations ran, as events of a Chrome trace."""
@@ -116,7 +120,7 @@ def _write(
         "initialise": [tf.global_variables_initializer()],
     }
     named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {}, State.of(weights))
+    return ProgramGraph(named, {}, ProgramState.of(weights))
 
 
 def _sums(

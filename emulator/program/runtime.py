@@ -27,7 +27,7 @@ from emulator.plan.timings import PhaseEnd
 from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
 from emulator.program.stages import Features
-from emulator.program.weights import State
+from emulator.program.weights import ProgramState
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -83,7 +83,7 @@ class ProgramGraph(NamedTuple):
 
     names: Mapping[str, Sequence[str]]
     about: Mapping[str, Any]
-    state: State
+    state: ProgramState
 
 
 class Program:
@@ -127,7 +127,7 @@ class Program:
             else:
                 cached = cached or self._build(placed)
                 load(cached, seed)
-                self._names, self._about, self.state = cached.names, cached.about, State.loaded(cached)
+                self._names, self._about, self.state = cached.names, cached.about, ProgramState.loaded(cached)
         self._mark(timings.GRAPH if self._cache_entry is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
         self.session = new_session(self.graph, self._stage_devices, group, optimised=self._cache_entry is not None)

@@ -141,7 +141,7 @@ def run_pass(
             dy = cells.end(stage, BACKWARD, dy, [g for g in of_stage.values() if g is not None])
         of_variables |= of_stage
     lost = {LOST: watch.lost()} if watch.names else {}
-    return {LOSS: _after(loss, tuple(cells.records)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
+    return {LOSS: _after(loss, tuple(cells.notes)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

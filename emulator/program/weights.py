@@ -96,7 +96,7 @@ class Stored:
     set: str
 
 
-class State:
+class ProgramState:
     """A program's variables, to be read and set in its session: all that a checkpoint holds, and the model's of them."""
 
     def __init__(self, saved: Mapping[str, Stored], model: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class State:
         self.model = {name: self.saved[name] for name in model}
 
     @classmethod
-    def of(cls, weights: Weights) -> State:
+    def of(cls, weights: Weights) -> ProgramState:
         """The graph gets operations that read them."""
         saved = {
             name: Stored(v.dtype.base_dtype, v.shape, v.read_value().name, v.initializer.inputs[1].name, v.initializer.name)
@@ -122,7 +122,7 @@ class State:
         return {"variables": kinds, "model": list(self.model)}
 
     @classmethod
-    def loaded(cls, executable: OptimisedGraph) -> State:
+    def loaded(cls, executable: OptimisedGraph) -> ProgramState:
         """From what `names` and `about` gave."""
         saved = {
             name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])

@@ -35,6 +35,8 @@ from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
 
+WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"  # and of interest to the planner
+
 
 @dataclass(frozen=True)
 class Parsed:
@@ -169,7 +171,7 @@ def _hint_notes(known: Catalogue, values: Mapping[str, Any], sources: Mapping[st
         for name in values
         if known.options[name].meta["kind"] == HINT and values[name] != known.options[name].default
     ]
-    return [f"recorded, without effect on the emulated arithmetic: {' '.join(hints)}"] if hints else []
+    return [f"{WITHOUT_EFFECT}: {' '.join(hints)}"] if hints else []
 
 
 def help_text(parsed: Parsed, prog: str, intro: str) -> str:

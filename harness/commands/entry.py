@@ -120,9 +120,14 @@ def parse(
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
     call says nothing of the network either, as nobody means all defaults."""
-    recorded = run_record.options(folder)
+    recorded, file = run_record.options(folder), run_record.file(folder)
     if not recorded:
-        _refuse_lost(run_record.file(folder), argv, script)
+        _refuse_lost(file, argv, script)
+    elif "model" not in recorded and not any(value_of(argv, name, script) for name in TELLING):
+        raise CheckpointError(
+            f"{file} names no model, so that it is no record of a training: put it back as the run wrote it, or give the "
+            "options again, as --model and --dataset"
+        )
     return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from base.fields import brief
 from base.process import tf_runtime
 from Datasets.formats import class_names
-from harness.checkpoints import fit, read
+from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.reports import profile
 from harness.run.run import Run
@@ -31,7 +31,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
     checkpoint, values, warnings = read.newest_of(selected, f"--restore-path {run.options.main.restore_path}")
-    warnings += [f"warning: {fault}" for fault in fit.faults(values, fit.model(run), checkpoint)]
+    warnings += [f"warning: {fault}" for fault in compatibility.faults(values, compatibility.model(run), checkpoint)]
     for warning in warnings:
         log.note(warning)
     _show(run, checkpoint, values, log)
@@ -49,7 +49,7 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     pictures = image_files.load(paths, run.source.spec, request)
     program = prediction_program(run, request, pictures)
     try:
-        fit.require(fit.of_values(values), fit.model(run), checkpoint)
+        compatibility.require(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
         program.rewind()
         names = class_names.of(run.source.spec)

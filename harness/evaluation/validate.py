@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints import fit
+from base.process.signals import Signals
+from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.processes.team import Team
 from harness.reports import compilation, profile
@@ -33,15 +35,18 @@ def validate(
     global_batch: int,
     log: RunLog,
     team: Team,
+    signals: Signals,
 ) -> dict[str, Any]:
     """The row of a checkpoint with these tensors, or of random weights; the team's instances share the pictures.
-    `global_batch`: samples of one update of its training, which date the checkpoint."""
+    `global_batch`: samples of one update of its training, which date the checkpoint. StopRequest where one of several
+    instances has been told to stop."""
     if values is not None:
-        fit.require(fit.of_values(values), fit.model(run), checkpoint)
+        compatibility.require(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
     program.rewind()
     micro_batches = own_micro_batches(run)
-    totals, seconds = _sums(program, micro_batches, log)
+    most = own_micro_batches(run, 0)  # instance 0 has no fewer than the others
+    totals, seconds = _sums(program, micro_batches, most, log, partial(team.stop_together, signals))
     totals, seconds = team.totals(totals), team.largest(seconds)
     samples = max(totals["samples"], 1)
     return row(
@@ -80,10 +85,10 @@ def row(
     }
 
 
-def own_micro_batches(run: Run) -> int:
-    """Of the validation set, in this instance."""
+def own_micro_batches(run: Run, instance: int | None = None) -> int:
+    """Of the validation set, in this instance or another one."""
     whole = -(-run.source.spec.validation_images // run.validation_batch)
-    return len(range(run.cluster.instance, whole, run.cluster.size))
+    return len(range(run.cluster.instance if instance is None else instance, whole, run.cluster.size))
 
 
 def global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
@@ -111,18 +116,22 @@ def record_profile(run: Run, program: InferenceProgram, request: profile.Request
     log.note(profile.write_operations(request, f"{run.name}, one micro-batch of validation", operations))
 
 
-def _sums(program: InferenceProgram, micro_batches: int, log: RunLog) -> tuple[dict[str, float], float]:
-    """All sums, and the seconds on the device."""
-    piece = max(1, -(-micro_batches // _PIECES))
+def _sums(
+    program: InferenceProgram, micro_batches: int, most: int, log: RunLog, between: Callable[[], None]
+) -> tuple[dict[str, float], float]:
+    """All sums, and the seconds on the device. `most`: of all instances' micro-batches, which all cut into as many pieces;
+    `between`: is called after each piece."""
+    piece = max(1, -(-most // _PIECES))
     totals: dict[str, float] = dict.fromkeys(program.names, 0.0)
     seconds = 0.0
-    for first in range(0, micro_batches, piece):
+    for first in range(0, most, piece):
         end = min(first + piece, micro_batches)
         started = time.perf_counter()
         for name, value in program.step(first, end).items():
             totals[name] += float(value)
         seconds += time.perf_counter() - started
         log.progress(end, micro_batches, "validation micro-batches")
+        between()
     return totals, seconds
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from Datasets.formats import image_headers
-from harness.checkpoints import fit
+from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.processes import folders
 from harness.run.origin import Origin
 from harness.run.run import Run
 
 
-class Weights(Origin):
+class SavedWeights(Origin):
     """The checkpoints that --restore-path names; none: random weights."""
 
     def __init__(self, selected: Sequence[Checkpoint], folder: Path | None, recorded: Mapping[str, Any]) -> None:
@@ -29,4 +29,4 @@ class Weights(Origin):
                 image_headers.read(path)
         else:
             folders.refuse(run)
-        return fit.require_model(run, self.checkpoints)
+        return compatibility.require_model(run, self.checkpoints)

@@ -10,6 +10,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType
 from typing import Any
 
@@ -110,7 +111,8 @@ class Catalogue:
         return list(dict.fromkeys(option.section for option in self.options.values()))
 
 
-def section_options(section: str, cls: type, script: str | None = None) -> list[Option]:
+@cache  # a call that plans many configurations asks again and again
+def section_options(section: str, cls: type, script: str | None = None) -> tuple[Option, ...]:
     """The options of one dataclass; those of other scripts are left out, unless `script` is None."""
     hints = typing.get_type_hints(cls)
     options = []
@@ -119,7 +121,7 @@ def section_options(section: str, cls: type, script: str | None = None) -> list[
         if script is None or not meta["scripts"] or script in meta["scripts"]:
             base, several = _type(hints[field.name])
             options.append(Option(field.name, section, base, several, field.default, meta))
-    return options
+    return tuple(options)
 
 
 def catalogue(model_options: type, schedule_options: type, script: str) -> Catalogue:

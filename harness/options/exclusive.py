@@ -10,12 +10,13 @@ from base.fields import brief
 from harness.options.catalogue import Catalogue, shown
 from harness.options.sections import ACCUMULATION
 from harness.options.sources import Layer
+from Models import _norms
 
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("iterations", "epochs"),
     ("abs_learning_rate", "base_learning_rate_exponent"),
     ("abs_end_learning_rate", "poly_lr_end_ratio"),
-    ("group_norm", "batch_norm"),
+    _norms.SWITCHES,
     ("generated_data", "synthetic_data"),
     ("normalise_input", "symmetric_input"),
     ("epochs_per_ckpt", "ckpts_per_epoch"),
@@ -44,6 +45,17 @@ def refuse_contradictions(known: Catalogue, layer: Layer, values: Mapping[str, A
             place = layer.values[chosen[1]].where
             flags = " and ".join(f"{known.options[name].flag} {brief(shown(values[name]))}" for name in chosen)
             raise OptionError(f"{place}: {flags} exclude each other; give one of them")
+
+
+def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a finished run less those that another one of their group makes idle, as a layer would give them."""
+    kept = dict(values)
+    for group in EXCLUSIVE:
+        rivals = [name for name in group if name in values and _takes_part(name, values[name])]
+        rivals.sort(key=lambda name: values[name] == 0)  # a zero is idle beside another
+        for name in rivals[1:]:
+            del kept[name]
+    return kept
 
 
 def _takes_part(name: str, value: Any) -> bool:

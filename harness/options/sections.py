@@ -277,6 +277,8 @@ class RunOptions:
     def words(self, name: str) -> str:
         """Flag and value of an option, as on the command line."""
         value = self.values()[name]
+        if isinstance(value, bool):
+            return flag(name if value else f"no_{name}")
         return f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 

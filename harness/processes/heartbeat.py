@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -40,7 +40,7 @@ class Heartbeat:
         """Waits until every instance has answered; WorkerError if the time is over."""
         end, missing = time.monotonic() + self._timeout, list(self._peers)
         while missing:
-            missing = [k for k in missing if self._asked(k) is not None]
+            missing = sorted({*missing} - {*self.answering(missing)})
             if missing and time.monotonic() > end:
                 names = " and ".join(self._cluster.named(k) for k in missing)
                 raise WorkerError(
@@ -57,19 +57,20 @@ class Heartbeat:
         """Ends the watch."""
         self._over.set()
 
-    def _asked(self, peer: int) -> grpc.RpcError | None:
-        try:
-            self._ask[peer](b"", timeout=max(self._every, 0.5))
-        except grpc.RpcError as error:
-            return error
-        return None
+    def answering(self, instances: Sequence[int] | None = None) -> list[int]:
+        """Those of the others, or of these, that answer now."""
+        calls = self._calls(self._peers if instances is None else instances)
+        return [k for k, call in calls.items() if call.exception() is None]
+
+    def _calls(self, instances: Sequence[int]) -> dict[int, grpc.Future]:
+        """One question to each."""
+        return {k: self._ask[k].future(b"", timeout=max(self._every, 0.5)) for k in instances}
 
     def _watch(self) -> None:
         heard = dict.fromkeys(self._peers, time.monotonic())
         failed, looked = dict.fromkeys(self._peers, 0), time.monotonic()
         while not self._over.wait(self._every):
-            calls = {k: self._ask[k].future(b"", timeout=max(self._every, 0.5)) for k in self._peers}
-            for k, call in calls.items():
+            for k, call in self._calls(self._peers).items():
                 error, now = call.exception(), time.monotonic()
                 if now - looked > _STOPPED + 4 * self._every:  # this process was stopped meanwhile, and nobody was asked
                     heard, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from base import plugins
 from base.errors import OptionError
 from base.process import tf_runtime, versions
-from base.process.signals import StopRequest
+from base.process.signals import Signals, StopRequest
 from emulator.plan import machine
 from harness.processes import heartbeat
 from harness.run.cluster import ALONE, Cluster
@@ -46,7 +47,7 @@ class Team:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
         self.group: WorkerGroup | None = None
         self.before_exit: Callable[[str], None] | None = None
-        self._told = threading.Lock()  # is held from the first call of `before_exit` on
+        self._told = threading.Lock()  # held from the first call of `before_exit` on
         self.configs: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = prog, timeout
@@ -74,6 +75,8 @@ class Team:
         """Ends together with the other instances, as far as they are there still."""
         if self.agreed_to_stop and error is not None:
             self.shut_down()
+        elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
+            self.group.announce(str(self.instance), self._heart.answering())
         if error is not None and type(error).__module__.startswith("tensorflow"):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
@@ -114,6 +117,18 @@ class Team:
         """Of all instances' values."""
         return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
+    def stop_together(self, signals: Signals) -> None:
+        """StopRequest in every instance as soon as one has been told to stop: all call this at the same places. A signal
+        that comes while an instance waits here for the others counts at the next place: they do not know of it yet."""
+        if self.group is None:
+            signals.raise_if_received()
+            return
+        stopping = self.group.where(signals.received is not None)
+        if stopping:
+            self.agreed_to_stop = True
+            signals.follow(stopping[0])
+            signals.raise_if_received()
+
     def shut_down(self) -> None:
         """Waits until all instances have come to the end."""
         if self.group:
@@ -130,14 +145,16 @@ class Team:
     def _lost(self, reason: str) -> None:
         """In the heartbeat's thread: ends the process, whose main thread may be waiting for the lost one for good."""
         self._leaving.set()
-        message = f"{reason}: no instance can go on without it"
+        told = self.group.announced()
+        stop = StopRequest(signal.SIGTERM, int(told[0])) if told else None
+        message = str(stop or f"{reason}: no instance can go on without it")
         worker = threading.Thread(target=self._tell, args=(message,), daemon=True)
         worker.start()
         worker.join(0.2 * self._timeout)
-        print(f"{self._prog}: error: {message}", file=sys.stderr, flush=True)
+        print(f"{self._prog}: {f'stopped by {stop}' if stop else f'error: {message}'}", file=sys.stderr, flush=True)
         time.sleep(min(2.0, 0.05 * self._timeout))  # so that the others notice the same one first
         sys.stdout.flush()
-        os._exit(1)
+        os._exit(128 + stop.number if stop else 1)
 
 
 def refuse_taken_port(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, named_by, rmsprop_decay
 
-State = dict[str, tf.Tensor]
+Slots = dict[str, tf.Tensor]
 Named = Callable[[str], bool]
 
 
@@ -46,8 +46,8 @@ class Optimiser(ABC):
 
     @abstractmethod
     def step(
-        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
         """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
 
 
@@ -55,8 +55,8 @@ class SGD(Optimiser):
     """w -= rate * g."""
 
     def step(
-        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
         return w - rate * g, {}
 
 
@@ -68,8 +68,8 @@ class Momentum(Optimiser):
     slots = UPDATE_RULES["momentum"].slots
 
     def step(
-        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
         a = self.momentum * slots["Momentum"] + g
         return w - rate * a, {"Momentum": a}
 
@@ -85,8 +85,8 @@ class RMSprop(Optimiser):
     slots = UPDATE_RULES["RMSprop"].slots
 
     def step(
-        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
         ms = slots["RMSProp"] + (tf.square(g) - slots["RMSProp"]) * (1 - self.decay)
         mom = self.momentum * slots["RMSProp_1"] + rate * g * tf.math.rsqrt(ms + self.epsilon)
         return w - mom, {"RMSProp": ms, "RMSProp_1": mom}
@@ -105,8 +105,8 @@ class LARS(Optimiser):
     slots = UPDATE_RULES["LARS"].slots
 
     def step(
-        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
         step = rate * g
         if not self.skipped(name):
             of_w, of_g = tf.norm(w), tf.norm(g)
@@ -129,8 +129,8 @@ class LAMB(Optimiser):
     slots = UPDATE_RULES["LAMB"].slots
 
     def step(
-        self, name: str, w: tf.Tensor, slots: State, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
         m = self.beta1 * slots["LAMB_m"] + (1 - self.beta1) * g
         v = self.beta2 * slots["LAMB_v"] + (1 - self.beta2) * tf.square(g)
         t = tf.cast(done + 1, tf.float64)

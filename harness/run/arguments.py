@@ -18,6 +18,7 @@ from harness.options.catalogue import KINDS, Option
 from harness.options.exclusive import EXCLUSIVE
 from harness.options.update_rules import UPDATE_RULES
 from harness.run.run import Run
+from Models import _norms
 
 CALLS = "calls"  # the calls of the run that led here; in the state of every checkpoint, too
 RUN_ID = "run_id"  # random, one for a run; in every state, too
@@ -140,7 +141,7 @@ def _nullable() -> frozenset[str]:
     some others."""
     tables = sources.model_defaults()
     empty = {option.name for option in sources.every_option(None) if option.default is None}
-    groups = {name for group in EXCLUSIVE for name in group} - {"batch_norm", "group_norm"}  # of which one stays null
+    groups = {name for group in EXCLUSIVE for name in group} - {*_norms.SWITCHES}  # of which one stays null
     filled = {name for name in empty - groups if all(name in table for own, table in tables if name in own)}
     return frozenset({*empty - filled - {"dataset"}, *_NULLABLE})
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from base.bounds import json_value
 from base.errors import OptionError
 from base.fields import brief
 from harness.options.sections import CONFIGURATION, RunOptions, flag
@@ -120,9 +121,10 @@ def _of_tf_config(environ: Mapping[str, str]) -> Cluster:
     if not text:
         raise OptionError(f"--distributed needs the environment variable {TF_CONFIG}, as in\n{TF_CONFIG}='{_FORM}'")
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{TF_CONFIG} is not JSON ({error}); it looks like\n{_FORM}") from None
+        content = json_value(text)
+    except ValueError as error:
+        what = "is not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be used"
+        raise OptionError(f"{TF_CONFIG} {what} ({error}); it looks like\n{_FORM}") from None
     cluster = content.get("cluster") if isinstance(content, dict) else None
     workers = cluster.get("worker") if isinstance(cluster, dict) else None
     if not isinstance(workers, list) or not workers:

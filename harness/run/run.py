@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from Datasets._spec import DataSource, ReadRequest
-from emulator.plan.memory_model import HostMemory
 from emulator.plan.plan import ExecutionPlan
+from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
 from emulator.planner.workload import Workload
 from harness.options.sections import RunOptions
@@ -105,9 +105,9 @@ class Run:
         return self.peak_rate is not None
 
     @property
-    def batch_norm(self) -> bool:
-        """Whether the network has moving statistics."""
-        return any("batch_norm/moving" in variable.name for variable in self.trace.variables)
+    def norms(self) -> frozenset[str]:
+        """The kinds of norms in the network, names of Models._norms.KINDS."""
+        return frozenset(operation.norm.kind for operation in self.trace.operations if operation.norm)
 
     @cached_property
     def highest_rate(self) -> float:

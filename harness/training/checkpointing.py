@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.checkpoints import averages, find, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.saved_state import Call
-from harness.checkpoints.write import SaveError, Writer
+from harness.checkpoints.write import SaveError
 from harness.run.arguments import CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
 from harness.training.job import Job
@@ -24,13 +24,12 @@ INITIAL, SAFETY = "initial ", "safety "  # kinds of checkpoints, as the log name
 class Checkpointer:
     """Saves the program's variables, and whatever else a run goes on from, while training goes on."""
 
-    def __init__(
-        self, job: Job, program: TrainingProgram, writer: Writer, meter: Meter, calls: list[Call], divergence: Divergence
-    ) -> None:
+    def __init__(self, job: Job, program: TrainingProgram, meter: Meter, calls: list[Call], divergence: Divergence) -> None:
         """`calls`: of the run up to this one."""
-        self._job, self._program, self._writer, self._meter, self._calls = job, program, writer, meter, calls
+        self._job, self._program, self._meter, self._calls = job, program, meter, calls
         self._divergence = divergence
         self.saved = -1  # updates that the newest checkpoint of this call has
+        self._unvalidated: tuple[Checkpoint, Values] | None = None
         self._saved_at = time.monotonic()
 
     def begin(self, resumed: Checkpoint | None) -> None:
@@ -40,7 +39,7 @@ class Checkpointer:
         if resumed is None:
             if job.saves:
                 self.save(0, INITIAL)
-                self._writer.settle()
+                self._job.writer.settle()
             return
         self.saved = resumed.iteration
         initial = Checkpoint.at(job.folder, 0)
@@ -57,15 +56,21 @@ class Checkpointer:
             bool(minutes) and self._job.saves and self._job.team.first and time.monotonic() - self._saved_at > 60 * minutes
         )
 
-    def save(self, iteration: int, kind: str = "") -> tuple[Checkpoint, Values]:
-        """Has a checkpoint written; one for safety only until the next one. It, and what is in it."""
+    def take(self) -> tuple[Checkpoint, Values]:
+        """The newest checkpoint and its tensors, which are held no longer."""
+        newest, self._unvalidated = self._unvalidated, None
+        return newest
+
+    def save(self, iteration: int, kind: str = "") -> None:
+        """Has a checkpoint written; one for safety only until the next one."""
         job, started = self._job, time.perf_counter()
         checkpoint, values = Checkpoint.at(job.folder, iteration), self._program.values()
         self.saved, self._saved_at = iteration, time.monotonic()
+        self._unvalidated = None if kind else (checkpoint, values)
         model = {name: values[name] for name in self._program.state.model}
         self._divergence.judge_weights(model, iteration)
         if not job.writes:
-            return checkpoint, values
+            return
         state = {
             **self._meter.state(),
             saved_state.ITERATION: iteration,
@@ -79,7 +84,7 @@ class Checkpointer:
         def write_files() -> None:
             self._sync_rows()
             write.save(checkpoint, values, state)
-            self._writer.newest = checkpoint.name
+            self._job.writer.newest = checkpoint.name
             seconds = "" if kind == INITIAL else f" in {time.perf_counter() - started:.2f}s"
             job.log.note(
                 f"Saved {kind}checkpoint to {checkpoint.prefix}{seconds}\n"
@@ -89,13 +94,12 @@ class Checkpointer:
             write.tidy(job.folder, checkpoint, most, job.run.length.is_checkpoint)
 
         self.settle()
-        self._writer.begin(write_files)
-        return checkpoint, values
+        self._job.writer.begin(write_files)
 
     def settle(self, wait: bool = True) -> None:
         """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""
         try:
-            self._writer.settle(wait)
+            self._job.writer.settle(wait)
         except SaveError as error:
             if not self._job.run.options.training.keep_going:
                 raise

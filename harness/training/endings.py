@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.checkpoints.write import SaveError, Writer
+from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.reports import plot, prediction
 from harness.training.job import Job
@@ -36,10 +36,10 @@ def finished(job: Job, done: int, accuracy: float | None, host_rate: float) -> N
         note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
 
 
-def stopped(job: Job, writer: Writer, call: str, reason: str, *changed: str) -> None:
+def stopped(job: Job, call: str, reason: str, *changed: str) -> None:
     """Of a call that ends early. `call`: the command line that goes on with the run as long as its options are not recorded;
     `changed`: options with which going on is no repetition."""
-    run, folder, log = job.run, job.folder, job.log
+    run, folder, log, writer = job.run, job.folder, job.log, job.writer
     log.note(f"Stopped: {reason}")
     try:
         writer.settle()

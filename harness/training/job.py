@@ -5,19 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from base.process.signals import Signals
+from harness.checkpoints.write import Writer
 from harness.processes.team import Team
+from harness.reports import mlperf, profile
 from harness.run.run import Run
 from log import RunLog
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run in this process: what is trained, with which other instances, where this one writes."""
+    """A run in this process: what is trained, with which other instances, where this one writes, and how it is told to
+    stop. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`: what this instance writes of one update."""
 
     run: Run
     team: Team
     folder: Path
     log: RunLog
+    writer: Writer
+    signals: Signals
+    mlperf: mlperf.Events
+    profile: profile.Request | None
 
     @property
     def saves(self) -> bool:

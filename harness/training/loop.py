@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from base.process.signals import Signals
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.reports import mlperf
 from harness.training.checkpointing import SAFETY, Checkpointer
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.profiling import Progress, UpdateProfiler
-from harness.training.resume import Values
 from harness.training.start import InitialState
 from harness.training.validating import Validator
 
@@ -38,21 +35,12 @@ class TrainingLoop:
     """A run in progress, in this instance of its team."""
 
     def __init__(
-        self,
-        job: Job,
-        program: TrainingProgram,
-        start: InitialState,
-        signals: Signals,
-        divergence: Divergence,
-        checkpointer: Checkpointer,
-        validator: Validator,
-        profiler: UpdateProfiler,
-        mlperf_events: mlperf.Events,
+        self, job: Job, program: TrainingProgram, start: InitialState, validator: Validator, profiler: UpdateProfiler
     ) -> None:
-        self._job, self._program, self._start, self._signals = job, program, start, signals
-        self._meter, self._divergence, self._checkpointer = start.meter, divergence, checkpointer
-        self._validator, self._profiler, self._mlperf = validator, profiler, mlperf_events
-        self._saved: tuple[Checkpoint, Values] | None = None  # what is to be validated
+        self._job, self._program, self._start, self._validator, self._profiler = job, program, start, validator, profiler
+        self._signals, self._mlperf, self._meter = job.signals, job.mlperf, start.meter
+        self._divergence = Divergence(job, program.watched)
+        self._checkpointer = Checkpointer(job, program, start.meter, start.calls, self._divergence)
         length = job.run.length
         # in this order; a signal waits for those at once, and leaves before the later ones
         self._at_once = (
@@ -65,7 +53,7 @@ class TrainingLoop:
             Event(self._broadcast_due, self._broadcast),
         )
         if job.team.group:
-            signals.share(partial(program.stop, drop_update=True))
+            job.signals.share(self._stop)
 
     def run(self, last: int) -> None:
         """Everything from the initial checkpoint to the end of update `last`, in host steps."""
@@ -91,7 +79,7 @@ class TrainingLoop:
         """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then. How
         many updates the run has done."""
         self._checkpointer.settle(wait=False)
-        with self._signals.asking(partial(self._program.stop, drop_update=True)):
+        with self._signals.asking(self._stop):
             done = self._step(first, end)
             for event in self._at_once:
                 if event.due(first, done):
@@ -105,7 +93,13 @@ class TrainingLoop:
 
     def _step(self, first: int, end: int) -> int:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
-        metrics, seconds = self._profiler.step(first, end, self._progress(first))
+        rates = [self._job.run.rate(update) for update in range(first, end)]
+        report, profiler = self._progress(first), self._profiler
+        profiler.begins(first)
+        started = time.perf_counter()
+        metrics = profiler.record(first, rates[0], report) if profiler.records(first) else self._program.step(rates, report)
+        seconds = time.perf_counter() - started
+        profiler.ended(first)
         if metrics.leaving:
             self._job.team.agreed_to_stop = True
             self._signals.follow(metrics.leaving[0])
@@ -115,6 +109,11 @@ class TrainingLoop:
         if done == self._job.run.length.grid_end(first):
             self._meter.end_host_step()
         return done
+
+    def _stop(self) -> None:
+        """Ends what the devices do at its next micro-batch."""
+        self._program.stop(drop_update=True)
+        self._validator.stop()
 
     def _progress(self, first: int) -> Progress:
         """Moves the bar while the host step runs, and ends it early where there is a reason to."""
@@ -133,7 +132,7 @@ class TrainingLoop:
 
     def _save(self, done: int) -> None:
         self._mlperf.block_over()
-        self._saved = self._checkpointer.save(done)
+        self._checkpointer.save(done)
 
     def _safety_due(self, first: int, done: int) -> bool:
         return done > self._checkpointer.saved and (self._signals.received is not None or self._checkpointer.overdue)
@@ -142,8 +141,7 @@ class TrainingLoop:
         self._checkpointer.save(done, SAFETY)
 
     def _validate(self, done: int) -> None:
-        saved, self._saved = self._saved, None
-        self._validator.validate(*saved)
+        self._validator.validate(*self._checkpointer.take())
         if done < self._job.run.length.iterations:
             self._mlperf.block_begins(done)
 
@@ -167,7 +165,8 @@ class TrainingLoop:
         self._program.load(received)
 
     def _finish(self, done: int) -> None:
-        """The last checkpoint, validation and averages, after the last update of this call."""
+        """The last checkpoint, validation and averages, after the last update of this call. Several instances leave
+        together, where one was told to stop after the update."""
         job, total = self._job, self._job.run.length.iterations
         self._profiler.finish()
         if done < total:
@@ -178,6 +177,7 @@ class TrainingLoop:
             self._mlperf.block_over()
             self._validator.validate(Checkpoint("final", done), self._program.values())
         self._checkpointer.settle()
+        job.team.stop_together(self._signals)
         if done == total:
             self._mlperf.ended("success")
         if done == total and job.saves:

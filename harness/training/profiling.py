@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,12 @@ Progress = Callable[[float, float], None]  # called with loss and accuracy of ev
 
 
 class UpdateProfiler:
-    """Carries host steps out, and records those that are asked for."""
+    """Times the first updates of a call, and records one, where that is asked for."""
 
-    def __init__(
-        self, job: Job, program: TrainingProgram, request: profile.Request | None, recorded: bool, first: int, last: int
-    ) -> None:
-        """`request`: what this instance writes of the recorded update, if one is `recorded` in any instance; `first`: the
-        call's first update, `last`: that it ends after."""
-        self._job, self._program, self._request = job, program, request
+    def __init__(self, job: Job, program: TrainingProgram, recorded: bool, first: int, last: int) -> None:
+        """`recorded`: whether one update is, in any instance; `first`: the call's first update; `last`: the one that it ends
+        after."""
+        self._job, self._program, self._request = job, program, job.profile
         # the first update of a call warms caches up
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
@@ -38,30 +35,30 @@ class UpdateProfiler:
         """The updates that get host steps of their own."""
         return {self._update, *(self._first_updates.apart if self._first_updates else ())}
 
-    def step(self, first: int, end: int, report: Progress) -> tuple[Metrics, float]:
-        """Updates first..end-1, or fewer if they are stopped, and their seconds."""
-        run, timed = self._job.run, self._first_updates
-        if timed:
-            timed.begins(first)
-        started = time.perf_counter()
-        if first == self._update and self._request:
-            metrics = self._recorded(first, self._request, report)
-        else:
-            metrics = self._program.step([run.rate(i) for i in range(first, end)], report)
-        seconds = time.perf_counter() - started
-        self._note(timed.ended(first) if timed else ())
-        return metrics, seconds
+    def begins(self, first: int) -> None:
+        """The host step of update `first` is about to run."""
+        if self._first_updates:
+            self._first_updates.begins(first)
+
+    def ended(self, first: int) -> None:
+        """The host step has run."""
+        self._note(self._first_updates.ended(first) if self._first_updates else ())
+
+    def records(self, update: int) -> bool:
+        """Whether this instance records the update."""
+        return update == self._update and self._request is not None
+
+    def record(self, update: int, rate: float, report: Progress) -> Metrics:
+        """Carries the update out, and writes when its cells and operations ran."""
+        run, request = self._job.run, self._request
+        found = self._program.profile(rate, request.operations, report)
+        title = f"{run.name}, update {update + 1}"
+        self._note(profile.write(request, run.plan, title, found.cells, found.operations, found.most_alive))
+        return found.metrics
 
     def finish(self) -> None:
         """The log's lines on a call that had no second update."""
         self._note(self._first_updates.settled() if self._first_updates else ())
-
-    def _recorded(self, update: int, request: profile.Request, report: Progress) -> Metrics:
-        run = self._job.run
-        record = self._program.profile(run.rate(update), request.operations, report)
-        title = f"{run.name}, update {update + 1}"
-        self._note(profile.write(request, run.plan, title, record.cells, record.operations, record.most_alive))
-        return record.metrics
 
     def _note(self, lines: Sequence[str] | Iterator[str]) -> None:
         for line in lines:

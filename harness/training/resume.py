@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
-from harness.checkpoints import find, fit, read, run_record, write
+from harness.checkpoints import compatibility, find, read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from harness.options.sections import RECORDED, RunOptions
 from harness.processes import folders
+from harness.processes.team import Team
 from harness.run import cluster as clusters
 from harness.run.arguments import RUN_ID
 from harness.run.origin import Origin
@@ -29,7 +31,7 @@ OF_NEW_RUNS, IN_ITS_FOLDER = ("log_dir", "logs_path", "name_suffix"), "a resumed
 
 
 @dataclass(frozen=True)
-class Saved:
+class LoadedCheckpoint:
     """A checkpoint to go on from, and its tensors, where this instance has read them; who loads them empties the dict."""
 
     checkpoint: Checkpoint
@@ -39,13 +41,22 @@ class Saved:
 class NewRun(Origin):
     """Initial weights, or those of --init-path."""
 
+    def read(self, run: Run) -> tuple[Run, None]:
+        """Nothing: --init-path is read when the program is there."""
+        return run, None
+
+    def join(self, run: Run, team: Team, saved: None) -> tuple[Run, Path, None]:
+        """The run as all instances name it, and this one's folder for it, which is made."""
+        run = replace(run, run_id=team.broadcast_text(_new_id()))
+        return *folders.begin(run, team), saved
+
     def refuse(self, run: Run) -> list[str]:
         """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's."""
         given = run.options.training.init_path
         if run.cluster.instance:
             return []
         if given:
-            fit.require_beginning(run, Path(given))
+            compatibility.require_beginning(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.refuse(run)
         return []
@@ -124,7 +135,7 @@ class SavedRun(Origin):
         newest, _, missing = self._latest
         if newest:
             _refuse_another_seed(run, newest)
-            fit.require_saved(run, newest)
+            compatibility.require_saved(run, newest)
         last_update(run, self.updates)
         if missing and run.cluster.instance == 0:
             raise missing
@@ -132,13 +143,21 @@ class SavedRun(Origin):
         write.refuse_unwritable(self.folder, self.updates)
         return overrides(run)
 
-    def read(self, run: Run) -> tuple[Run, Saved | None]:
+    def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
         """On instance 0 the checkpoint with its tensors, and the run with lines on those that turn out damaged only now."""
         if run.cluster.instance:
             return run, None
         checkpoint, values, damaged = read.newest(self.folder, verified=self.newest)
         lines = [line for line in damaged if line not in run.notes]
-        return replace(run, notes=(*run.notes, *lines)), Saved(checkpoint, values)
+        return replace(run, notes=(*run.notes, *lines)), LoadedCheckpoint(checkpoint, values)
+
+    def join(self, run: Run, team: Team, saved: LoadedCheckpoint | None) -> tuple[Run, Path, LoadedCheckpoint]:
+        """The run as all instances name it, this one's folder of it, and the checkpoint of instance 0."""
+        known = run_record.run_id(self.folder) if team.first else ""
+        run = replace(run, run_id=team.broadcast_text(known or _new_id()))
+        updates = int(team.broadcast_text(str(saved.checkpoint.iteration) if saved else ""))
+        saved = saved or LoadedCheckpoint(Checkpoint.at(self.folder, updates), {})  # the tensors come from instance 0
+        return *folders.resume(run, team, self.folder), saved
 
 
 def last_update(run: Run, done: int) -> int:
@@ -170,3 +189,8 @@ def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
             f"{source}: the seed is {run.seed}, but {saved[0]} in the run's states: put the record back as the run wrote "
             f"it, or give --seed {saved[0]}"
         )
+
+
+def _new_id() -> str:
+    """A random name for a new run, or for one of an older version, which has none."""
+    return secrets.token_hex(8)

@@ -12,7 +12,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 from base.storage.tables import ExpectedRows
-from harness.checkpoints import find, fit, read, run_record, saved_state
+from harness.checkpoints import compatibility, find, read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands.run_log import command_line
 from harness.processes.team import Team
@@ -21,7 +21,7 @@ from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.resume import Saved, Values, overrides
+from harness.training.resume import LoadedCheckpoint, Values, overrides
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -44,7 +44,7 @@ class InitialState:
         return self.checkpoint.iteration if self.checkpoint else 0
 
 
-def initial_state(job: Job, program: TrainingProgram, saved: Saved | None) -> InitialState:
+def initial_state(job: Job, program: TrainingProgram, saved: LoadedCheckpoint | None) -> InitialState:
     """Loads the program's variables in every instance; the rest of the state."""
     return _restored(job, program, saved) if saved else _fresh(job, program)
 
@@ -87,13 +87,13 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
     source, values, damaged = read.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    anew = fit.left_out(fit.of_values(values), run, source)
-    taken = fit.without(values, anew)
-    fit.refuse_faulty(run, taken, source)
+    anew = compatibility.left_out(compatibility.of_values(values), run, source)
+    taken = compatibility.without(values, anew)
+    compatibility.refuse_faulty(run, taken, source)
     program.begin_with(taken)
     log.note(f"Begun with the weights of {source.prefix}")
     if anew:
-        log.note(f"{fit.classifier(run)} begins anew: it has another number of classes there")
+        log.note(f"{compatibility.classifier(run)} begins anew: it has another number of classes there")
     for warning in _differences(run, run_record.arguments(find.run_folder(Path(source.prefix)))):
         log.note(f"warning: {warning}")
 
@@ -114,7 +114,7 @@ def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _restored(job: Job, program: TrainingProgram, saved: Saved) -> InitialState:
+def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> InitialState:
     """The weights, rows and averages of a checkpoint."""
     run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
@@ -130,11 +130,11 @@ def _restored(job: Job, program: TrainingProgram, saved: Saved) -> InitialState:
     return InitialState(meter, calls, checkpoint, values, rows)
 
 
-def _load(job: Job, program: TrainingProgram, saved: Saved) -> Values:
+def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Values:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     if job.team.first:
-        fit.require(fit.of_values(saved.values), fit.saved(job.run), saved.checkpoint)
-        fit.refuse_faulty(job.run, saved.values, saved.checkpoint, going_on=True)
+        compatibility.require(compatibility.of_values(saved.values), compatibility.saved(job.run), saved.checkpoint)
+        compatibility.refuse_faulty(job.run, saved.values, saved.checkpoint, going_on=True)
     values = job.team.broadcast(saved.values if job.team.first else None)
     saved.values.clear()
     program.load(values)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.evaluation.validate import validate
 from harness.programs import compiling
-from harness.reports import mlperf
 from harness.training.job import Job
 from harness.training.resume import Values
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 class Validator:
     """Validates each checkpoint once."""
 
-    def __init__(self, job: Job, events: mlperf.Events, validated: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, job: Job, validated: Mapping[str, Mapping[str, Any]]) -> None:
         """`validated`: rows of validation.csv by checkpoint that the run has already."""
-        self._job, self._events = job, events
+        self._job = job
         self.rows = dict(validated)
         self._built = ExitStack()
 
@@ -45,11 +44,18 @@ class Validator:
             return
         if not run.source.spec.validation_images:  # of which the log's head tells
             return
-        self.rows[checkpoint.name] = self._events.evaluated(
+        self.rows[checkpoint.name] = self._job.mlperf.evaluated(
             checkpoint.iteration,
-            lambda: validate(run, self._program, checkpoint, values, run.plan.global_batch, log, self._job.team),
+            lambda: validate(
+                run, self._program, checkpoint, values, run.plan.global_batch, log, self._job.team, self._job.signals
+            ),
         )
         log.validation_row(self.rows[checkpoint.name])
+
+    def stop(self) -> None:
+        """Ends a validation at its next micro-batch."""
+        if "_program" in self.__dict__:
+            self._program.stop()
 
     @property
     def last_accuracy(self) -> float | None:

@@ -14,7 +14,8 @@ from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
 from Models import _segments, efficientnet
-from Models._layers import GLOROT, Initial, NormPolicy, Variable
+from Models._layers import GLOROT, Initial, Variable
+from Models._norms import NormPolicy
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 G16 = {"group_dim": 16, "expand_ratio": 4}

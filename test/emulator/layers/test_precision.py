@@ -26,7 +26,8 @@ from emulator.program.runtime import new_graph, session_config
 from emulator.program.stages import Network, chunks
 from harness.commands import cli
 from harness.run.resolve import prepare
-from Models._layers import NormPolicy, ProxyRule
+from Models._layers import ProxyRule
+from Models._norms import NormPolicy
 
 slow = pytest.mark.slow
 RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")

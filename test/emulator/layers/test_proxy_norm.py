@@ -18,7 +18,8 @@ from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.run.run import Run
-from Models._layers import NormPolicy, ProxyRule
+from Models._layers import ProxyRule
+from Models._norms import NormPolicy
 
 CHANNELS = 6
 RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "relu6", "swish") for epsilon in (0.03, 0.5)]
@@ -186,7 +187,7 @@ def test_layouts_change_no_bit():
 
 
 def test_batch_norm_needs_no_proxy():
-    with pytest.raises(OptionError, match=r"--proxy-norm corrects norms that do not see the batch; leave out --batch-norm"):
+    with pytest.raises(OptionError, match=r"--proxy-norm corrects group norm; give --group-norm, or leave out --proxy-norm"):
         prepared(f"{NETWORK} --batch-norm")
 
 

@@ -13,7 +13,7 @@ from runs import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
 from emulator.program.weights import Weights
-from harness.checkpoints import fit, saved_state, tensor_bundle, write
+from harness.checkpoints import compatibility, saved_state, tensor_bundle, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli
 from harness.options.update_rules import UPDATE_RULES
@@ -140,7 +140,11 @@ def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
     index = trained / "ckpt-4.index"
     expected = {name: value.shape for name, value in variables(trained, 4).items()}
     assert_same_bits(tensor_bundle.tensors(index), variables(trained, 4))
-    assert tensor_bundle.shapes(index) == expected == {name: each.shape for name, each in fit.saved(prepared("")).items()}
+    assert (
+        tensor_bundle.shapes(index)
+        == expected
+        == {name: each.shape for name, each in compatibility.saved(prepared("")).items()}
+    )
 
 
 @pytest.mark.parametrize("rule", UPDATE_RULES)
@@ -151,7 +155,7 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
             slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
             weights = Weights(asked.trace.variables, 0, slots, asked.trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
-        assert {name: list(each.shape) for name, each in fit.saved(asked).items()} == kept
+        assert {name: list(each.shape) for name, each in compatibility.saved(asked).items()} == kept
 
 
 def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
@@ -280,12 +284,12 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
 )  # fmt: skip
 def test_a_classifier_begins_anew_only_for_other_classes(kernel, bias, fits):
     asked, weights = prepared(""), Checkpoint("w.npz", -1)
-    found = {name: each.shape for name, each in fit.model(asked).items()} | {KERNEL: kernel, BIAS: bias}
+    found = {name: each.shape for name, each in compatibility.model(asked).items()} | {KERNEL: kernel, BIAS: bias}
     if fits:
-        assert fit.left_out(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
+        assert compatibility.left_out(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
     else:
         with pytest.raises(CheckpointError, match="does not fit the network asked for: all/fc1/dense/"):
-            fit.left_out(found, asked, weights)
+            compatibility.left_out(found, asked, weights)
 
 
 def test_a_filter_that_matches_nothing():

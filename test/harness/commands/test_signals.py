@@ -21,7 +21,7 @@ from runs import assert_same_bits, run, succeed, timeless, variables
 
 import train
 from base import plugins
-from base.process.signals import Lasting, Signals, StopRequest
+from base.process.signals import Signals, StopRequest, TolerantStream
 from base.process.startup import BEFORE
 from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint
@@ -157,7 +157,7 @@ def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path
     none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
     for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
         with Writer(newest) as writer:
-            endings.stopped(Job(stopped, Team(), tmp_path, RunLog(None)), writer, "", "SIGTERM")
+            endings.stopped(Job(stopped, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "SIGTERM")
         assert told in capsys.readouterr().out
 
 
@@ -313,10 +313,10 @@ class Broken(io.StringIO):
 
 def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
     signals = Signals()
-    print("dropped", file=Lasting(Broken(errno.EIO), signals))
+    print("dropped", file=TolerantStream(Broken(errno.EIO), signals))
     with pytest.raises(BrokenPipeError):
-        print("told", file=Lasting(Broken(errno.EPIPE), signals))
+        print("told", file=TolerantStream(Broken(errno.EPIPE), signals))
     signals.received = signal.SIGINT
-    print("dropped", file=Lasting(Broken(errno.EPIPE), signals))
+    print("dropped", file=TolerantStream(Broken(errno.EPIPE), signals))
     with pytest.raises(OSError, match="No space"):
-        print("told", file=Lasting(Broken(errno.ENOSPC), signals))
+        print("told", file=TolerantStream(Broken(errno.ENOSPC), signals))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from base.process.signals import StopRequest
+from base.process.signals import Signals, StopRequest
 from harness.processes.team import Team
 
 
@@ -31,3 +31,20 @@ def test_a_request_to_end_while_another_instance_is_lost_tells_where_the_run_is(
     late.start()
     late.join()
     assert told == ["SIGTERM"] * begun
+
+
+def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_place():
+    """One that left alone then would be missed by the others."""
+    team, signals, asked = Team(), Signals(), []
+
+    def where(holds: bool) -> list[int]:
+        asked.append(holds)
+        signals.received = signal.SIGTERM  # as if it came now
+        return [1] if holds else []
+
+    team.group = SimpleNamespace(where=where)
+    team.stop_together(signals)
+    assert not team.agreed_to_stop
+    with pytest.raises(StopRequest):
+        team.stop_together(signals)
+    assert team.agreed_to_stop and asked == [False, True]

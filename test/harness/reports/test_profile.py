@@ -10,9 +10,11 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gpipe import all_forwards_first
 from runs import assert_same_bits, rows, run, succeed, variables
 
 from base import plugins
@@ -32,9 +34,10 @@ STAGED = f"{RESNET} --shards 4 --pipeline --pipeline-splits b1/0/relu b2/0/relu 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def profiled(words: str, operations: bool = False) -> tuple[ExecutionPlan, Profile]:
+def profiled(words: str, operations: bool = False, **device: str) -> tuple[ExecutionPlan, Profile]:
     """One recorded update after one that warms up."""
-    prepared = prepare(cli.parse(words.split(), "train", environ={}).options, {})
+    options = cli.parse(words.split(), "train", environ={}).options
+    prepared = prepare(replace(options, device=replace(options.device, **device)), {})
     built = training_program(prepared, 0, recording=True)
     built.step([0.05])
     found = built.profile(0.05, operations)
@@ -42,9 +45,11 @@ def profiled(words: str, operations: bool = False) -> tuple[ExecutionPlan, Profi
     return prepared.plan, found
 
 
-@pytest.fixture(scope="module", params=["Grouped", "Interleaved", "Sequential"])
+@pytest.fixture(scope="module", params=["Grouped", "Interleaved", "Sequential", "all forwards first"])
 def scheduled(request):
-    return profiled(f"{STAGED} --pipeline-schedule {request.param}")
+    with pytest.MonkeyPatch.context() as patch:  # a schedule takes a function and no more
+        patch.setattr(schedules, "SCHEDULES", {**schedules.SCHEDULES, "all forwards first": all_forwards_first})
+        yield profiled(STAGED, pipeline_schedule=request.param)
 
 
 def test_every_stage_keeps_to_its_schedule(scheduled):

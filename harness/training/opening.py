@@ -1,0 +1,68 @@
+"""A training's folder, opened: locked, with its log and its writer of checkpoints, until the run has ended in one way or the
+other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from base.process.signals import Signals, StopRequest
+from base.storage import locks
+from harness.checkpoints import write
+from harness.checkpoints.write import SaveError, Writer
+from harness.commands import run_log
+from harness.processes import folders
+from harness.processes.team import Team
+from harness.reports import mlperf, profile
+from harness.run.run import Run
+from harness.training import endings
+from harness.training.divergence import remedies
+from harness.training.job import Job
+from harness.training.resume import LoadedCheckpoint
+from harness.training.start import recorded_values
+from log import RunLog, wandb_run
+
+
+@contextmanager
+def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[Job]:
+    """A run in its folder. An early end says where the run is and how to go on. `call`: the command line that goes on with a
+    `saved` run as long as its options are not recorded."""
+    request = profile.requested(run.options.device, folder, os.environ) if team.first else None
+    held = locks.held(folder) if folders.writes(run) else nullcontext()
+    newest = saved.checkpoint.name if saved else None
+    with held, Signals() as signals, Writer(newest) as writer, profile.copied_output(request):
+        write.sweep(folder)
+        log = _open_log(run, team, folder, saved)
+        job = Job(run, team, folder, log, writer, signals, mlperf.Events(run, log), request)
+        stopped = partial(endings.stopped, job, call)
+        team.before_exit = stopped  # where another instance is lost
+        try:
+            yield job
+        except (StopRequest, FloatingPointError, SaveError, OSError) as error:
+            log.ending()
+            job.mlperf.ended("aborted")
+            stopped(str(error), *remedies(error, run))
+            if isinstance(error, StopRequest):
+                error.hinted = bool(writer.newest)
+            raise
+        finally:
+            log.close()
+            if team.first and not run.options.logging.logs:
+                locks.remove_if_empty(folder)
+
+
+def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None) -> RunLog:
+    """The log with its head; the options of a new run are recorded, those of one that goes on when it is restored."""
+    logging = run.options.logging
+    values = recorded_values(run, folder, saved.checkpoint if saved else None)
+    tells = team.first or logging.log_all_instances
+    wandb = wandb_run(logging.wandb_project, folder.name, values, logging.wandb_id) if logging.wandb and team.first else None
+    own = folder if logging.logs and tells else None
+    head = run_log.training_head(run)
+    log = run_log.opened(run, own, None if saved else values, head, console=tells, wandb=wandb)
+    if not saved:
+        folders.keep_options(run, folder, values)
+    return log
