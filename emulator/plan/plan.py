@@ -5,6 +5,7 @@ Everything downstream reads it; nothing else decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
+from Models._layers import Variable
 
 AUTO = "auto"
 MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
@@ -114,15 +116,15 @@ class ExecutionPlan:
         """IPUs that the plan stands for."""
         return self.options.shards * self.total_replicas
 
-    def summary(self) -> str:
-        """A few lines for the head of a log."""
+    def summary(self, variables: Iterable[Variable]) -> str:
+        """A few lines for the head of a log; of a network of these variables."""
         lines = [
             f"Batch Size: {self.global_batch}",
             f"  micro-batch {self.micro_batch} x accumulation {self.accumulation} x replicas {self.options.replicas}"
             + (f" x instances {self.instances}" if self.instances > 1 else "")
             + (f", {self.fold} micro-batches a pass" if self.fold > 1 else "")
             + (f", batch norm over {self.options.BN_span} replicas" if self.options.BN_span > 1 else "")
-            + f"; precision {self.precision}"
+            + f"; precision {self.precision.summary(variables)}"
             + (f", up to {self.updates_per_step} updates per host step" if self.updates_per_step else ""),
         ]
         if len(self.stages) > 1:

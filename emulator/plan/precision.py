@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,6 +84,11 @@ class Precision:
         """Of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
         return self.master_format(variable) if variable.trainable and not variable.proxy else FP32
 
+    def rounds_updates(self, variables: Iterable[Variable]) -> bool:
+        """Whether an update of any of the variables ends in a narrower format than that of the arithmetic: not where the
+        weights that updates move, or copies of them, are FP32."""
+        return any(v.trainable and self.master_format(v) != FP32 and not self.has_fp32_copy(v) for v in variables)
+
     def has_fp32_copy(self, variable: Variable) -> bool:
         """Whether a slot holds the weight in FP32, which updates move in place of the narrower one."""
         return self.offload_fp32_weight_copy and self.stored_format(variable) != FP32
@@ -101,19 +107,26 @@ class Precision:
         """The part of a run's name: _noSR where stochastic rounding is switched off, _SR where it is everywhere."""
         return self.name + {OFF: "_noSR", ALL: "_SR" if self.rounds_results else ""}.get(self.stochastic, "")
 
-    def __str__(self) -> str:
+    def summary(self, variables: Iterable[Variable]) -> str:
+        """Formats and rounding in a few words, for a network of these variables."""
+        updates = self.rounds_updates(variables)
         stops = {NANS: "stops at the first NaN", EXCEPTIONS: "stops at floating-point exceptions"}
         forced = (("FP16", self.force_weight_to_fp16), ("FP32", self.force_weight_to_fp32))
         rest = [f"weights in {kind}: {' '.join(names)}" for kind, names in forced if names]
         rest += [stops[self.checks]] if self.checks else []
-        if not self.rounds_results:
-            return f"{self.name} ({', '.join(rest)})" if rest else self.name
-        where = {OFF: "rounding to nearest", UPDATE: "stochastic rounding of updates", ALL: "stochastic rounding everywhere"}
-        words = [where[self.stochastic if self.rounds_weights or self.stochastic == ALL else OFF]]
-        words += ["overflow saturates"] * self.saturate_on_overflow
-        words += ["FP32 copy of the weights"] * (self.offload_fp32_weight_copy and self.rounds_weights)
-        words += ["FP32 accumulators"] * self.fp32_accumulators + rest
-        return f"{self.name} ({', '.join(words)})"
+        words = [self._rounding(updates)] * (updates or self.rounds_results)
+        if self.rounds_results:
+            words += ["overflow saturates"] * self.saturate_on_overflow
+            words += ["FP32 copy of the weights"] * (self.offload_fp32_weight_copy and self.rounds_weights)
+            words += ["FP32 accumulators"] * self.fp32_accumulators
+        words += rest
+        return f"{self.name} ({', '.join(words)})" if words else self.name
+
+    def _rounding(self, updates: bool) -> str:
+        """`updates`: whether they round."""
+        if self.stochastic == ALL and self.rounds_results:
+            return "stochastic rounding everywhere"
+        return "stochastic rounding of updates" if updates and self.stochastic != OFF else "rounding to nearest"
 
 
 SINGLE = Precision()

@@ -124,7 +124,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
             run.source.spec.name, run.source.spec.standardised, run.channels,
             dataset.normalise_input, dataset.symmetric_input,
         ],
-        "precision": str(run.plan.precision),
+        "precision": repr(run.plan.precision),
         "seed": run.options.device.seed if values is None else None,  # a drawn one is as good as another
         "digest": digest.hexdigest(),
     }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
+from emulator.plan.precision import OFF, UPDATE
 from harness.options.sections import flag
 from harness.run.cluster import RANKS, TF_CONFIG
 from harness.run.update_checks import only_moving, refuse_unmatched, trained_names
@@ -164,16 +165,15 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
     """Options of FP16 where nothing is half, and of forced weights that are so already."""
     options, precision = resolved.run.options, resolved.run.plan.precision
     device, half, single = options.device, options.device.force_weight_to_fp16, options.device.force_weight_to_fp32
-    rounds = options.given("stochastic_rounding") and device.stochastic_rounding != "OFF" and not half
-    without_effect = {
-        "fp32_accumulators": device.fp32_accumulators,
-        "enable_half_partials": device.enable_half_partials,
-        "stochastic_rounding": rounds,
-    }
-    for name, on in without_effect.items():
+    of_results = {"fp32_accumulators": device.fp32_accumulators, "enable_half_partials": device.enable_half_partials}
+    for name, on in of_results.items():
         if on and not precision.rounds_results:
-            words = options.words(name) if name == "stochastic_rounding" else flag(name)
-            yield f"{words} changes nothing: with {precision.name} nothing is half"
+            yield f"{flag(name)} changes nothing: with {precision.name} nothing is half"
+    updates, results = precision.rounds_updates(resolved.run.trace.variables), precision.rounds_results
+    at_random = updates if precision.stochastic == UPDATE else updates or results
+    if options.given("stochastic_rounding") and precision.stochastic != OFF and not at_random:
+        why = "the weights that updates move are FP32" if results else f"with {precision.name} nothing is half"
+        yield f"{options.words('stochastic_rounding')} changes nothing: {why}"
     if half and precision.rounds_weights:
         yield f"--force-weight-to-fp16 changes nothing: with {precision.name} weights are half already"
     if single and not precision.rounds_weights and not half:

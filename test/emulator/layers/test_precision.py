@@ -463,22 +463,32 @@ def test_a_checkpoint_in_half_validates_and_begins_another_run(halves, tmp_path)
     ("--stochastic-rounding ON", "16.16 (stochastic rounding of updates)", "_16.16"),
     ("--stochastic-rounding all", "16.16 (stochastic rounding everywhere)", "_16.16_SR"),
     ("--precision 32.32 --stochastic-rounding all", "32.32", "_32.32"),
+    # not of the precision's name, but of what the weights that updates move are in
+    ("--precision 16.32 --force-weight-to-fp16 conv", "16.32 (stochastic rounding of updates, weights in FP16: conv)", "_16.32"),
+    ("--precision 32.32 --force-weight-to-fp16 conv", "32.32 (stochastic rounding of updates, weights in FP16: conv)", "_32.32"),
+    ("--precision 32.32 --force-weight-to-fp16 conv --no-stochastic-rounding",
+     "32.32 (rounding to nearest, weights in FP16: conv)", "_32.32_noSR"),
+    ("--optimiser momentum --offload-fp32-weight-copy", "16.16 (rounding to nearest, FP32 copy of the weights)", "_16.16"),
+    ("--force-weight-to-fp32 all/", "16.16 (rounding to nearest, weights in FP32: all/)", "_16.16"),
+    ("--force-weight-to-fp32 conv", "16.16 (stochastic rounding of updates, weights in FP32: conv)", "_16.16"),
 ])  # fmt: skip
 def test_what_rounds_at_random_is_said_and_in_the_name(words, said, name):
     """Stochastic rounding that is asked for with FP32 masters is of results and gradients; the default is not asked for."""
     run = prepare(cli.parse(f"{BASE} {words}".split(), "train", environ={}).options, {})
-    assert str(run.plan.precision) == said and run.name.endswith(name)
+    assert run.plan.precision.summary(run.trace.variables) == said and run.name.endswith(name)
     told = [note for note in run.notes if "rounded at random (all)" in note]
     assert len(told) == (name == "_16.32_SR" and not words.endswith("all"))
-    recorded = {"stochastic_rounding": run.options.device.stochastic_rounding, "precision": run.plan.precision.name}
+    device = ("stochastic_rounding", "offload_fp32_weight_copy", "force_weight_to_fp16", "force_weight_to_fp32")
+    values = run.options.values()
+    recorded = {**{name: values[name] for name in device}, "precision": run.plan.precision.name}
     again = prepare(cli.parse(BASE.split(), "restore", recorded, environ={}).options, {})
-    assert (str(again.plan.precision), again.name) == (said, run.name)
+    assert (again.plan.precision.summary(again.trace.variables), again.name) == (said, run.name)
 
 
 def test_precisions_by_name():
-    assert [str(named(name)) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
+    assert [named(name).summary([]) for name in ("32.32", "16.32")] == ["32.32", "16.32 (rounding to nearest)"]
     precision = named("16.16", stochastic="all", saturate_on_overflow=True)
-    assert str(precision) == "16.16 (stochastic rounding everywhere, overflow saturates)"
+    assert precision.summary([]) == "16.16 (stochastic rounding everywhere, overflow saturates)"
     result = run("train", *BASE.split(), "--precision", "16.8")
     assert result.code == 2
     assert "16.16" in result.err and result.err.count("\n") <= 2

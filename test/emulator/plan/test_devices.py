@@ -52,10 +52,11 @@ def test_ids_are_single_ipus_then_larger_and_larger_groups(size, ids):
     ],
 )
 def test_selected_devices(words, training, validation):
-    found = prepared(words).plan
+    run = prepared(words)
+    found = run.plan
     assert (found.training_device.id, len(found.training_device.ipus)) == training
     assert found.validation_device.id == validation
-    assert str(found.training_device) in found.summary()
+    assert str(found.training_device) in run.summary()
 
 
 @pytest.mark.parametrize(
