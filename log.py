@@ -15,7 +15,7 @@ import string
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -230,12 +230,12 @@ class RunLog:
             for line in table.rebuild(iteration, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):
                 self.note(line)
 
-    def tell_of_averages(self) -> None:
-        """A line on the averages whose rows go, as the run goes on without validation."""
+    def tell_of_averages(self, remade: Collection[str]) -> None:
+        """A line on the averages whose rows go, but for those that the run's end makes anew."""
         averaged = [row["name"] for row in self.rows("validation.csv") if int(row["iteration"]) < 0]
-        if averaged:
-            names = ", ".join(averaged)
-            self.note(f"validation.csv loses the rows of averages, of which --no-validation makes none: {names}")
+        lost = [name for name in averaged if name not in remade]
+        if lost:
+            self.note(f"validation.csv loses the rows of averages that this call does not ask for: {', '.join(lost)}")
 
     def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
         """The rows that the state of a checkpoint keeps, by table."""

@@ -66,7 +66,7 @@ def train(job: Job, saved: LoadedCheckpoint | None = None) -> None:
         profiler = UpdateProfiler(job, program, recording, done, last)
         with Validator(job, start.validated) as validator:
             TrainingLoop(job, program, start, validator, profiler).run(last)
-            endings.finished(job, last, validator.last_accuracy, start.meter.images_per_second)
+            endings.finished(job, last, validator.newest, start.meter.images_per_second)
 
 
 if __name__ == "__main__":

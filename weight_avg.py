@@ -28,6 +28,8 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import entry
 from log import AVERAGES
 
+_DECAY = 0.99
+
 
 def main(argv: list[str]) -> int:
     """parse -> find -> average -> write."""
@@ -105,7 +107,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--filename", required=True, metavar="PREFIX", help="the checkpoint to write")
     add("--mode", required=True, type=str.lower, choices=(averages.MEAN, averages.EXPONENTIAL))
     add("-N", type=command_line.whole(1), help="only the last N checkpoints (default: all but the initial weights, ckpt-0)")
-    add("--decay", type=command_line.number(0, 1), default=0.99, help="of the exponential average (default %(default)s)")
+    add("--decay", type=command_line.number(0, 1), help=f"of the exponential average (default {_DECAY})")
     add(
         "--discard-last",
         type=command_line.whole(0),
@@ -117,6 +119,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     known = [option for action in parser._actions for option in action.option_strings]
     for word in unknown:
         print(f"{word} is not an option of weight_avg.py and is ignored{plugins.did_you_mean(word, known)}", file=sys.stderr)
+    if options.mode == averages.MEAN and options.decay is not None:
+        print(f"--decay {options.decay:g} changes nothing: --mode is {options.mode}", file=sys.stderr)
+    options.decay = _DECAY if options.decay is None else options.decay
     return options
 
 

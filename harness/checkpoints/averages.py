@@ -38,7 +38,12 @@ def trained(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 def requested(options: TrainingOptions) -> list[tuple[str, float]]:
     """The averages after a training: (name below ckpt/, N or decay)."""
     of_epochs = [(f"weight_avg_N_{n}", float(n)) for n in options.weight_avg_N]
-    return of_epochs + [(f"weight_avg_exp_{decay:g}", decay) for decay in options.weight_avg_exp]
+    return of_epochs + [(f"weight_avg_exp_{_exact(decay)}", decay) for decay in options.weight_avg_exp]
+
+
+def _exact(decay: float) -> str:
+    """A decay in six digits, or in as many as tell it from any other."""
+    return f"{decay:g}" if float(f"{decay:g}") == decay else repr(decay)
 
 
 def of_run(

@@ -25,7 +25,12 @@ def remedies(error: BaseException, run: Run) -> list[str]:
     """Options with which a run that has diverged does not end at the same update again; none for any other error."""
     if not isinstance(error, FloatingPointError):
         return []
-    return getattr(error, "gentler", ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"])
+    return getattr(error, "gentler", None) or _slower(run)
+
+
+def _slower(run: Run) -> list[str]:
+    """Half the learning rate."""
+    return ["--abs-learning-rate", f"{run.peak_rate / 2:.3g}"]
 
 
 class Divergence:
@@ -44,7 +49,7 @@ class Divergence:
         if not bad.size or self._diverged:
             return
         self._diverged = True
-        reason = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {self._gradients.advice or _ADVICE}"
+        reason = f"the loss of update {first + bad[0] + 1} is {loss[bad[0]]:g}: {self._advice}"
         if not self._training.keep_going:
             self.report()  # which may tell why
             raise self._ended(reason)
@@ -54,7 +59,7 @@ class Divergence:
         """The model's weights after so many updates: those that are not finite are no use to anyone."""
         bad = [name for name, value in model.items() if not np.isfinite(value).all()]
         if bad and not self._training.keep_going:
-            raise self._ended(f"{bad[0]} is not finite after update {iteration}: {self._gradients.advice or _ADVICE}")
+            raise self._ended(f"{bad[0]} is not finite after update {iteration}: {self._advice}")
 
     def hopeless(self, loss: float) -> bool:
         """Whether a host step had better end at an update of this loss."""
@@ -69,5 +74,19 @@ class Divergence:
         self._job.team.agreed_to_stop = True  # every instance has this loss, and these weights
         if not self._gradients.advice:
             return FloatingPointError(f"{reason}; {_OR}")
-        smaller = min(self._training.loss_scaling / 16, type(self._training).loss_scaling)
-        return Overflow(f"{reason}; {_OR}", ["--loss-scaling", f"{smaller:.3g}"])
+        scale, usual = self._training.loss_scaling, type(self._training).loss_scaling
+        gentler = ["--loss-scaling", f"{min(scale / 16, usual):.3g}"]
+        return Overflow(f"{reason}; {_OR}", gentler + (_slower(self._job.run) if self._scale_is_usual else []))
+
+    @property
+    def _scale_is_usual(self) -> bool:
+        """Whether the scale is no larger than the default: it alone is seldom to blame for an overflow then."""
+        return self._training.loss_scaling <= type(self._training).loss_scaling
+
+    @property
+    def _advice(self) -> str:
+        """What may help where a loss or weights are no longer finite."""
+        of_scale = self._gradients.advice
+        if not of_scale:
+            return _ADVICE
+        return f"{of_scale}, and so may a lower learning rate" if self._scale_is_usual else of_scale

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.reports import plot, prediction
 from harness.training.job import Job
 
 
-def finished(job: Job, done: int, accuracy: float | None, host_rate: float) -> None:
-    """Of a call that has done what was asked. `accuracy`: of the newest checkpoint, in percent, if it was validated;
-    `host_rate`: images a second on this machine."""
+def finished(job: Job, done: int, validated: Mapping[str, Any] | None, host_rate: float) -> None:
+    """Of a call that has done what was asked. `validated`: the row of the newest checkpoint that was; `host_rate`: images a
+    second on this machine."""
     note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return
-    if accuracy is not None:
-        note(f"Final validation top-1 accuracy: {accuracy:.2f}%")
+    if validated:
+        accuracy = f"validation top-1 accuracy: {float(validated['val_acc']):.2f}%"
+        final = int(validated["iteration"]) == done
+        note(f"Final {accuracy}" if final else f"Newest {accuracy}, of {validated['name']}; the run has done {done} updates")
     for line in prediction.compared(run, host_rate):
         note(line)
     if not run.options.logging.logs:

@@ -12,7 +12,7 @@ from platform import node
 from typing import TYPE_CHECKING, Any
 
 from base.storage.tables import ExpectedRows
-from harness.checkpoints import compatibility, find, read, run_record, saved_state
+from harness.checkpoints import averages, compatibility, find, read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands.run_log import command_line
 from harness.processes.team import Team
@@ -146,8 +146,8 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
     run, team, log = job.run, job.team, job.log
     state = json.loads(team.broadcast_text(json.dumps(saved_state.read(checkpoint)) if team.first else ""))
     calls = _calls(team, state, checkpoint.iteration)
-    if not run.options.checkpoint.validation:
-        log.tell_of_averages()
+    remade = averages.requested(run.options.training) if run.options.checkpoint.validation else []
+    log.tell_of_averages([name for name, _ in remade])
     states, stays = saved_state.lineage(job.folder, checkpoint), not state.get(saved_state.ROLLING)
     log.go_on_after(checkpoint.iteration, states, stays, expected_rows(run, job.folder))
     if team.first:

@@ -58,7 +58,7 @@ class Validator:
             self._program.stop()
 
     @property
-    def last_accuracy(self) -> float | None:
-        """Of the newest checkpoint, in percent."""
-        accuracies = [float(row["val_acc"]) for row in self.rows.values() if int(row["iteration"]) >= 0]
-        return accuracies[-1] if accuracies else None
+    def newest(self) -> Mapping[str, Any] | None:
+        """The row of the newest checkpoint that was validated, averages aside."""
+        rows = [row for row in self.rows.values() if int(row["iteration"]) >= 0]
+        return max(rows, key=lambda row: int(row["iteration"]), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs.build import training_program, validation_program
 from harness.run.resolve import prepare
-from harness.training import lost_gradients
+from harness.training import divergence, lost_gradients
 
 BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation"
 NETS = {
@@ -138,6 +139,22 @@ def test_the_log_speaks_of_lost_gradients_once_until_it_is_worse():
         "gradients overflow: 12.5 % of those that arrive at second are beyond FP16, and at 1 other layer; a sm"
     )
     assert lost.advice == "a smaller --loss-scaling than 128 may help"
+
+
+@pytest.mark.parametrize(
+    ("scale", "gentler"),
+    [(4096, "--loss-scaling 128"), (128, "--loss-scaling 8 --abs-learning-rate 0.1"), (8, "--loss-scaling 0.5 --abs-learning-rate 0.1")],
+)  # fmt: skip
+def test_a_usual_scale_is_not_blamed_alone_for_an_overflow(scale, gentler):
+    """Each call that went on named a smaller scale, and the next one again, where it was the learning rate."""
+    asked = prepared(f"--loss-scaling {scale} --abs-learning-rate 0.2 --iterations 4")
+    judge = divergence.Divergence(
+        SimpleNamespace(run=asked, team=SimpleNamespace(), log=SimpleNamespace(note=list)), ["first"]
+    )
+    with pytest.raises(FloatingPointError) as ended:
+        judge.judge_updates(1, np.float32([np.nan]), np.float32([[[0, 1]]]))
+    assert divergence.remedies(ended.value, asked) == gentler.split()
+    assert ("so may a lower learning rate" in str(ended.value)) == ("rate" in gentler)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from runs import assert_same_bits, rows, run, succeed, variables
 from base.storage import locks
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.options.sections import TrainingOptions
 
 KINDS = (np.float16, np.float32, np.float64, np.int32, np.int64)
 BASE = (
@@ -50,21 +51,30 @@ def test_the_mean_is_numpys(tmp_path):
     assert_same_bits(averaged(tmp_path, "--mode mean"), expected_mean(values))
     assert_same_bits(averaged(tmp_path, "--mode mean -N 2 --discard-last 1"), expected_mean(values[:2]))
     (tmp_path / "ckpt-5.data-00000-of-00001").write_bytes(b"")  # is not read for the last two
-    latest = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 2, "--filename", tmp_path / "two")
+    words = ("--restore-path", tmp_path, "--mode", "mean", "-N", 2, "--filename", tmp_path / "two")
+    latest = run("weight_avg", *words)
     assert (latest.code, latest.err) == (0, "")
+    assert run("weight_avg", *words, "--decay", 0.5).err == "--decay 0.5 changes nothing: --mode is mean\n"
     assert_same_bits(tensors(tmp_path / "two"), expected_mean(values[1:]))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.97])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
 def test_the_exponential_average_begins_with_the_first(tmp_path, decay):
     values = written(tmp_path, (1, 2, 10))
-    found = averaged(tmp_path, f"--mode exponential --decay {decay}")
+    found = averaged(tmp_path, f"--mode exponential --decay {decay}" if decay != 0.99 else "--mode exponential")
     for name, like in values[0].items():
         expected = values[0][name].astype(np.float64)
         for each in values[1:]:
             expected = decay * expected + (1 - decay) * each[name].astype(np.float64)
         np.testing.assert_array_equal(found[name], expected.astype(like.dtype))
         assert found[name].dtype == like.dtype
+
+
+def test_each_decay_has_a_file_of_its_own():
+    options = TrainingOptions(weight_avg_exp=(0.97, 0.9999999, 0.99999991), weight_avg_N=(1, 2.5))
+    assert [name for name, _ in averages.requested(options)] == [
+        "weight_avg_N_1", "weight_avg_N_2.5", "weight_avg_exp_0.97", "weight_avg_exp_0.9999999", "weight_avg_exp_0.99999991"
+    ]  # fmt: skip
 
 
 def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):

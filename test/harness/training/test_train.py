@@ -371,5 +371,8 @@ def test_a_torn_last_row_is_dropped(unbroken, tmp_path):
     shutil.copytree(unbroken.folder, folder)
     with open(folder / "training.csv", "a") as file:
         file.write("13,260,1.6")
-    succeed("restore", "--restore-path", folder, "--iterations", 260)
+    out = succeed("restore", "--restore-path", folder, "--iterations", 260, "--no-validation").out
+    assert "Final validation" not in out  # of a checkpoint that was not validated
+    accuracy = float(rows(folder / "validation.csv")[-1]["val_acc"])
+    assert f"Newest validation top-1 accuracy: {accuracy:.2f}%, of ckpt-240; the run has done 260 updates" in out
     assert [int(row["iteration"]) for row in rows(folder / "training.csv")][-2:] == [240, 260]
