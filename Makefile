@@ -3,6 +3,7 @@
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
 # make test-slow      all tests, an hour and a half on two slow cores
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
+# make kernels compile the kernels in C++, if there is a compiler; the other targets do so at their first call
 # make bench   this harness beside Keras and PyTorch, in an environment of its own; SHORT=1 for some rows in three rounds
 # make lint    ruff
 #
@@ -16,12 +17,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 RUN = $(VENV)/bin/python
 WORKERS = -n auto --maxprocesses 4 --dist worksteal --durations 25
 
-.PHONY: train findings test test-rotating test-slow bench lint setup clean
+.PHONY: train findings test test-rotating test-slow bench kernels lint setup clean
 
-train: $(VENV)/.runtime
+train: $(VENV)/.kernels
 	$(RUN) train.py --config quickstart
 
-findings: $(VENV)/.runtime
+findings: $(VENV)/.kernels
 	$(RUN) tools/findings.py
 
 test: $(VENV)/.test
@@ -33,7 +34,7 @@ test-rotating: $(VENV)/.test
 test-slow: $(VENV)/.test
 	$(RUN) -m pytest -q --slow $(WORKERS)
 
-bench: $(VENV)/.runtime $(PEERS)/.peers
+bench: $(VENV)/.kernels $(PEERS)/.peers
 	$(RUN) benchmarks/peers.py --torch-python $(PEERS)/bin/python $(if $(SHORT),--short)
 	$(RUN) benchmarks/peers.py --table
 
@@ -41,7 +42,10 @@ lint: $(VENV)/.test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-setup: $(VENV)/.runtime
+setup: $(VENV)/.kernels
+
+kernels: $(VENV)/.runtime
+	@$(RUN) -m emulator.kernels.build
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make PYTHON=/path/to/python3.12"; exit 1; }
@@ -53,7 +57,12 @@ $(VENV)/.runtime: requirements.txt constraints.txt | $(VENV)/bin/python
 	echo "The commands gc-profile and gc-info are not installed; python -m harness.commands.gc_profile and harness.commands.gc_info are the same"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.runtime requirements-test.txt
+# in C++, where a compiler is
+$(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/kernels/*.cc emulator/kernels/*.h) emulator/kernels/library.py
+	@$(RUN) -m emulator.kernels.build
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.kernels requirements-test.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt -c constraints.txt
 	@touch $@
 
@@ -65,4 +74,4 @@ $(PEERS)/.peers: requirements-bench.txt | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS)
+	rm -rf $(VENV) $(PEERS) emulator/kernels/built

@@ -30,6 +30,7 @@ FLOORS = (
     ("Models", "LR_Schedules", "Datasets", "log"),
     ("tools.datasets", "emulator.plan"),
     ("emulator.planner",),
+    ("emulator.kernels",),
     ("emulator.layers",),
     ("emulator.program",),
     ("ipu_utils",),

@@ -1,6 +1,7 @@
 """Group norm and the activation after it as few fused kernels, with their gradient written out.
 
-Element-wise work is compiled by XLA into a fused kernel each; sums over pixels are TensorFlow's. With xhat = (x - mean) * r
+Where the compiled kernels are built (emulator/kernels), they do the FP32 norm in one operation each way. Otherwise element-wise
+work is compiled by XLA into a fused kernel each, and sums over pixels are TensorFlow's. With xhat = (x - mean) * r
 the normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
 
     dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from types import ModuleType
 
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
+from emulator.kernels import library
 from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.half import Rounding
 from Models._norms import NormPolicy
@@ -168,6 +171,10 @@ def group_norm(
         raise ValueError(f"group norm: {channels} channels do not divide into {policy.groups} groups")
     ones, zeros = tf.ones([channels], x.dtype), tf.zeros([channels], x.dtype)
 
+    kernels = library.load()
+    if kernels and rounding is None and x.dtype == tf.float32:
+        return _by_kernels(kernels, policy, activation)(x, ones if gamma is None else gamma, zeros if beta is None else beta)
+
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
         mean, r = statistics(x, policy)
@@ -182,6 +189,40 @@ def group_norm(
         return value(x, factor, shift, *noise), gradient
 
     return apply(x, ones if gamma is None else gamma, zeros if beta is None else beta)
+
+
+def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str) -> Kernel:
+    """Group norm and activation by the compiled kernels: one operation forward, and one backward."""
+    attributes = {"groups": policy.groups, "contiguous": policy.contiguous, "activation": activation}
+
+    @with_gradient
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        y, mean, r = kernels.emulator_group_norm(
+            x=x, gamma=gamma, beta=beta, epsilon=policy.epsilon, two_pass=policy.two_pass, **attributes
+        )
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            dx, dgamma, dbeta = kernels.emulator_group_norm_gradient(
+                x=x, dy=dy, gamma=gamma, beta=beta, mean=mean, inverse_deviation=r, **attributes
+            )
+            return dx, tf.reduce_sum(dgamma, 0), tf.reduce_sum(dbeta, 0)
+
+        return y, gradient
+
+    return apply
+
+
+def gate(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """x [batch, height, width, channels] times a factor for every sample and channel, [batch, 1, 1, channels]."""
+    kernels = library.load()
+    if kernels is None or x.dtype != tf.float32 or factor.shape[0] != x.shape[0]:
+        return x * factor
+
+    @with_gradient
+    def apply(x: tf.Tensor, factor: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        return x * factor, lambda dy: tuple(kernels.emulator_gate_gradient(x=x, factor=factor, dy=dy))
+
+    return apply(x, factor)
 
 
 def proxy_norm(

@@ -272,6 +272,8 @@ class TensorLayers(Layers):
         return self._result(self._read(x, fp16_gradient=True) + self._read(y, fp16_gradient=True))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        if self._rounding is None and factor.name not in self._parameters:
+            return fused.gate(x, factor)
         return self._result(self._read(x) * self._read(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

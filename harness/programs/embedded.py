@@ -17,6 +17,7 @@ from base import bounds, plugins
 from base.errors import OptionError
 from base.process import versions
 from base.storage import input_files
+from emulator.kernels import library
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.run.run import Run
 
@@ -120,6 +121,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
         "shape": shape(run),
         "side": run.image_size,
         "tensorflow": versions.installed("tensorflow"),
+        "kernels": library.identity(),
         "pictures": [
             run.source.spec.name, run.source.spec.standardised, run.channels,
             dataset.normalise_input, dataset.symmetric_input,

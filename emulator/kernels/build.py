@@ -1,0 +1,77 @@
+"""python -m emulator.kernels.build: compiles the kernels with the compiler that is there (CXX, c++, g++ or clang++).
+
+Where there is none, one line says so, and everything works without.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from emulator.kernels import library
+
+_COMPILERS = ("c++", "g++", "clang++")
+_WITHOUT = "everything works without them, group norm more slowly"
+
+
+def main() -> int:
+    """Compiles, unless the library is there. Always 0: the kernels are worth a line, not a failure."""
+    target = library.path()
+    if target.exists():
+        print(f"The kernels are built: {target.relative_to(library.FOLDER.parent.parent)}")
+        return 0
+    compiler = _compiler()
+    if not compiler:
+        print(f"The kernels are not built: there is no C++ compiler ({', '.join(_COMPILERS)}); {_WITHOUT}")
+        return 0
+    began = time.perf_counter()
+    try:
+        _compile(compiler, target)
+    except (subprocess.CalledProcessError, OSError) as error:
+        told = getattr(error, "stderr", None) or str(error)
+        reason = next((line for line in told.splitlines() if "error" in line), told.strip()[-300:])
+        print(f"The kernels are not built: {reason}; {_WITHOUT}")
+        return 0
+    print(
+        f"The kernels are built in {time.perf_counter() - began:.0f} s: {target.relative_to(library.FOLDER.parent.parent)}"
+    )
+    return 0
+
+
+def _compiler() -> list[str] | None:
+    """The command, with CXX's own options."""
+    words = shlex.split(os.environ.get("CXX", ""))
+    if words:
+        return words
+    return next(([found] for found in map(shutil.which, _COMPILERS) if found), None)
+
+
+def _compile(compiler: list[str], target: Path) -> None:
+    """Writes the library, whole or not at all, and removes those of other sources."""
+    tensorflow = Path(find_spec("tensorflow").origin).parent
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        subprocess.run(
+            [
+                *compiler, *library.FLAGS, "-w", "-shared", "-fPIC",
+                f"-I{library.FOLDER.parent.parent}", f"-I{tensorflow / 'include'}",
+                *map(str, library.FOLDER.glob("*.cc")), "-o", str(made),
+                f"-L{tensorflow}", "-l:libtensorflow_framework.so.2",
+            ],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        for old in target.parent.glob("kernels-*.so"):
+            old.unlink(missing_ok=True)
+        made.replace(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+// The gradient of a gate, y = x * factor with a factor for every sample and channel, in one pass over its inputs.
+
+#include "emulator/kernels/blocks.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace kernels {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::errors::InvalidArgument;
+using tensorflow::shape_inference::InferenceContext;
+
+// dx = dy * factor, and the sums of dy * x.
+void gradients(const float* __restrict x, const float* __restrict factor, const float* __restrict dy, int64_t pixels,
+               int64_t channels, float* __restrict dx, float* __restrict sums) {
+  std::fill(sums, sums + channels, 0.0f);
+  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels, dx += channels) {
+    for (int64_t c = 0; c < channels; ++c) {
+      dx[c] = dy[c] * factor[c];
+      sums[c] += dy[c] * x[c];
+    }
+  }
+}
+
+class GateGradient : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &input = context->input(0), &gate = context->input(1), &above = context->input(2);
+    OP_REQUIRES(context, input.dims() == 4 && input.shape() == above.shape(), InvalidArgument("x and dy have one shape"));
+    const Walk walk(input);
+    OP_REQUIRES(context, gate.NumElements() == walk.batch * walk.channels,
+                InvalidArgument("a gate has a factor for every sample and channel"));
+    Tensor *of_input, *of_factor;
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
+    OP_REQUIRES_OK(context, context->allocate_output(1, gate.shape(), &of_factor));
+    const float *x = input.flat<float>().data(), *factor = gate.flat<float>().data(), *dy = above.flat<float>().data();
+    float *dx = of_input->flat<float>().data(), *dfactor = of_factor->flat<float>().data();
+    BlockSums sums(walk);
+    const std::vector<Phase> phases = {
+        {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+           const int64_t start = sample * walk.sample_size() + first;
+           gradients(x + start, factor + sample * walk.channels, dy + start, pixels, walk.channels, dx + start,
+                     sums.of(sample, block));
+         },
+         [&](int64_t sample) { sums.total(sample, dfactor + sample * walk.channels); }}};
+    run(context, walk, phases, 1);
+  }
+};
+
+REGISTER_OP("EmulatorGateGradient")
+    .Input("x: float").Input("factor: float").Input("dy: float")
+    .Output("dx: float").Output("dfactor: float")
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->input(0));
+      context->set_output(1, context->input(1));
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorGateGradient").Device(tensorflow::DEVICE_CPU), GateGradient);
+
+}  // namespace
+}  // namespace kernels

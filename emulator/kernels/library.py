@@ -1,0 +1,63 @@
+"""The compiled kernels, where they are built and wanted: one shared library beside their sources, under a name that tells what
+it was built from and for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from base.process import versions
+
+SWITCH = "HARNESS_KERNELS"  # in the environment; 0 does without
+FOLDER = Path(__file__).parent
+BUILT = FOLDER / "built"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+
+
+def sources() -> list[Path]:
+    """The files that are compiled, and what they include."""
+    return sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
+
+
+@cache
+def path() -> Path:
+    """Where the library of these sources lies, for this processor and this TensorFlow, if it is built."""
+    digest = hashlib.sha256(repr((FLAGS, versions.installed("tensorflow"), platform.machine(), _features())).encode())
+    for source in sources():
+        digest.update(source.read_bytes())
+    return BUILT / f"kernels-{digest.hexdigest()[:16]}.so"
+
+
+def identity() -> str:
+    """Which kernels the programs of this process have; "" for none. Bits depend on them."""
+    return path().stem if os.environ.get(SWITCH, "1") != "0" and path().exists() else ""
+
+
+def load() -> ModuleType | None:
+    """The operations, which graphs with them need before they are read; None without kernels."""
+    return _loaded(path()) if identity() else None
+
+
+@cache
+def _loaded(library: Path) -> ModuleType | None:
+    import tensorflow.compat.v1 as tf
+
+    try:
+        return tf.load_op_library(str(library))
+    except (tf.errors.OpError, OSError, RuntimeError) as error:  # of another build of TensorFlow, or damaged
+        raise RuntimeError(
+            f"{library} cannot be loaded ({error}); make kernels builds it anew, {SWITCH}=0 does without"
+        ) from None
+
+
+def _features() -> str:
+    """Of the processor, which the compiler makes use of."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(next((line for line in lines if line.startswith(name)), "") for name in ("model name", "flags"))
