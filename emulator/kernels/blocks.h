@@ -1,7 +1,7 @@
-// What the kernels share: the walk over a tensor [batch, height, width, channels] in blocks of pixels, and element functions.
+// The walk over a tensor [batch, height, width, channels] in blocks of pixels, on the threads of the operation's device.
 //
-// A block's sums are FP32, and the sums of a sample's blocks are added in double precision and in their order. So neither the
-// number of threads nor the other samples of a pass change a bit of what a sample's sums are.
+// A block's sums are FP32, and the sums of blocks are added in double precision and in their order. So neither the number of
+// threads nor the other samples of a pass change a bit of a sample's sums.
 
 #ifndef EMULATOR_KERNELS_BLOCKS_H_
 #define EMULATOR_KERNELS_BLOCKS_H_
@@ -74,20 +74,37 @@ inline void run(tensorflow::OpKernelContext* context, const Walk& walk, const st
   }
 }
 
+// Carries one step out over the blocks of all samples.
+inline void run(tensorflow::OpKernelContext* context, const Walk& walk, const BlockStep& step, int64_t cost) {
+  auto* threads = context->device()->tensorflow_cpu_worker_threads();
+  auto some = [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      const int64_t block = k % walk.blocks, first = block * kBlockPixels;
+      step(k / walk.blocks, block, first * walk.channels, std::min(kBlockPixels, walk.pixels - first));
+    }
+  };
+  tensorflow::Shard(threads->num_threads, threads->workers, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost,
+                    some);
+}
+
 // Sums of every block of every sample, for each channel.
 class BlockSums {
  public:
   explicit BlockSums(const Walk& walk) : walk_(walk), sums_(walk.batch * walk.blocks * walk.channels) {}
 
   float* of(int64_t sample, int64_t block) { return &sums_[(sample * walk_.blocks + block) * walk_.channels]; }
+  const float* of(int64_t sample, int64_t block) const {
+    return &sums_[(sample * walk_.blocks + block) * walk_.channels];
+  }
 
-  // The sample's sum, for each channel.
-  void total(int64_t sample, float* out) {
-    for (int64_t c = 0; c < walk_.channels; ++c) {
-      double sum = 0;
-      for (int64_t block = 0; block < walk_.blocks; ++block) sum += of(sample, block)[c];
-      out[c] = static_cast<float>(sum);
+  // The sums of `samples` samples from one on, for each channel.
+  std::vector<double> total(int64_t sample, int64_t samples = 1) const {
+    std::vector<double> sums(walk_.channels, 0.0);
+    for (int64_t k = sample * walk_.blocks; k < (sample + samples) * walk_.blocks; ++k) {
+      const float* own = &sums_[k * walk_.channels];
+      for (int64_t c = 0; c < walk_.channels; ++c) sums[c] += own[c];
     }
+    return sums;
   }
 
  private:
@@ -95,26 +112,16 @@ class BlockSums {
   std::vector<float> sums_;
 };
 
-// e^x, to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r from its polynomial of degree 7. Plain
-// arithmetic, which compilers vectorise.
-inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
-  constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
-  const float n = (x * 1.44269504f + kToInteger) - kToInteger;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln(2) in two parts, of which the first has few bits
-  float p = 1.0f / 5040;
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = (p * (r * r) + r) + 1.0f;
-  const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-  return p * __builtin_bit_cast(float, exponent);
-}
+// A row of channels for every sample, or for every part of the batch.
+class Rows {
+ public:
+  Rows(int64_t rows, int64_t channels) : channels_(channels), values_(rows * channels) {}
+  float* of(int64_t row) { return &values_[row * channels_]; }
 
-inline float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
+ private:
+  int64_t channels_;
+  std::vector<float> values_;
+};
 
 }  // namespace kernels
 

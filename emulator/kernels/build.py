@@ -17,6 +17,7 @@ from pathlib import Path
 
 from emulator.kernels import library
 
+_ROOT = library.FOLDER.parent.parent
 _COMPILERS = ("c++", "g++", "clang++")
 _WITHOUT = "everything works without them, group norm more slowly"
 
@@ -25,7 +26,7 @@ def main() -> int:
     """Compiles, unless the library is there. Always 0: the kernels are worth a line, not a failure."""
     target = library.path()
     if target.exists():
-        print(f"The kernels are built: {target.relative_to(library.FOLDER.parent.parent)}")
+        print(f"The kernels are built: {target.relative_to(_ROOT)}")
         return 0
     compiler = _compiler()
     if not compiler:
@@ -39,9 +40,7 @@ def main() -> int:
         reason = next((line for line in told.splitlines() if "error" in line), told.strip()[-300:])
         print(f"The kernels are not built: {reason}; {_WITHOUT}")
         return 0
-    print(
-        f"The kernels are built in {time.perf_counter() - began:.0f} s: {target.relative_to(library.FOLDER.parent.parent)}"
-    )
+    print(f"The kernels are built in {time.perf_counter() - began:.0f} s: {target.relative_to(_ROOT)}")
     return 0
 
 
@@ -62,7 +61,7 @@ def _compile(compiler: list[str], target: Path) -> None:
         subprocess.run(
             [
                 *compiler, *library.FLAGS, "-w", "-shared", "-fPIC",
-                f"-I{library.FOLDER.parent.parent}", f"-I{tensorflow / 'include'}",
+                f"-I{_ROOT}", f"-I{tensorflow / 'include'}",
                 *map(str, library.FOLDER.glob("*.cc")), "-o", str(made),
                 f"-L{tensorflow}", "-l:libtensorflow_framework.so.2",
             ],

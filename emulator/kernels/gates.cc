@@ -47,7 +47,10 @@ class GateGradient : public OpKernel {
            gradients(x + start, factor + sample * walk.channels, dy + start, pixels, walk.channels, dx + start,
                      sums.of(sample, block));
          },
-         [&](int64_t sample) { sums.total(sample, dfactor + sample * walk.channels); }}};
+         [&](int64_t sample) {
+           const std::vector<double> total = sums.total(sample);
+           for (int64_t c = 0; c < walk.channels; ++c) dfactor[sample * walk.channels + c] = static_cast<float>(total[c]);
+         }}};
     run(context, walk, phases, 1);
   }
 };

@@ -1,5 +1,5 @@
-"""The compiled kernels, where they are built and wanted: one shared library beside their sources, under a name that tells what
-it was built from and for."""
+"""The compiled kernels, where they are built and wanted: one shared library, under a name that tells what it was built from
+and for."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ def _loaded(library: Path) -> ModuleType | None:
     try:
         return tf.load_op_library(str(library))
     except (tf.errors.OpError, OSError, RuntimeError) as error:  # of another build of TensorFlow, or damaged
-        raise RuntimeError(
-            f"{library} cannot be loaded ({error}); make kernels builds it anew, {SWITCH}=0 does without"
-        ) from None
+        advice = f"delete it and let make kernels build it anew; {SWITCH}=0 does without"
+        raise RuntimeError(f"{library} cannot be loaded ({error}): {advice}") from None
 
 
 def _features() -> str:

@@ -1,8 +1,8 @@
 """Group norm and the activation after it as few fused kernels, with their gradient written out.
 
-Where the compiled kernels are built (emulator/kernels), they do the FP32 norm in one operation each way. Otherwise element-wise
-work is compiled by XLA into a fused kernel each, and sums over pixels are TensorFlow's. With xhat = (x - mean) * r
-the normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
+Where the compiled kernels are built (emulator/kernels), they do an FP32 norm in one operation each way. Otherwise XLA
+compiles element-wise work into a fused kernel each, and sums over pixels are TensorFlow's. With xhat = (x - mean) * r the
+normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
 
     dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
     dx = r * (gamma * dz - M(gamma * dz) - xhat * M(gamma * dz * xhat))
@@ -171,8 +171,8 @@ def group_norm(
         raise ValueError(f"group norm: {channels} channels do not divide into {policy.groups} groups")
     ones, zeros = tf.ones([channels], x.dtype), tf.zeros([channels], x.dtype)
 
-    kernels = library.load()
-    if kernels and rounding is None and x.dtype == tf.float32:
+    kernels = _kernels_for(x)
+    if kernels and rounding is None:
         return _by_kernels(kernels, policy, activation)(x, ones if gamma is None else gamma, zeros if beta is None else beta)
 
     @with_gradient
@@ -189,6 +189,11 @@ def group_norm(
         return value(x, factor, shift, *noise), gradient
 
     return apply(x, ones if gamma is None else gamma, zeros if beta is None else beta)
+
+
+def _kernels_for(x: tf.Tensor) -> ModuleType | None:
+    """The compiled kernels, which are for FP32 on processors."""
+    return library.load() if x.dtype == tf.float32 and "GPU" not in x.device.upper() else None
 
 
 def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str) -> Kernel:
@@ -212,10 +217,37 @@ def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str) -> Ker
     return apply
 
 
+def batch_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float, activation: str = LINEAR
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
+    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) of each of `parts` equal parts of the batch, and an activation: y,
+    and the mean and the biased variance [parts, channels]. None without the compiled kernels."""
+    kernels = _kernels_for(x)
+    if kernels is None:
+        return None
+    attributes = {"parts": parts, "activation": activation, "epsilon": epsilon}
+    moments: list[tf.Tensor] = []
+
+    @with_gradient
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        y, mean, variance = kernels.emulator_batch_norm(x=x, gamma=gamma, beta=beta, **attributes)
+        moments[:] = mean, variance
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            dx, dgamma, dbeta = kernels.emulator_batch_norm_gradient(
+                x=x, dy=dy, gamma=gamma, beta=beta, mean=mean, variance=variance, **attributes
+            )
+            return dx, tf.reduce_sum(dgamma, 0), tf.reduce_sum(dbeta, 0)
+
+        return y, gradient
+
+    return apply(x, gamma, beta), *moments
+
+
 def gate(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """x [batch, height, width, channels] times a factor for every sample and channel, [batch, 1, 1, channels]."""
-    kernels = library.load()
-    if kernels is None or x.dtype != tf.float32 or factor.shape[0] != x.shape[0]:
+    kernels = _kernels_for(x)
+    if kernels is None or factor.shape[0] != x.shape[0]:
         return x * factor
 
     @with_gradient

@@ -213,7 +213,23 @@ class TensorLayers(Layers):
         with self.scope(policy.scope):
             return self._result(self._batch_norm(self._read(x), policy))
 
+    def _batch_norm_by_kernels(self, x: tf.Tensor, policy: NormPolicy, activation: str = fused.LINEAR) -> tf.Tensor | None:
+        """Training's batch norm and an activation, where the compiled kernels can do both."""
+        if not self._training or self._sync_mean is not None:
+            return None
+        gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+        normed = fused.batch_norm(x, gamma, beta, self._norm_parts, policy.epsilon, activation)
+        if normed is None:
+            return None
+        y, mean, variance = normed
+        self.statistics[self.path("moving_mean")] = tf.reduce_mean(mean, 0)
+        self.statistics[self.path("moving_variance")] = tf.reduce_mean(variance, 0)
+        return y
+
     def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
+        normed = self._batch_norm_by_kernels(x, policy)
+        if normed is not None:
+            return normed
         gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
         names = self.path("moving_mean"), self.path("moving_variance")
         if not self._training:
@@ -237,6 +253,11 @@ class TensorLayers(Layers):
             with self.scope(policy.scope):
                 y = self._batch_norm(self._read(x), policy)
             return self._halved(fused.halved_activation(y, activation, self._rounding, self._noise()))
+        if policy.kind == "batch":
+            with self.scope(policy.scope):
+                y = self._batch_norm_by_kernels(self._read(x), policy, activation)
+            if y is not None:
+                return y
         if policy.kind != "group":
             return super().norm_activation(x, policy, activation)
         x = self._read(x, fp16_gradient=True)
@@ -273,7 +294,7 @@ class TensorLayers(Layers):
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         if self._rounding is None and factor.name not in self._parameters:
-            return fused.gate(x, factor)
+            return fused.gate(self._read(x), self._read(factor))
         return self._result(self._read(x) * self._read(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

@@ -187,8 +187,8 @@ def new_session(
 
 
 def new_graph() -> tf.Graph:
-    """An empty graph whose loops are the old kind: their `parallel_iterations` is what a pipeline needs. TensorFlow knows the
-    compiled kernels by then, which a graph that was kept may have."""
+    """An empty graph whose loops are the old kind: their `parallel_iterations` is what a pipeline needs. TensorFlow knows
+    the compiled kernels by then, which a cached graph may have."""
     tf.disable_control_flow_v2()
     library.load()
     return tf.Graph()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from Datasets._spec import DataSource, ReadRequest
+from emulator.kernels import library
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
@@ -126,6 +127,7 @@ class Run:
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
             self.plan.summary(self.trace.variables),
+            f"Kernels: {library.identity() or 'those of TensorFlow and XLA alone'}",
             *self._updates(),
             f"Model: {self.trace.parameters:,} parameters ({self.trace.trainable_parameters:,} trainable), "
             f"{self.trace.multiply_adds / 1e6:,.1f} million multiply-adds and "

@@ -1,0 +1,208 @@
+// Batch norm of training and the activation after it, forward and backward, one operation each; the batch may be of several
+// parts whose statistics are kept apart (Ioffe and Szegedy, arXiv 1502.03167).
+
+#include "emulator/kernels/norms.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace kernels {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::errors::InvalidArgument;
+using tensorflow::shape_inference::InferenceContext;
+
+// The attributes of both directions.
+struct Norm {
+  explicit Norm(OpKernelConstruction* construction) {
+    std::string activation;
+    OP_REQUIRES_OK(construction, construction->GetAttr("parts", &parts));
+    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
+    blocks = blocks_of(activation);
+  }
+
+  void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
+    check_sizes(context, 1, sizes);
+    if (!context->status().ok()) return;
+    OP_REQUIRES(context, parts > 0 && context->input(0).dim_size(0) % parts == 0,
+                InvalidArgument(context->input(0).dim_size(0), " samples do not divide into ", parts, " parts"));
+  }
+
+  int64_t parts = 1;
+  Blocks blocks;
+};
+
+class BatchNorm : public OpKernel {
+ public:
+  explicit BatchNorm(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
+    norm_.check(context, {last, last});
+    if (!context->status().ok()) return;
+    const Walk walk(input);
+    const int64_t channels = walk.channels, samples = walk.batch / norm_.parts;
+    Tensor *output, *means, *variances;
+    const TensorShape rows({norm_.parts, channels});
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &means));
+    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &variances));
+    const float *x = input.flat<float>().data(), *gamma = context->input(1).flat<float>().data(),
+                *beta = context->input(2).flat<float>().data();
+    float *y = output->flat<float>().data(), *mean = means->flat<float>().data(),
+          *variance = variances->flat<float>().data();
+    BlockSums block_means(walk), squares(walk);
+    run(context, walk,
+        [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+          moments(x + sample * walk.sample_size() + first, pixels, channels, block_means.of(sample, block),
+                  squares.of(sample, block));
+        },
+        1);
+    Rows factor(norm_.parts, channels), shift(norm_.parts, channels);
+    for (int64_t part = 0; part < norm_.parts; ++part) {
+      float *own_mean = mean + part * channels, *own_variance = variance + part * channels;
+      set_moments(walk, part * samples, samples, block_means, squares, own_mean, own_variance);
+      std::vector<float> r(channels);
+      for (int64_t c = 0; c < channels; ++c) r[c] = 1.0f / std::sqrt(own_variance[c] + epsilon_);
+      scale(channels, gamma, beta, own_mean, r.data(), factor.of(part), shift.of(part));
+    }
+    run(context, walk,
+        [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
+          const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
+          norm_.blocks.values(x + start, factor.of(part), shift.of(part), pixels, channels, y + start);
+        },
+        1);
+  }
+
+ private:
+  // Mean and variance from blocks' means and the squared distances from them.
+  void set_moments(const Walk& walk, int64_t first, int64_t samples, const BlockSums& means, const BlockSums& squares,
+                   float* mean, float* variance) const {
+    const double count = static_cast<double>(samples * walk.pixels);
+    auto each_block = [&](auto visit) {
+      for (int64_t sample = first; sample < first + samples; ++sample) {
+        for (int64_t block = 0; block < walk.blocks; ++block) {
+          const double pixels = std::min(kBlockPixels, walk.pixels - block * kBlockPixels);
+          const float *own = means.of(sample, block), *own_squares = squares.of(sample, block);
+          for (int64_t c = 0; c < walk.channels; ++c) visit(c, pixels, own[c], own_squares[c]);
+        }
+      }
+    };
+    std::vector<double> sums(walk.channels, 0.0), distances(walk.channels, 0.0);
+    each_block([&](int64_t c, double pixels, double own, double) { sums[c] += pixels * own; });
+    each_block([&](int64_t c, double pixels, double own, double square) {
+      const double distance = own - sums[c] / count;
+      distances[c] += square + pixels * distance * distance;
+    });
+    for (int64_t c = 0; c < walk.channels; ++c) {
+      mean[c] = static_cast<float>(sums[c] / count);
+      variance[c] = static_cast<float>(distances[c] / count);
+    }
+  }
+
+  const Norm norm_;
+  float epsilon_ = 0;
+};
+
+class BatchNormGradient : public OpKernel {
+ public:
+  explicit BatchNormGradient(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
+    norm_.check(context, {input.NumElements(), last, last, norm_.parts * last, norm_.parts * last});
+    if (!context->status().ok()) return;
+    const Walk walk(input);
+    const int64_t channels = walk.channels, samples = walk.batch / norm_.parts;
+    Tensor *of_input, *of_gamma, *of_beta;
+    const TensorShape rows({norm_.parts, channels});
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
+    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
+    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
+    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
+    const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *variance = data(5);
+    float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
+          *dbeta = of_beta->flat<float>().data();
+    Rows r(norm_.parts, channels), factor(norm_.parts, channels), shift(norm_.parts, channels), b(norm_.parts, channels),
+        k(norm_.parts, channels);
+    for (int64_t part = 0; part < norm_.parts; ++part) {
+      for (int64_t c = 0; c < channels; ++c) r.of(part)[c] = 1.0f / std::sqrt(variance[part * channels + c] + epsilon_);
+      scale(channels, gamma, beta, mean + part * channels, r.of(part), factor.of(part), shift.of(part));
+    }
+    BlockSums sums(walk), products(walk);
+    run(context, walk,
+        [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+          const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
+          norm_.blocks.sums(x + start, dy + start, factor.of(part), shift.of(part), mean + part * channels, pixels, channels,
+                            sums.of(sample, block), products.of(sample, block));
+        },
+        2);
+    const double count = static_cast<double>(samples * walk.pixels);
+    for (int64_t part = 0; part < norm_.parts; ++part) {
+      const std::vector<double> of_mean = sums.total(part * samples, samples),
+                                of_deviation = products.total(part * samples, samples);
+      for (int64_t c = 0; c < channels; ++c) {
+        const float inverse = r.of(part)[c], own_factor = factor.of(part)[c];
+        dbeta[part * channels + c] = static_cast<float>(of_mean[c]);
+        dgamma[part * channels + c] = static_cast<float>(of_deviation[c] * inverse);
+        b.of(part)[c] = static_cast<float>(-own_factor * inverse * inverse * of_deviation[c] / count);
+        k.of(part)[c] = static_cast<float>(-own_factor * of_mean[c] / count);
+      }
+    }
+    run(context, walk,
+        [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
+          const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
+          norm_.blocks.gradients(x + start, dy + start, factor.of(part), shift.of(part), mean + part * channels, b.of(part),
+                                 k.of(part), pixels, channels, dx + start);
+        },
+        2);
+  }
+
+ private:
+  const Norm norm_;
+  float epsilon_ = 0;
+};
+
+REGISTER_OP("EmulatorBatchNorm")
+    .Input("x: float").Input("gamma: float").Input("beta: float")
+    .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
+    .Output("y: float").Output("mean: float").Output("variance: float")
+    .SetShapeFn([](InferenceContext* context) {
+      tensorflow::shape_inference::ShapeHandle x;
+      tensorflow::int64 parts;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
+      TF_RETURN_IF_ERROR(context->GetAttr("parts", &parts));
+      const auto row = context->MakeShape({context->MakeDim(parts), context->Dim(x, 3)});
+      context->set_output(0, x);
+      context->set_output(1, row);
+      context->set_output(2, row);
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNorm").Device(tensorflow::DEVICE_CPU), BatchNorm);
+
+REGISTER_OP("EmulatorBatchNormGradient")
+    .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
+    .Input("variance: float")
+    .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
+    .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
+    .SetShapeFn([](InferenceContext* context) {
+      tensorflow::shape_inference::ShapeHandle x;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
+      context->set_output(0, x);
+      context->set_output(1, context->input(4));
+      context->set_output(2, context->input(4));
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormGradient").Device(tensorflow::DEVICE_CPU), BatchNormGradient);
+
+}  // namespace
+}  // namespace kernels

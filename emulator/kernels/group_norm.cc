@@ -1,0 +1,246 @@
+// Group norm and the activation after it, forward and backward, one operation each. The formulas are those of
+// emulator/layers/fused.py, which computes the same where these kernels are not there.
+
+#include "emulator/kernels/norms.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace kernels {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::errors::InvalidArgument;
+using tensorflow::shape_inference::InferenceContext;
+
+// The attributes of both directions.
+struct Norm {
+  explicit Norm(OpKernelConstruction* construction) {
+    std::string activation;
+    OP_REQUIRES_OK(construction, construction->GetAttr("groups", &groups));
+    OP_REQUIRES_OK(construction, construction->GetAttr("contiguous", &contiguous));
+    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
+    blocks = blocks_of(activation);
+  }
+
+  void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
+    check_sizes(context, 1, sizes);
+    if (!context->status().ok()) return;
+    OP_REQUIRES(context, groups > 0 && context->input(0).dim_size(3) % groups == 0,
+                InvalidArgument(context->input(0).dim_size(3), " channels do not divide into ", groups, " groups"));
+  }
+
+  // The sums over each group's channels, at every channel.
+  std::vector<double> group_sums(const std::vector<double>& sums) const {
+    const int64_t channels = sums.size(), size = channels / groups;
+    auto group = [&](int64_t channel) { return contiguous ? channel / size : channel % groups; };
+    std::vector<double> totals(groups, 0.0), spread(channels);
+    for (int64_t c = 0; c < channels; ++c) totals[group(c)] += sums[c];
+    for (int64_t c = 0; c < channels; ++c) spread[c] = totals[group(c)];
+    return spread;
+  }
+
+  // How many values a sample's group has.
+  double group_size(const Walk& walk) const { return static_cast<double>(walk.sample_size() / groups); }
+
+  int64_t groups = 1;
+  bool contiguous = false;
+  Blocks blocks;
+};
+
+class GroupNorm : public OpKernel {
+ public:
+  explicit GroupNorm(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("two_pass", &two_pass_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
+    norm_.check(context, {last, last});
+    if (!context->status().ok()) return;
+    const Walk walk(input);
+    const int64_t channels = walk.channels;
+    Tensor *output, *means, *inverses;
+    const TensorShape rows({walk.batch, 1, 1, channels});
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &output));
+    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &means));
+    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &inverses));
+    const float *x = input.flat<float>().data(), *gamma = context->input(1).flat<float>().data(),
+                *beta = context->input(2).flat<float>().data();
+    float *y = output->flat<float>().data(), *mean = means->flat<float>().data(), *r = inverses->flat<float>().data();
+    BlockSums first_moments(walk), second_moments(walk);
+    Rows factor(walk.batch, channels), shift(walk.batch, channels);
+
+    const std::vector<Phase> phases = {
+        {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+           const float* from = x + sample * walk.sample_size() + first;
+           float *sums = first_moments.of(sample, block), *squares = second_moments.of(sample, block);
+           if (two_pass_) {
+             moments(from, pixels, channels, sums, squares);
+           } else {
+             sum_pixels(from, pixels, channels, sums, [](float v, int64_t) { return v; });
+             sum_pixels(from, pixels, channels, squares, [](float v, int64_t) { return v * v; });
+           }
+         },
+         [&](int64_t sample) {
+           float *own_mean = mean + sample * channels, *own_r = r + sample * channels;
+           if (two_pass_) {
+             set_two_pass(walk, sample, first_moments, second_moments, own_mean, own_r);
+           } else {
+             set_one_pass(walk, sample, first_moments, second_moments, own_mean, own_r);
+           }
+           scale(channels, gamma, beta, own_mean, own_r, factor.of(sample), shift.of(sample));
+         }},
+        {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+           const int64_t start = sample * walk.sample_size() + first;
+           norm_.blocks.values(x + start, factor.of(sample), shift.of(sample), pixels, channels, y + start);
+         },
+         nullptr}};
+    run(context, walk, phases, 2);
+  }
+
+ private:
+  // From blocks' means and the squared distances from them: variance = mean of (distance from own mean)^2, whose sum over a
+  // block is its squared distances + pixels * (its mean - mean)^2.
+  void set_two_pass(const Walk& walk, int64_t sample, const BlockSums& means, const BlockSums& squares, float* mean,
+                    float* r) const {
+    const int64_t channels = walk.channels;
+    const double size = norm_.group_size(walk);
+    auto each_block = [&](auto visit) {
+      for (int64_t block = 0; block < walk.blocks; ++block) {
+        const double pixels = std::min(kBlockPixels, walk.pixels - block * kBlockPixels);
+        const float *own = means.of(sample, block), *own_squares = squares.of(sample, block);
+        for (int64_t c = 0; c < channels; ++c) visit(c, pixels, own[c], own_squares[c]);
+      }
+    };
+    std::vector<double> sums(channels, 0.0), distances(channels, 0.0);
+    each_block([&](int64_t c, double pixels, double own, double) { sums[c] += pixels * own; });
+    sums = norm_.group_sums(sums);
+    each_block([&](int64_t c, double pixels, double own, double square) {
+      const double distance = own - sums[c] / size;
+      distances[c] += square + pixels * distance * distance;
+    });
+    distances = norm_.group_sums(distances);
+    for (int64_t c = 0; c < channels; ++c) {
+      mean[c] = static_cast<float>(sums[c] / size);
+      r[c] = 1.0f / std::sqrt(static_cast<float>(distances[c] / size) + epsilon_);
+    }
+  }
+
+  // variance = mean of x^2 - mean^2, in FP32.
+  void set_one_pass(const Walk& walk, int64_t sample, const BlockSums& sums, const BlockSums& squares, float* mean,
+                    float* r) const {
+    const double size = norm_.group_size(walk);
+    const std::vector<double> first = norm_.group_sums(sums.total(sample)), second = norm_.group_sums(squares.total(sample));
+    for (int64_t c = 0; c < walk.channels; ++c) {
+      mean[c] = static_cast<float>(first[c] / size);
+      const float variance = static_cast<float>(second[c] / size) - mean[c] * mean[c];
+      r[c] = 1.0f / std::sqrt(std::max(variance, 0.0f) + epsilon_);
+    }
+  }
+
+  const Norm norm_;
+  float epsilon_ = 0;
+  bool two_pass_ = false;
+};
+
+class GroupNormGradient : public OpKernel {
+ public:
+  explicit GroupNormGradient(OpKernelConstruction* construction) : OpKernel(construction), norm_(construction) {}
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0, samples = input.dims() == 4 ? input.dim_size(0) : 0;
+    norm_.check(context, {input.NumElements(), last, last, samples * last, samples * last});
+    if (!context->status().ok()) return;
+    const Walk walk(input);
+    const int64_t channels = walk.channels;
+    Tensor *of_input, *of_gamma, *of_beta;
+    const TensorShape rows({walk.batch, channels});
+    OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
+    OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
+    OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
+    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
+    const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *r = data(5);
+    float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
+          *dbeta = of_beta->flat<float>().data();
+    BlockSums sums(walk), products(walk);
+    Rows factor(walk.batch, channels), shift(walk.batch, channels), b(walk.batch, channels), k(walk.batch, channels);
+    for (int64_t sample = 0; sample < walk.batch; ++sample) {
+      scale(channels, gamma, beta, mean + sample * channels, r + sample * channels, factor.of(sample), shift.of(sample));
+    }
+    const std::vector<Phase> phases = {
+        {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+           const int64_t start = sample * walk.sample_size() + first;
+           norm_.blocks.sums(x + start, dy + start, factor.of(sample), shift.of(sample), mean + sample * channels, pixels,
+                             channels, sums.of(sample, block), products.of(sample, block));
+         },
+         [&](int64_t sample) {
+           const float *inverse = r + sample * channels, *own_factor = factor.of(sample);
+           std::vector<double> of_mean = sums.total(sample), of_deviation = products.total(sample);
+           for (int64_t c = 0; c < channels; ++c) {
+             dbeta[sample * channels + c] = static_cast<float>(of_mean[c]);
+             dgamma[sample * channels + c] = static_cast<float>(of_deviation[c] * inverse[c]);
+             of_mean[c] *= gamma[c];
+             of_deviation[c] *= own_factor[c];
+           }
+           of_mean = norm_.group_sums(of_mean);
+           of_deviation = norm_.group_sums(of_deviation);
+           const double size = norm_.group_size(walk);
+           for (int64_t c = 0; c < channels; ++c) {
+             b.of(sample)[c] = static_cast<float>(-inverse[c] * inverse[c] * of_deviation[c] / size);
+             k.of(sample)[c] = static_cast<float>(-inverse[c] * of_mean[c] / size);
+           }
+         }},
+        {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
+           const int64_t start = sample * walk.sample_size() + first;
+           norm_.blocks.gradients(x + start, dy + start, factor.of(sample), shift.of(sample), mean + sample * channels,
+                                  b.of(sample), k.of(sample), pixels, channels, dx + start);
+         },
+         nullptr}};
+    run(context, walk, phases, 3);
+  }
+
+ private:
+  const Norm norm_;
+};
+
+REGISTER_OP("EmulatorGroupNorm")
+    .Input("x: float").Input("gamma: float").Input("beta: float")
+    .Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Attr("epsilon: float").Attr("two_pass: bool")
+    .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
+    .SetShapeFn([](InferenceContext* context) {
+      tensorflow::shape_inference::ShapeHandle x;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
+      const auto one = context->MakeDim(1);
+      const auto row = context->MakeShape({context->Dim(x, 0), one, one, context->Dim(x, 3)});
+      context->set_output(0, x);
+      context->set_output(1, row);
+      context->set_output(2, row);
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNorm").Device(tensorflow::DEVICE_CPU), GroupNorm);
+
+REGISTER_OP("EmulatorGroupNormGradient")
+    .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
+    .Input("inverse_deviation: float")
+    .Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
+    .SetShapeFn([](InferenceContext* context) {
+      tensorflow::shape_inference::ShapeHandle x;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
+      const auto row = context->MakeShape({context->Dim(x, 0), context->Dim(x, 3)});
+      context->set_output(0, x);
+      context->set_output(1, row);
+      context->set_output(2, row);
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNormGradient").Device(tensorflow::DEVICE_CPU), GroupNormGradient);
+
+}  // namespace
+}  // namespace kernels

@@ -1,0 +1,204 @@
+"""The compiled kernels against float64, and that neither threads nor neighbours change a bit of what they compute."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from runs import succeed, timeless
+
+from base.plugins import ROOT
+from emulator.kernels import build, library
+from emulator.layers import fused
+from emulator.layers.gradient_rules import gradients
+from emulator.program.runtime import new_graph
+from Models._norms import NormPolicy
+
+needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
+# more pixels than a block has, fewer, no multiple of it, one; channels that fill no vector
+SHAPES = [(3, 5, 7, 12), (1, 40, 33, 8), (2, 1, 1, 6), (4, 16, 16, 34), (2, 2, 300, 16)]
+ACTIVATIONS = ("linear", "relu", "relu6", "swish")
+
+
+def drawn(shape: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
+    """Inputs of a norm, around another value than 0."""
+    random, channels = np.random.default_rng(seed), shape[-1]
+    return {
+        "x": random.normal(2, 1.5, shape), "gamma": random.normal(1, 0.5, channels), "beta": random.normal(0, 1, channels),
+        "dy": random.normal(0, 1, shape),
+    }  # fmt: skip
+
+
+def outcome(function, inputs: dict[str, np.ndarray], dtype: type, threads: int = 2) -> list[np.ndarray]:
+    """y and the gradients of x, gamma and beta."""
+    with new_graph().as_default() as graph:
+        fed = {name: tf.placeholder(dtype, value.shape) for name, value in inputs.items()}
+        differentiated = [tensor for name, tensor in fed.items() if name != "dy"]
+        y = function(*differentiated)
+        outputs = [y, *gradients([y], differentiated, [fed["dy"]])]
+        with tf.Session(graph=graph, config=tf.ConfigProto(intra_op_parallelism_threads=threads)) as session:
+            return session.run(outputs, {tensor: inputs[name] for name, tensor in fed.items()})
+
+
+def grouped(policy: NormPolicy, activation: str):
+    return lambda x, gamma, beta: fused.group_norm(x, gamma, beta, policy, activation)
+
+
+def batched(parts: int, activation: str):
+    """By the kernels in FP32, by the formula in float64."""
+
+    def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
+        if x.dtype == tf.float32:
+            return fused.batch_norm(x, gamma, beta, parts, 1e-3, activation)[0]
+        results = []
+        for part in tf.split(x, parts):
+            mean, variance = tf.nn.moments(part, [0, 1, 2])
+            results.append((part - mean) * tf.math.rsqrt(variance + 1e-3) * gamma + beta)
+        act = {"linear": tf.identity, "relu": tf.nn.relu, "relu6": tf.nn.relu6, "swish": lambda z: z * tf.sigmoid(z)}
+        return act[activation](tf.concat(results, 0))
+
+    return norm
+
+
+def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+    for own, exact in zip(found, expected, strict=True):
+        assert own.dtype == np.float32
+        np.testing.assert_allclose(own, exact, rtol=0, atol=tolerance * max(1.0, np.abs(exact).max()))
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_group_norm_is_that_of_float64(shape, activation):
+    inputs = drawn(shape, 1)
+    for groups, contiguous, two_pass in itertools.product((1, 2, shape[-1]), (False, True), (False, True)):
+        policy = NormPolicy(kind="group", groups=groups, contiguous=contiguous, two_pass=two_pass, epsilon=1e-3)
+        function = grouped(policy, activation)
+        if shape[1] * shape[2] * shape[3] == groups:
+            continue  # a group of one value, whose variance is 0
+        narrow = {name: value.astype(np.float32) for name, value in inputs.items()}
+        exact = outcome(function, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
+        assert_near(outcome(function, narrow, np.float32), exact, 2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_batch_norm_is_that_of_float64(shape, activation):
+    inputs = drawn(shape, 2)
+    for parts in {1, shape[0]}:
+        if shape[0] // parts * shape[1] * shape[2] == 1:
+            continue
+        function = batched(parts, activation)
+        narrow = {name: value.astype(np.float32) for name, value in inputs.items()}
+        exact = outcome(function, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
+        assert_near(outcome(function, narrow, np.float32), exact, 2e-5)
+
+
+@needs_kernels
+def test_variances_are_exact_far_from_zero():
+    """Sums of squares would lose them: the mean is 1,000 times the deviation."""
+    x = np.random.default_rng(3).normal(1000, 1, (2, 30, 30, 4)).astype(np.float32)
+    with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
+        _, mean, variance = session.run(fused.batch_norm(tf.constant(x), tf.ones([4]), tf.zeros([4]), 2, 1e-5))
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(mean, wide.mean((1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(variance, wide.var((1, 2)), rtol=1e-5)
+    policy = NormPolicy(kind="group", groups=4, two_pass=True, epsilon=1e-5)
+    y = outcome(grouped(policy, "linear"), {"x": x, "gamma": np.ones(4), "beta": np.zeros(4), "dy": x}, np.float32)[0]
+    np.testing.assert_allclose(y.astype(np.float64).var((1, 2)), 1, rtol=1e-4)
+
+
+@needs_kernels
+def test_neither_threads_nor_neighbours_change_a_bit():
+    """With fewer samples than threads several threads share a sample; with more, each has its own."""
+    shape = (5, 30, 30, 24)
+    inputs = {name: value.astype(np.float32) for name, value in drawn(shape, 4).items()}
+    norms = (grouped(NormPolicy(kind="group", groups=4, two_pass=True), "swish"), batched(5, "swish"))
+    for norm in norms:
+        together = outcome(norm, inputs, np.float32)[:2]
+        assert [value.tobytes() for value in outcome(norm, inputs, np.float32, threads=1)[:2]] == [
+            value.tobytes() for value in together
+        ]
+        if norm is norms[0]:
+            for threads, k in itertools.product((1, 3), range(shape[0])):
+                alone = {name: value[k : k + 1] if value.ndim == 4 else value for name, value in inputs.items()}
+                for own, whole in zip(outcome(norm, alone, np.float32, threads)[:2], together):
+                    assert own[0].tobytes() == whole[k].tobytes()
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_gate_s_gradient_is_that_of_float64(shape):
+    random = np.random.default_rng(5)
+    x, dy = (random.normal(0, 1, shape).astype(np.float32) for _ in range(2))
+    factor = random.uniform(0, 1, (shape[0], 1, 1, shape[-1])).astype(np.float32)
+    y, dx, dfactor = outcome(fused.gate, {"x": x, "factor": factor, "dy": dy}, np.float32)
+    assert_near([y, dx], [x * factor, dy * factor], 0)
+    exact = (dy.astype(np.float64) * x).sum((1, 2), keepdims=True)
+    np.testing.assert_allclose(dfactor, exact, rtol=1e-5, atol=1e-5 * np.sqrt(shape[1] * shape[2]))
+
+
+@needs_kernels
+def test_swish_saturates_and_keeps_what_is_no_number():
+    x = np.float32([-1e30, -200, -88.5, -20, -1e-30, 0, 1e-30, 20, 200, 1e30]).reshape(1, 1, 10, 1)
+    with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
+        attributes = {"groups": 1, "contiguous": False, "activation": "swish"}
+        one, mean = tf.ones([1, 1, 1, 1]), tf.zeros([1, 1, 1, 1])
+        slope, *_ = session.run(
+            library.load().emulator_group_norm_gradient(
+                x=x, dy=np.zeros_like(x), gamma=[1.0], beta=[0.0], mean=mean, inverse_deviation=one, **attributes
+            )
+        )
+        bad = np.float32([1, np.nan, 2, 3]).reshape(1, 2, 2, 1)
+        y = session.run(fused.group_norm(tf.constant(bad), None, None, NormPolicy(kind="group"), "swish"))
+    assert np.isfinite(slope).all() and np.isnan(y).all()
+
+
+@needs_kernels
+def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
+    words = (
+        "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.2 --width-coefficient 0.25 --image-size 32 "
+        "--precision 32.32 --batch-size 4 --seed 3 --iterations 3 --log-freq 1 --abs-learning-rate 0.05 --warmup-epochs 0 "
+        "--no-validation --optimiser momentum"
+    )
+    losses = {}
+    for switch in ("1", "0"):
+        monkeypatch.setenv(library.SWITCH, switch)
+        result = succeed("train", *words.split(), "--logs-path", tmp_path / switch)
+        assert (f"Kernels: {library.path().stem}" in result.out) == (switch == "1")
+        losses[switch] = [float(row["loss_batch"]) for row in timeless(tmp_path / switch / "training.csv")]
+    np.testing.assert_allclose(losses["1"], losses["0"], rtol=1e-3)
+
+
+def test_without_a_compiler_a_line_says_so(tmp_path, monkeypatch, capsys):
+    target = tmp_path / "built" / "kernels-0.so"
+    monkeypatch.setattr(library, "path", lambda: target)
+    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.main() == 0 and not library.identity()
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; sys.exit(\"error: no\")'")
+    assert build.main() == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition("; ")[0] for line in told] == [
+        "The kernels are not built: there is no C++ compiler (no-such-compiler)", "The kernels are not built: error: no"
+    ]  # fmt: skip
+    assert not list(target.parent.glob("*"))
+
+
+@needs_kernels
+def test_a_damaged_library_is_named(tmp_path):
+    """In a process of its own, as what is loaded stays."""
+    code = (
+        "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from emulator.kernels import library\n"
+        "bad = pathlib.Path(sys.argv[2]); bad.write_bytes(b'no library'); library.path = lambda: bad\n"
+        "try:\n    library.load()\nexcept RuntimeError as error:\n    print(error)"
+    )
+    command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "kernels-0.so")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith(f"{tmp_path}/kernels-0.so cannot be loaded (") and "make kernels" in told
