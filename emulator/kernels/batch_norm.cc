@@ -21,7 +21,7 @@ struct Norm {
     std::string activation;
     OP_REQUIRES_OK(construction, construction->GetAttr("parts", &parts));
     OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
-    blocks = blocks_of(activation);
+    blocks = blocks_of<false>(activation);
   }
 
   void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
@@ -75,7 +75,7 @@ class BatchNorm : public OpKernel {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.values(x + start, factor.of(part), shift.of(part), pixels, channels, y + start);
+          norm_.blocks.values(x + start, {factor.of(part), shift.of(part)}, pixels, channels, y + start);
         },
         1);
   }
@@ -138,17 +138,20 @@ class BatchNormGradient : public OpKernel {
       for (int64_t c = 0; c < channels; ++c) r.of(part)[c] = 1.0f / std::sqrt(variance[part * channels + c] + epsilon_);
       scale(channels, gamma, beta, mean + part * channels, r.of(part), factor.of(part), shift.of(part));
     }
-    BlockSums sums(walk), products(walk);
+    auto channels_of = [&](int64_t part) {
+      return Channels{factor.of(part), shift.of(part), mean + part * channels, b.of(part), k.of(part)};
+    };
+    BlockSums slopes(walk), products(walk);
     run(context, walk,
         [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.sums(x + start, dy + start, factor.of(part), shift.of(part), mean + part * channels, pixels, channels,
-                            sums.of(sample, block), products.of(sample, block));
+          norm_.blocks.sums(x + start, dy + start, channels_of(part), pixels, channels,
+                            {slopes.of(sample, block), products.of(sample, block)});
         },
         2);
     const double count = static_cast<double>(samples * walk.pixels);
     for (int64_t part = 0; part < norm_.parts; ++part) {
-      const std::vector<double> of_mean = sums.total(part * samples, samples),
+      const std::vector<double> of_mean = slopes.total(part * samples, samples),
                                 of_deviation = products.total(part * samples, samples);
       for (int64_t c = 0; c < channels; ++c) {
         const float inverse = r.of(part)[c], own_factor = factor.of(part)[c];
@@ -161,8 +164,7 @@ class BatchNormGradient : public OpKernel {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.gradients(x + start, dy + start, factor.of(part), shift.of(part), mean + part * channels, b.of(part),
-                                 k.of(part), pixels, channels, dx + start);
+          norm_.blocks.gradients(x + start, dy + start, channels_of(part), pixels, channels, dx + start);
         },
         2);
   }

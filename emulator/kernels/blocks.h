@@ -21,6 +21,7 @@ constexpr int64_t kBlockPixels = 128;
 
 // A tensor's shape, as the kernels walk over it.
 struct Walk {
+  Walk() : batch(0), pixels(0), channels(0), blocks(0) {}
   explicit Walk(const tensorflow::Tensor& x)
       : batch(x.dim_size(0)), pixels(x.dim_size(1) * x.dim_size(2)), channels(x.dim_size(3)),
         blocks((pixels + kBlockPixels - 1) / kBlockPixels) {}

@@ -1,5 +1,8 @@
-// Group norm and the activation after it, forward and backward, one operation each. The formulas are those of
-// emulator/layers/fused.py, which computes the same where these kernels are not there.
+// Group norm, the activation after it, and proxy norm's correction of that, forward and backward, one operation each. The
+// formulas are those of emulator/layers/fused.py, which computes the same where these kernels are not there.
+//
+// The inputs after beta are empty for a group norm, and one each for a proxy norm: the proxy's mean (centre) and the factor
+// of y (outer).
 
 #include "emulator/kernels/norms.h"
 #include "tensorflow/core/framework/op.h"
@@ -22,7 +25,8 @@ struct Norm {
     OP_REQUIRES_OK(construction, construction->GetAttr("groups", &groups));
     OP_REQUIRES_OK(construction, construction->GetAttr("contiguous", &contiguous));
     OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
-    blocks = blocks_of(activation);
+    OP_REQUIRES_OK(construction, construction->GetAttr("proxy", &proxy));
+    blocks = proxy ? blocks_of<true>(activation) : blocks_of<false>(activation);
   }
 
   void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
@@ -46,7 +50,7 @@ struct Norm {
   double group_size(const Walk& walk) const { return static_cast<double>(walk.sample_size() / groups); }
 
   int64_t groups = 1;
-  bool contiguous = false;
+  bool contiguous = false, proxy = false;
   Blocks blocks;
 };
 
@@ -60,7 +64,8 @@ class GroupNorm : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor& input = context->input(0);
     const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
-    norm_.check(context, {last, last});
+    const int64_t of_proxy = norm_.proxy ? last : 0;
+    norm_.check(context, {last, last, of_proxy, of_proxy});
     if (!context->status().ok()) return;
     const Walk walk(input);
     const int64_t channels = walk.channels;
@@ -70,7 +75,8 @@ class GroupNorm : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(1, rows, &means));
     OP_REQUIRES_OK(context, context->allocate_output(2, rows, &inverses));
     const float *x = input.flat<float>().data(), *gamma = context->input(1).flat<float>().data(),
-                *beta = context->input(2).flat<float>().data();
+                *beta = context->input(2).flat<float>().data(), *centre = context->input(3).flat<float>().data(),
+                *outer = context->input(4).flat<float>().data();
     float *y = output->flat<float>().data(), *mean = means->flat<float>().data(), *r = inverses->flat<float>().data();
     BlockSums first_moments(walk), second_moments(walk);
     Rows factor(walk.batch, channels), shift(walk.batch, channels);
@@ -97,7 +103,10 @@ class GroupNorm : public OpKernel {
          }},
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           norm_.blocks.values(x + start, factor.of(sample), shift.of(sample), pixels, channels, y + start);
+           Channels rows{factor.of(sample), shift.of(sample)};
+           rows.centre = centre;
+           rows.outer = outer;
+           norm_.blocks.values(x + start, rows, pixels, channels, y + start);
          },
          nullptr}};
     run(context, walk, phases, 2);
@@ -155,33 +164,45 @@ class GroupNormGradient : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor& input = context->input(0);
     const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0, samples = input.dims() == 4 ? input.dim_size(0) : 0;
-    norm_.check(context, {input.NumElements(), last, last, samples * last, samples * last});
+    const int64_t of_proxy = norm_.proxy ? last : 0;
+    norm_.check(context, {input.NumElements(), last, last, samples * last, samples * last, of_proxy, of_proxy});
     if (!context->status().ok()) return;
     const Walk walk(input);
     const int64_t channels = walk.channels;
-    Tensor *of_input, *of_gamma, *of_beta;
-    const TensorShape rows({walk.batch, channels});
+    Tensor *of_input, *of_gamma, *of_beta, *of_centre, *of_outer;
+    const TensorShape rows({walk.batch, channels}), proxy_rows({norm_.proxy ? walk.batch : 0, channels});
     OP_REQUIRES_OK(context, context->allocate_output(0, input.shape(), &of_input));
     OP_REQUIRES_OK(context, context->allocate_output(1, rows, &of_gamma));
     OP_REQUIRES_OK(context, context->allocate_output(2, rows, &of_beta));
+    OP_REQUIRES_OK(context, context->allocate_output(3, proxy_rows, &of_centre));
+    OP_REQUIRES_OK(context, context->allocate_output(4, proxy_rows, &of_outer));
     auto data = [&](int k) { return context->input(k).flat<float>().data(); };
-    const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *r = data(5);
+    const float *x = data(0), *dy = data(1), *gamma = data(2), *beta = data(3), *mean = data(4), *r = data(5),
+                *centre = data(6), *outer = data(7);
     float *dx = of_input->flat<float>().data(), *dgamma = of_gamma->flat<float>().data(),
-          *dbeta = of_beta->flat<float>().data();
-    BlockSums sums(walk), products(walk);
+          *dbeta = of_beta->flat<float>().data(), *dcentre = of_centre->flat<float>().data(),
+          *douter = of_outer->flat<float>().data();
+    BlockSums slopes(walk), products(walk), arriving(norm_.proxy ? walk : Walk()), scaled(norm_.proxy ? walk : Walk());
     Rows factor(walk.batch, channels), shift(walk.batch, channels), b(walk.batch, channels), k(walk.batch, channels);
     for (int64_t sample = 0; sample < walk.batch; ++sample) {
       scale(channels, gamma, beta, mean + sample * channels, r + sample * channels, factor.of(sample), shift.of(sample));
     }
+    auto channels_of = [&](int64_t sample) {
+      return Channels{factor.of(sample), shift.of(sample), mean + sample * channels, b.of(sample), k.of(sample), centre, outer};
+    };
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           norm_.blocks.sums(x + start, dy + start, factor.of(sample), shift.of(sample), mean + sample * channels, pixels,
-                             channels, sums.of(sample, block), products.of(sample, block));
+           Sums sums{slopes.of(sample, block), products.of(sample, block)};
+           if (norm_.proxy) {
+             sums.arriving = arriving.of(sample, block);
+             sums.scaled = scaled.of(sample, block);
+           }
+           norm_.blocks.sums(x + start, dy + start, channels_of(sample), pixels, channels, sums);
          },
          [&](int64_t sample) {
            const float *inverse = r + sample * channels, *own_factor = factor.of(sample);
-           std::vector<double> of_mean = sums.total(sample), of_deviation = products.total(sample);
+           std::vector<double> of_mean = slopes.total(sample), of_deviation = products.total(sample);
            for (int64_t c = 0; c < channels; ++c) {
              dbeta[sample * channels + c] = static_cast<float>(of_mean[c]);
              dgamma[sample * channels + c] = static_cast<float>(of_deviation[c] * inverse[c]);
@@ -195,11 +216,16 @@ class GroupNormGradient : public OpKernel {
              b.of(sample)[c] = static_cast<float>(-inverse[c] * inverse[c] * of_deviation[c] / size);
              k.of(sample)[c] = static_cast<float>(-inverse[c] * of_mean[c] / size);
            }
+           if (!norm_.proxy) return;
+           const std::vector<double> all_arriving = arriving.total(sample), all_scaled = scaled.total(sample);
+           for (int64_t c = 0; c < channels; ++c) {
+             dcentre[sample * channels + c] = static_cast<float>(-outer[c] * all_arriving[c]);
+             douter[sample * channels + c] = static_cast<float>(all_scaled[c]);
+           }
          }},
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           norm_.blocks.gradients(x + start, dy + start, factor.of(sample), shift.of(sample), mean + sample * channels,
-                                  b.of(sample), k.of(sample), pixels, channels, dx + start);
+           norm_.blocks.gradients(x + start, dy + start, channels_of(sample), pixels, channels, dx + start);
          },
          nullptr}};
     run(context, walk, phases, 3);
@@ -210,8 +236,8 @@ class GroupNormGradient : public OpKernel {
 };
 
 REGISTER_OP("EmulatorGroupNorm")
-    .Input("x: float").Input("gamma: float").Input("beta: float")
-    .Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Input("x: float").Input("gamma: float").Input("beta: float").Input("centre: float").Input("outer: float")
+    .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
     .Attr("epsilon: float").Attr("two_pass: bool")
     .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
     .SetShapeFn([](InferenceContext* context) {
@@ -228,16 +254,21 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNorm").Device(tensorflow::DEVICE_CPU)
 
 REGISTER_OP("EmulatorGroupNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
-    .Input("inverse_deviation: float")
-    .Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
-    .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
+    .Input("inverse_deviation: float").Input("centre: float").Input("outer: float")
+    .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Output("dx: float").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
     .SetShapeFn([](InferenceContext* context) {
       tensorflow::shape_inference::ShapeHandle x;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
+      bool proxy;
+      TF_RETURN_IF_ERROR(context->GetAttr("proxy", &proxy));
       const auto row = context->MakeShape({context->Dim(x, 0), context->Dim(x, 3)});
+      const auto proxy_row = proxy ? row : context->MakeShape({context->MakeDim(0), context->Dim(x, 3)});
       context->set_output(0, x);
       context->set_output(1, row);
       context->set_output(2, row);
+      context->set_output(3, proxy_row);
+      context->set_output(4, proxy_row);
       return tensorflow::OkStatus();
     });
 REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNormGradient").Device(tensorflow::DEVICE_CPU), GroupNormGradient);

@@ -77,63 +77,86 @@ inline void moments(const float* __restrict x, int64_t pixels, int64_t channels,
   sum_pixels(x, pixels, channels, squares, [means](float v, int64_t c) { return (v - means[c]) * (v - means[c]); });
 }
 
-// Work on a block that depends on the activation.
-struct Blocks {
-  // y = activation(x * factor + shift)
-  void (*values)(const float* x, const float* factor, const float* shift, int64_t pixels, int64_t channels, float* y);
-  // The sums of dz = dy * activation'(x * factor + shift), and those of dz * (x - mean).
-  void (*sums)(const float* x, const float* dy, const float* factor, const float* shift, const float* mean, int64_t pixels,
-               int64_t channels, float* sums, float* products);
-  // dx = dz * factor + (x - mean) * b + k
-  void (*gradients)(const float* x, const float* dy, const float* factor, const float* shift, const float* mean,
-                    const float* b, const float* k, int64_t pixels, int64_t channels, float* dx);
+// Rows of channels that the work on a block reads: z = x * factor + shift, y = (activation(z) - centre) * outer, and the last
+// two of input_gradients.
+struct Channels {
+  const float *factor, *shift, *mean = nullptr, *b = nullptr, *k = nullptr;
+  const float *centre = nullptr, *outer = nullptr;  // of a proxy norm
 };
 
-template <Activation kind>
-void values(const float* __restrict x, const float* __restrict factor, const float* __restrict shift, int64_t pixels,
-            int64_t channels, float* __restrict y) {
-  for (int64_t p = 0; p < pixels; ++p, x += channels, y += channels) {
-    for (int64_t c = 0; c < channels; ++c) y[c] = activated<kind>(x[c] * factor[c] + shift[c]);
-  }
-}
+// What a block's backward pass adds up, for each channel: dz = dy * outer * activation'(z), dz * (x - mean); and of a proxy
+// norm dy, and dy * (activation(z) - centre).
+struct Sums {
+  float *slopes, *products, *arriving = nullptr, *scaled = nullptr;
+};
 
-template <Activation kind>
-void slope_sums(const float* __restrict x, const float* __restrict dy, const float* __restrict factor,
-                const float* __restrict shift, const float* __restrict mean, int64_t pixels, int64_t channels,
-                float* __restrict sums, float* __restrict products) {
-  std::fill(sums, sums + channels, 0.0f);
-  std::fill(products, products + channels, 0.0f);
-  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels) {
+// Work on a block that depends on the activation. No two of the rows overlap, nor do x, dy and the result (ivdep).
+struct Blocks {
+  void (*values)(const float* x, const Channels& rows, int64_t pixels, int64_t channels, float* y);
+  void (*sums)(const float* x, const float* dy, const Channels& rows, int64_t pixels, int64_t channels, const Sums& sums);
+  // dx = dz * factor + (x - mean) * b + k
+  void (*gradients)(const float* x, const float* dy, const Channels& rows, int64_t pixels, int64_t channels, float* dx);
+};
+
+template <Activation kind, bool proxy>
+void values(const float* __restrict x, const Channels& rows, int64_t pixels, int64_t channels, float* __restrict y) {
+  const float *factor = rows.factor, *shift = rows.shift, *centre = rows.centre, *outer = rows.outer;
+  for (int64_t p = 0; p < pixels; ++p, x += channels, y += channels) {
+#pragma GCC ivdep
     for (int64_t c = 0; c < channels; ++c) {
-      const float dz = activation_gradient<kind>(x[c] * factor[c] + shift[c], dy[c]);
-      sums[c] += dz;
-      products[c] += dz * (x[c] - mean[c]);
+      const float value = activated<kind>(x[c] * factor[c] + shift[c]);
+      y[c] = proxy ? (value - centre[c]) * outer[c] : value;
     }
   }
 }
 
-template <Activation kind>
-void input_gradients(const float* __restrict x, const float* __restrict dy, const float* __restrict factor,
-                     const float* __restrict shift, const float* __restrict mean, const float* __restrict b,
-                     const float* __restrict k, int64_t pixels, int64_t channels, float* __restrict dx) {
-  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels, dx += channels) {
+template <Activation kind, bool proxy>
+void slope_sums(const float* __restrict x, const float* __restrict dy, const Channels& rows, int64_t pixels,
+                int64_t channels, const Sums& sums) {
+  const float *factor = rows.factor, *shift = rows.shift, *mean = rows.mean, *centre = rows.centre, *outer = rows.outer;
+  float *slopes = sums.slopes, *products = sums.products, *arriving = sums.arriving, *scaled = sums.scaled;
+  for (float* row : {slopes, products, arriving, scaled}) {
+    if (row) std::fill(row, row + channels, 0.0f);
+  }
+  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels) {
+#pragma GCC ivdep
     for (int64_t c = 0; c < channels; ++c) {
-      const float dz = activation_gradient<kind>(x[c] * factor[c] + shift[c], dy[c]);
+      const float z = x[c] * factor[c] + shift[c];
+      const float dz = activation_gradient<kind>(z, proxy ? dy[c] * outer[c] : dy[c]);
+      slopes[c] += dz;
+      products[c] += dz * (x[c] - mean[c]);
+      if (proxy) {
+        arriving[c] += dy[c];
+        scaled[c] += dy[c] * (activated<kind>(z) - centre[c]);
+      }
+    }
+  }
+}
+
+template <Activation kind, bool proxy>
+void input_gradients(const float* __restrict x, const float* __restrict dy, const Channels& rows, int64_t pixels,
+                     int64_t channels, float* __restrict dx) {
+  const float *factor = rows.factor, *shift = rows.shift, *mean = rows.mean, *b = rows.b, *k = rows.k, *outer = rows.outer;
+  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels, dx += channels) {
+#pragma GCC ivdep
+    for (int64_t c = 0; c < channels; ++c) {
+      const float dz = activation_gradient<kind>(x[c] * factor[c] + shift[c], proxy ? dy[c] * outer[c] : dy[c]);
       dx[c] = dz * factor[c] + (x[c] - mean[c]) * b[c] + k[c];
     }
   }
 }
 
-template <Activation kind>
+template <Activation kind, bool proxy>
 Blocks blocks_of() {
-  return {&values<kind>, &slope_sums<kind>, &input_gradients<kind>};
+  return {&values<kind, proxy>, &slope_sums<kind, proxy>, &input_gradients<kind, proxy>};
 }
 
-inline Blocks blocks_of(const std::string& activation) {
-  if (activation == "relu") return blocks_of<Activation::kRelu>();
-  if (activation == "relu6") return blocks_of<Activation::kRelu6>();
-  if (activation == "swish") return blocks_of<Activation::kSwish>();
-  return blocks_of<Activation::kLinear>();
+template <bool proxy>
+Blocks blocks_of(const std::string& activation) {
+  if (activation == "relu") return blocks_of<Activation::kRelu, proxy>();
+  if (activation == "relu6") return blocks_of<Activation::kRelu6, proxy>();
+  if (activation == "swish") return blocks_of<Activation::kSwish, proxy>();
+  return blocks_of<Activation::kLinear, proxy>();
 }
 
 // factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.

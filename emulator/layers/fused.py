@@ -196,21 +196,27 @@ def _kernels_for(x: tf.Tensor) -> ModuleType | None:
     return library.load() if x.dtype == tf.float32 and "GPU" not in x.device.upper() else None
 
 
-def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str) -> Kernel:
-    """Group norm and activation by the compiled kernels: one operation forward, and one backward."""
-    attributes = {"groups": policy.groups, "contiguous": policy.contiguous, "activation": activation}
+def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str, scaled: bool | None = None) -> Kernel:
+    """Group norm and activation by the compiled kernels, of (x, gamma, beta): one operation forward, and one backward. With
+    `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
+    attributes = {
+        "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None
+    }  # fmt: skip
 
     @with_gradient
-    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        centre, outer = proxy or ([], [])
+        inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": tf.ones_like(outer) if scaled is False else outer}
         y, mean, r = kernels.emulator_group_norm(
-            x=x, gamma=gamma, beta=beta, epsilon=policy.epsilon, two_pass=policy.two_pass, **attributes
+            x=x, epsilon=policy.epsilon, two_pass=policy.two_pass, **inputs, **attributes
         )
 
-        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            dx, dgamma, dbeta = kernels.emulator_group_norm_gradient(
-                x=x, dy=dy, gamma=gamma, beta=beta, mean=mean, inverse_deviation=r, **attributes
+        def gradient(dy: tf.Tensor) -> list[tf.Tensor]:
+            dx, *per_sample = kernels.emulator_group_norm_gradient(
+                x=x, dy=dy, mean=mean, inverse_deviation=r, **inputs, **attributes
             )
-            return dx, tf.reduce_sum(dgamma, 0), tf.reduce_sum(dbeta, 0)
+            rows = [tf.reduce_sum(each, 0) for each in per_sample[: 2 + len(proxy)]]
+            return [dx, *rows[:3], tf.zeros_like(outer)] if scaled is False else [dx, *rows]
 
         return y, gradient
 
@@ -271,6 +277,10 @@ def proxy_norm(
 
     `proxy`: beta, gamma, mean, inverse deviation, [channels] each.
     """
+    kernels = _kernels_for(x)
+    if kernels and rounding is None:
+        beta, gamma, proxy_mean, inverse = proxy
+        return _by_kernels(kernels, policy, activation, scaled)(x, gamma, beta, proxy_mean, inverse)
 
     @with_gradient
     def apply(

@@ -87,6 +87,25 @@ def test_group_norm_is_that_of_float64(shape, activation):
 
 @needs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_proxy_norm_is_that_of_float64(shape, scaled):
+    """As is the gradient of every row of the proxy."""
+    inputs, random = drawn(shape, 6), np.random.default_rng(7)
+    dy = inputs.pop("dy")
+    inputs |= {"mean": random.normal(0, 1, shape[-1]), "inverse": random.uniform(0.5, 2, shape[-1]), "dy": dy}
+    narrow = {name: value.astype(np.float32) for name, value in inputs.items()}
+    for activation, two_pass in itertools.product(("relu", "swish"), (False, True)):
+        policy = NormPolicy(kind="group", groups=2, two_pass=two_pass, epsilon=1e-3)
+
+        def norm(x, gamma, beta, mean, inverse, policy=policy, activation=activation):
+            return fused.proxy_norm(x, (beta, gamma, mean, inverse), policy, activation, scaled=scaled)
+
+        exact = outcome(norm, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
+        assert_near(outcome(norm, narrow, np.float32), exact, 2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_batch_norm_is_that_of_float64(shape, activation):
     inputs = drawn(shape, 2)
@@ -147,11 +166,19 @@ def test_a_gate_s_gradient_is_that_of_float64(shape):
 def test_swish_saturates_and_keeps_what_is_no_number():
     x = np.float32([-1e30, -200, -88.5, -20, -1e-30, 0, 1e-30, 20, 200, 1e30]).reshape(1, 1, 10, 1)
     with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
-        attributes = {"groups": 1, "contiguous": False, "activation": "swish"}
+        attributes = {"groups": 1, "contiguous": False, "activation": "swish", "proxy": False}
         one, mean = tf.ones([1, 1, 1, 1]), tf.zeros([1, 1, 1, 1])
         slope, *_ = session.run(
             library.load().emulator_group_norm_gradient(
-                x=x, dy=np.zeros_like(x), gamma=[1.0], beta=[0.0], mean=mean, inverse_deviation=one, **attributes
+                x=x,
+                dy=np.zeros_like(x),
+                gamma=[1.0],
+                beta=[0.0],
+                mean=mean,
+                inverse_deviation=one,
+                centre=[],
+                outer=[],
+                **attributes,
             )
         )
         bad = np.float32([1, np.nan, 2, 3]).reshape(1, 2, 2, 1)
