@@ -45,7 +45,7 @@ lint: $(VENV)/.test
 setup: $(VENV)/.kernels
 
 kernels: $(VENV)/.runtime
-	@$(RUN) -m emulator.kernels.build
+	@$(RUN) -m emulator.native.build
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make PYTHON=/path/to/python3.12"; exit 1; }
@@ -58,8 +58,8 @@ $(VENV)/.runtime: requirements.txt constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 # in C++, where a compiler is
-$(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/kernels/*.cc emulator/kernels/*.h) emulator/kernels/library.py
-	@$(RUN) -m emulator.kernels.build
+$(VENV)/.kernels: $(VENV)/.runtime $(wildcard emulator/native/*.cc emulator/native/*.h) emulator/native/library.py
+	@$(RUN) -m emulator.native.build
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.kernels requirements-test.txt
@@ -74,4 +74,4 @@ $(PEERS)/.peers: requirements-bench.txt | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) emulator/kernels/built
+	rm -rf $(VENV) $(PEERS) emulator/native/built

@@ -30,7 +30,7 @@ FLOORS = (
     ("Models", "LR_Schedules", "Datasets", "log"),
     ("tools.datasets", "emulator.plan"),
     ("emulator.planner",),
-    ("emulator.kernels",),
+    ("emulator.native",),
     ("emulator.layers",),
     ("emulator.program",),
     ("ipu_utils",),

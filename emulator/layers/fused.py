@@ -1,6 +1,6 @@
 """Group norm and the activation after it as few fused kernels, with their gradient written out.
 
-Where the compiled kernels are built (emulator/kernels), they do an FP32 norm in one operation each way. Otherwise XLA
+Where the native kernels are built (emulator/native), they do an FP32 norm in one operation each way. Otherwise XLA
 compiles element-wise work into a fused kernel each, and sums over pixels are TensorFlow's. With xhat = (x - mean) * r the
 normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
 
@@ -19,9 +19,9 @@ from types import ModuleType
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
-from emulator.kernels import library
 from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.half import Rounding
+from emulator.native import library
 from Models._norms import NormPolicy
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"
@@ -192,12 +192,12 @@ def group_norm(
 
 
 def _kernels_for(x: tf.Tensor) -> ModuleType | None:
-    """The compiled kernels, which are for FP32 on processors."""
+    """The native kernels, which are for FP32 on processors."""
     return library.load() if x.dtype == tf.float32 and "GPU" not in x.device.upper() else None
 
 
 def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str, scaled: bool | None = None) -> Kernel:
-    """Group norm and activation by the compiled kernels, of (x, gamma, beta): one operation forward, and one backward. With
+    """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
     `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
         "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None
@@ -227,7 +227,7 @@ def batch_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float, activation: str = LINEAR
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
     """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) of each of `parts` equal parts of the batch, and an activation: y,
-    and the mean and the biased variance [parts, channels]. None without the compiled kernels."""
+    and the mean and the biased variance [parts, channels]. None without the native kernels."""
     kernels = _kernels_for(x)
     if kernels is None:
         return None

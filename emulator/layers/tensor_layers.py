@@ -214,7 +214,7 @@ class TensorLayers(Layers):
             return self._result(self._batch_norm(self._read(x), policy))
 
     def _batch_norm_by_kernels(self, x: tf.Tensor, policy: NormPolicy, activation: str = fused.LINEAR) -> tf.Tensor | None:
-        """Training's batch norm and an activation, where the compiled kernels can do both."""
+        """Training's batch norm and an activation, where the native kernels can do both."""
         if not self._training or self._sync_mean is not None:
             return None
         gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]

@@ -20,8 +20,8 @@ from tensorflow.python.client.timeline import Timeline
 
 from base.draws import Keys, Seed
 from base.tracing import compiling_ahead
-from emulator.kernels import library
 from emulator.layers.checks import MARK
+from emulator.native import library
 from emulator.plan import timings
 from emulator.plan.plan import PlanError
 from emulator.plan.timings import PhaseEnd
@@ -188,7 +188,7 @@ def new_session(
 
 def new_graph() -> tf.Graph:
     """An empty graph whose loops are the old kind: their `parallel_iterations` is what a pipeline needs. TensorFlow knows
-    the compiled kernels by then, which a cached graph may have."""
+    the native kernels by then, which a cached graph may have."""
     tf.disable_control_flow_v2()
     library.load()
     return tf.Graph()

@@ -21,7 +21,7 @@ from base import plugins
 from base.errors import OptionError
 from base.process import tf_runtime, versions
 from base.process.signals import Signals, StopRequest
-from emulator.kernels import library
+from emulator.native import library
 from emulator.plan import machine
 from harness.processes import heartbeat
 from harness.run.cluster import ALONE, Cluster
@@ -191,7 +191,7 @@ def code_version() -> str:
     for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
         digest.update(file.name.encode() + file.read_bytes())
     versions_of = [f"{name} {versions.installed(name)}" for name in _PACKAGES]
-    return ", ".join([digest.hexdigest(), *versions_of, library.identity() or "no compiled kernels"])
+    return ", ".join([digest.hexdigest(), *versions_of, library.identity() or "no native kernels"])
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from base import bounds, plugins
 from base.errors import OptionError
 from base.process import versions
 from base.storage import input_files
-from emulator.kernels import library
+from emulator.native import library
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.run.run import Run
 

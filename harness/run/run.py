@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from Datasets._spec import DataSource, ReadRequest
-from emulator.kernels import library
+from emulator.native import library
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace

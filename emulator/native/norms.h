@@ -1,15 +1,15 @@
 // What the norms share: activations and their gradients, and the work on one block of pixels.
 
-#ifndef EMULATOR_KERNELS_NORMS_H_
-#define EMULATOR_KERNELS_NORMS_H_
+#ifndef EMULATOR_NATIVE_NORMS_H_
+#define EMULATOR_NATIVE_NORMS_H_
 
 #include <cmath>
 #include <string>
 
-#include "emulator/kernels/blocks.h"
+#include "emulator/native/blocks.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
-namespace kernels {
+namespace native {
 
 // e^x, to about one unit in the last place: 2^n * e^r with |r| <= ln(2) / 2, and e^r from its polynomial of degree 7. Plain
 // arithmetic, which compilers vectorise.
@@ -179,6 +179,6 @@ inline void check_sizes(tensorflow::OpKernelContext* context, int first, const s
   }
 }
 
-}  // namespace kernels
+}  // namespace native
 
-#endif  // EMULATOR_KERNELS_NORMS_H_
+#endif  // EMULATOR_NATIVE_NORMS_H_

@@ -1,4 +1,4 @@
-"""python -m emulator.kernels.build: compiles the kernels with the compiler that is there (CXX, c++, g++ or clang++).
+"""python -m emulator.native.build: compiles the kernels with the compiler that is there (CXX, c++, g++ or clang++).
 
 Where there is none, one line says so, and everything works without.
 """
@@ -15,7 +15,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from emulator.kernels import library
+from emulator.native import library
 
 _ROOT = library.FOLDER.parent.parent
 _COMPILERS = ("c++", "g++", "clang++")
@@ -67,7 +67,7 @@ def _compile(compiler: list[str], target: Path) -> None:
             ],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        for old in target.parent.glob("kernels-*.so"):
+        for old in target.parent.glob("native-*.so"):
             old.unlink(missing_ok=True)
         made.replace(target)
 

@@ -1,10 +1,10 @@
 // Batch norm of training and the activation after it, forward and backward, one operation each; the batch may be of several
 // parts whose statistics are kept apart (Ioffe and Szegedy, arXiv 1502.03167).
 
-#include "emulator/kernels/norms.h"
+#include "emulator/native/norms.h"
 #include "tensorflow/core/framework/op.h"
 
-namespace kernels {
+namespace native {
 namespace {
 
 using tensorflow::OpKernel;
@@ -207,4 +207,4 @@ REGISTER_OP("EmulatorBatchNormGradient")
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormGradient").Device(tensorflow::DEVICE_CPU), BatchNormGradient);
 
 }  // namespace
-}  // namespace kernels
+}  // namespace native

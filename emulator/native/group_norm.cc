@@ -4,10 +4,10 @@
 // The inputs after beta are empty for a group norm, and one each for a proxy norm: the proxy's mean (centre) and the factor
 // of y (outer).
 
-#include "emulator/kernels/norms.h"
+#include "emulator/native/norms.h"
 #include "tensorflow/core/framework/op.h"
 
-namespace kernels {
+namespace native {
 namespace {
 
 using tensorflow::OpKernel;
@@ -274,4 +274,4 @@ REGISTER_OP("EmulatorGroupNormGradient")
 REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNormGradient").Device(tensorflow::DEVICE_CPU), GroupNormGradient);
 
 }  // namespace
-}  // namespace kernels
+}  // namespace native

@@ -1,4 +1,4 @@
-"""The compiled kernels against float64, and that neither threads nor neighbours change a bit of what they compute."""
+"""The native kernels against float64, and that neither threads nor neighbours change a bit of what they compute."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 from runs import succeed, timeless
 
 from base.plugins import ROOT
-from emulator.kernels import build, library
 from emulator.layers import fused
 from emulator.layers.gradient_rules import gradients
+from emulator.native import build, library
 from emulator.program.runtime import new_graph
 from Models._norms import NormPolicy
 
@@ -203,7 +203,7 @@ def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
 
 
 def test_without_a_compiler_a_line_says_so(tmp_path, monkeypatch, capsys):
-    target = tmp_path / "built" / "kernels-0.so"
+    target = tmp_path / "built" / "native-0.so"
     monkeypatch.setattr(library, "path", lambda: target)
     monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
     monkeypatch.delenv("CXX", raising=False)
@@ -222,10 +222,10 @@ def test_a_damaged_library_is_named(tmp_path):
     """In a process of its own, as what is loaded stays."""
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from emulator.kernels import library\n"
+        "from emulator.native import library\n"
         "bad = pathlib.Path(sys.argv[2]); bad.write_bytes(b'no library'); library.path = lambda: bad\n"
         "try:\n    library.load()\nexcept RuntimeError as error:\n    print(error)"
     )
-    command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "kernels-0.so")]
+    command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "native-0.so")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"{tmp_path}/kernels-0.so cannot be loaded (") and "make kernels" in told
+    assert told.startswith(f"{tmp_path}/native-0.so cannot be loaded (") and "make kernels" in told

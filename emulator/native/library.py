@@ -1,4 +1,4 @@
-"""The compiled kernels, where they are built and wanted: one shared library, under a name that tells what it was built from
+"""The native kernels, where they are built and wanted: one shared library, under a name that tells what it was built from
 and for."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def path() -> Path:
     digest = hashlib.sha256(repr((FLAGS, versions.installed("tensorflow"), platform.machine(), _features())).encode())
     for source in sources():
         digest.update(source.read_bytes())
-    return BUILT / f"kernels-{digest.hexdigest()[:16]}.so"
+    return BUILT / f"native-{digest.hexdigest()[:16]}.so"
 
 
 def identity() -> str:

@@ -1,10 +1,10 @@
 // The gradient of a gate, y = x * factor with a factor for every sample and channel, in one pass over its inputs.
 
-#include "emulator/kernels/blocks.h"
+#include "emulator/native/blocks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
-namespace kernels {
+namespace native {
 namespace {
 
 using tensorflow::OpKernel;
@@ -66,4 +66,4 @@ REGISTER_OP("EmulatorGateGradient")
 REGISTER_KERNEL_BUILDER(Name("EmulatorGateGradient").Device(tensorflow::DEVICE_CPU), GateGradient);
 
 }  // namespace
-}  // namespace kernels
+}  // namespace native

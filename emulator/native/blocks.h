@@ -3,8 +3,8 @@
 // A block's sums are FP32, and the sums of blocks are added in double precision and in their order. So neither the number of
 // threads nor the other samples of a pass change a bit of a sample's sums.
 
-#ifndef EMULATOR_KERNELS_BLOCKS_H_
-#define EMULATOR_KERNELS_BLOCKS_H_
+#ifndef EMULATOR_NATIVE_BLOCKS_H_
+#define EMULATOR_NATIVE_BLOCKS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
 
-namespace kernels {
+namespace native {
 
 constexpr int64_t kBlockPixels = 128;
 
@@ -124,6 +124,6 @@ class Rows {
   std::vector<float> values_;
 };
 
-}  // namespace kernels
+}  // namespace native
 
-#endif  // EMULATOR_KERNELS_BLOCKS_H_
+#endif  // EMULATOR_NATIVE_BLOCKS_H_
