@@ -183,6 +183,8 @@ class TensorLayers(Layers):
         elif groups > 1 and not _native_group_gradients(x.dtype):
             pairs = zip(tf.split(x, groups, -1), tf.split(weights, groups, -1))
             y = tf.concat([tf.nn.conv2d(part, w, stride, "SAME") for part, w in pairs], -1)
+        elif kernel == stride == groups == 1:
+            y = _pointwise(x, weights)
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
         y = self._result(y)
@@ -338,6 +340,14 @@ class TensorLayers(Layers):
     def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
         drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
         return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
+
+
+def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """A convolution by kernels of one pixel, weights [1, 1, channels, filters], as a product of matrices: both gradients are
+    products then, which TensorFlow does in up to half the time of a convolution's."""
+    channels, filters = weights.shape[2:]
+    y = tf.matmul(tf.reshape(x, [-1, channels]), tf.reshape(weights, [channels, filters]))
+    return tf.reshape(y, [-1, *x.shape[1:3], filters])
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
