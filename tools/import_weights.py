@@ -77,6 +77,9 @@ def options(match: foreign.Match, symmetric: bool) -> dict[str, Any]:
         module = plugins.load("Models", values["model"])
         values["image_size"] = module.image_size(module.Options(model_size=values["model_size"]), "imagenet")
     pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric}
+    kernels = [value for name, value in match.values.items() if name.endswith("/dense/kernel")]
+    if kernels and kernels[-1].shape[-1] != 1000:  # ImageNet's number is what the data set says anyway
+        pictures["num_classes"] = kernels[-1].shape[-1]
     return {**values, **pictures, "precision": "32.32"}  # what they were trained in
 
 
@@ -111,7 +114,11 @@ def report(match: foreign.Match, output: Path, values: dict[str, np.ndarray]) ->
     if match.without:
         print(f"note: without a classifier ({', '.join(match.without)}): for --init-path only")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
-    print(f"Try it:  python validation.py --restore-path {output} --predict PHOTO.jpg")
+    if match.without:
+        words = f"--model {network['model']} --model-size {network['model_size']} --batch-norm"
+        print(f"Try it:  python train.py --init-path {output} {words} --dataset imagefolder --data-dir PICTURES")
+    else:
+        print(f"Try it:  python validation.py --restore-path {output} --predict PHOTO.jpg")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolera
         prepare = partial(_prepared, request=request, classes=classes, distort=request.augment, whole=whole)
         return read().unbatch().map(prepare, batching.threads(request)).ignore_errors()
 
-    record_reader.check(index, 0, partial(_prepared, request=request, classes=classes, distort=False))
+    if not tolerance.most:
+        record_reader.check(index, 0, partial(_prepared, request=request, classes=classes, distort=False))
     return [
         ("read", read, _READ_TOGETHER),
         ("decode", partial(prepared, False), 1),
@@ -196,12 +197,12 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
 def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
     """One record to one image [side, side, 3], float32 from 0 to 255, and its label from 0; not `whole`: decoded only."""
     parsed = tf.parse_single_example(element["payload"], _FEATURES)
-    label = tf.cast(parsed[tf_example.LABEL], tf.int32) - 1
-    good = tf.logical_and(label >= 0, label < classes)
+    stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
+    good = tf.logical_and(stored >= 1, stored <= classes)
     # the operation alone: tf.Assert would wrap a branch around it, for every record
-    stop = tf.raw_ops.Assert(condition=good, data=[f"{tf_example.LABEL} must be from 1 to {classes}, not", label + 1])
+    stop = tf.raw_ops.Assert(condition=good, data=[f"{tf_example.LABEL} must be from 1 to {classes}, not", stored])
     with tf.control_dependencies([stop]):
-        label = tf.identity(label)
+        label = tf.cast(stored - 1, tf.int32)
     encoded = parsed[tf_example.ENCODED]
     image = decoding.random_crop(encoded, _boxes(parsed), element["seed"]) if distort else decoding.whole(encoded)
     if whole:

@@ -96,9 +96,12 @@ def classifier(run: Run) -> str:
 
 
 def _of_other_classes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], layer: str) -> list[str]:
-    """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`."""
+    """The variables of a layer, if the last axis of each, the classes, has one and the same other length in `shapes`, or if
+    `shapes` has none of them."""
     names = [name for name in expected if name.startswith(f"{layer}/") and name.count("/") == layer.count("/") + 1]
     pairs = [(shapes[name], expected[name].shape) for name in names if name in shapes]
+    if not pairs and len(shapes) > len(names):  # weights without a classifier
+        return names
     last = {(there[-1:], here[-1:]) for there, here in pairs}
     alike = all(len(there) == len(here) and there[:-1] == here[:-1] for there, here in pairs)
     return names if alike and len(last) == 1 and all(there != here for there, here in last) else []

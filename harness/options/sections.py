@@ -74,7 +74,7 @@ class DatasetOptions:
     pipeline_num_parallel: int = opt(48, "pictures preprocessed in parallel", check=at_least(1))
     mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", check=at_least(0))
     cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", check=between(0, 1))
-    cutmix_version: int = opt(1, "1: the part varies around cutmix-lambda, 2: it is fixed", choices=("1", "2"))
+    cutmix_version: int = opt(1, "1: the part varies at random, 2: it is cutmix-lambda", choices=("1", "2"))
     hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
     dataset_percentage_to_use: int = opt(100, "ImageNet: the first so many of a hundred shards", check=_percentages)

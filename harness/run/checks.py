@@ -54,6 +54,7 @@ EVERY_RUN: tuple[Rule[Resolved], ...] = (
 )
 TRAINING: tuple[Rule[Resolved], ...] = (
     data_checks.mixing,
+    data_checks.cutmix_version,
     update_checks.averages,
     data_checks.pictures_to_learn_from,
     data_checks.pictures_to_validate_on,

@@ -93,7 +93,8 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
     program.begin_with(taken)
     log.note(f"Begun with the weights of {source.prefix}")
     if anew:
-        log.note(f"{compatibility.classifier(run)} begins anew: it has another number of classes there")
+        why = "it has another number of classes there" if set(anew) & values.keys() else "those weights have none"
+        log.note(f"{compatibility.classifier(run)} begins anew: {why}")
     for warning in _differences(run, run_record.arguments(find.run_folder(Path(source.prefix)))):
         log.note(f"warning: {warning}")
 

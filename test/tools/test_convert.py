@@ -34,7 +34,9 @@ from Datasets.formats import class_names, image_folder, tf_example, tfrecord_rec
 from Datasets.formats.tfrecord_recovery import Damage, Record
 from Datasets.pipeline import decoding, photographs
 from Datasets.sources import generated
+from harness.commands import cli
 from harness.evaluation import predictions
+from harness.run import data
 from tools.datasets import convert, listings, verify
 
 ROOT = plugins.ROOT
@@ -309,6 +311,13 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
         assert opened(tmp_path, name, num_classes=2).spec == spec
         with pytest.raises(DataError, match="3 classes were asked for .*labels.txt names 2"):
             opened(tmp_path, name, num_classes=3)
+        asked = cli.parse(
+            f"--model-size 18 --dataset {name} --data-dir {tmp_path} --num-classes 2".split(), "train", environ={}
+        )
+        assert data.for_predictions(asked.options.dataset, {}).spec.class_names == ("a", "b")
+    photos.write_shards(tmp_path, "train", [tf_example.serialised(ODD["PNG"][0], 2**32 + 2, "b")], 1)
+    with pytest.raises(DataError, match=r"must be from 1 to 2, not\] \[4294967298"):  # which is 2 in 32 bits
+        take(lambda: opened(tmp_path).train(request(batch_size=1)), 1)
     for text, words in (("a\n\nb\n", "line 2 is empty"), ("a\nb\na\n", "lines 1 and 3 are both a"), ("", "line 1 is empty")):
         (tmp_path / "labels.txt").write_text(text)
         with pytest.raises(DataError, match=words):

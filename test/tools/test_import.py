@@ -126,6 +126,8 @@ def test_other_numbers_of_classes_and_none():
     assert foreign.identify(ten).values["all/fc1/dense/kernel"].shape == (2048, 10)
     none = foreign.identify({name: value for name, value in theirs.items() if not name.startswith("fc.")})
     assert none.without == ("all/fc1/dense/kernel", "all/fc1/dense/bias")
+    recorded = [import_weights.options(match, False).get("num_classes") for match in (foreign.identify(ten), none)]
+    assert recorded == [10, None]  # without --num-classes the command that is printed would want 1,000
 
 
 def underscored(kept: dict[str, np.ndarray], options) -> dict[str, np.ndarray]:

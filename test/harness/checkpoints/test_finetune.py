@@ -277,6 +277,16 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
         assert f"warning: weights {tmp_path}/w.npz: {name} holds {said}\n" in shown.out
 
 
+def test_weights_without_a_classifier_are_something_to_begin_with():
+    """But not those of another network, which has none of the variables."""
+    asked, weights = prepared(""), Checkpoint("w.npz", -1)
+    found = {name: each.shape for name, each in compatibility.model(asked).items() if name not in (KERNEL, BIAS)}
+    assert compatibility.left_out(found, asked, weights) == [KERNEL, BIAS]
+    for others in ({f"other/{name}": shape for name, shape in found.items()}, {"v": (3,)}):
+        with pytest.raises(CheckpointError, match="does not fit the network asked for"):
+            compatibility.left_out(others, asked, weights)
+
+
 @pytest.mark.parametrize(
     ("kernel", "bias", "fits"),
     [((64, 10), (10,), True), ((64, 7), (7,), True), ((10, 64), (10,), False), ((64, 7), (10,), False),

@@ -53,6 +53,7 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--precision 16.16 --force-weight-to-fp32 all/ --stochastic-rounding ON", {}, "--stochastic-rounding ON changes nothing"),
         ("--precision 16.16 --optimiser momentum --offload-fp32-weight-copy --stochastic-rounding", {},
          "--stochastic-rounding ON changes nothing: the weights that updates move are FP32"),
+        ("--cutmix-version 2", {}, "--cutmix-version 2 changes nothing: --cutmix-lambda 1 is no cutmix"),
         ("--precision 32.32 --offload-fp32-weight-copy", {}, "--offload-fp32-weight-copy changes nothing: with 32.32"),
         ("--precision 16.32 --force-weight-to-fp32 conv", {}, "--force-weight-to-fp32 changes nothing: with 16.32"),
         ("--precision 16.16 --force-weight-to-fp16 conv", {}, "--force-weight-to-fp16 changes nothing: with 16.16"),
@@ -74,6 +75,16 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
 )  # fmt: skip
 def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins):
     assert [note for note in notes(words, environ) if note.startswith(begins)], notes(words, environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("0.3", True), ("0.61", True), ("0.62", False), ("0.3 --cutmix-version 2", False)]
+)
+def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
+    """All of them ended with one and the same fingerprint."""
+    own = f"--dataset fashion-mnist --model-size 8 --batch-size 4 --cutmix-lambda {words}"
+    found = prepare(cli.parse(own.split(), "train", environ={}).options, {}).notes
+    assert any("does with --cutmix-version 1 what any up to 0.619" in note for note in found) == told
 
 
 @pytest.mark.parametrize(
