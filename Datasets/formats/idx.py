@@ -39,12 +39,25 @@ def idx_paths(folder: Path) -> list[Path]:
 
 
 def read_idx(folder: Path) -> dict[str, Split]:
-    """Both splits as published."""
+    """Both splits as published; DataError where the files are no Fashion-MNIST."""
     files = dict(zip(IDX_FILES, idx_paths(folder), strict=True))
-    return {
-        split: (_idx(files[f"{split}-images-idx3-ubyte"], 3), _idx(files[f"{split}-labels-idx1-ubyte"], 1))
-        for split, _ in SELECTED
-    }
+    return {split: _split(files[f"{split}-images-idx3-ubyte"], files[f"{split}-labels-idx1-ubyte"]) for split, _ in SELECTED}
+
+
+def _split(pictures: Path, classes: Path) -> Split:
+    images, labels = _idx(pictures, 3), _idx(classes, 1)
+    if not len(images):
+        raise DataError(f"{pictures} holds no pictures; give a file with some")
+    if images.shape[1:] != (SIDE, SIDE):
+        height, width = images.shape[1:]
+        raise DataError(f"{pictures} holds pictures of {height} x {width} pixels; {SIDE} x {SIDE} are read")
+    if len(labels) != len(images):
+        raise DataError(
+            f"{classes} holds {len(labels)} labels, and {pictures} {len(images)} pictures; give files that belong together"
+        )
+    if labels.max() >= CLASSES:
+        raise DataError(f"{classes} holds the label {labels.max()}; the {CLASSES} classes have 0 to {CLASSES - 1}")
+    return images, labels
 
 
 def unpacked(file: Path) -> dict[str, Split]:

@@ -1,8 +1,8 @@
 """Image files in a tree of folders, one folder a class: listed, labelled and served as records.
 
-SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it. Files in folders below a class
-belong to it; names that begin with a dot are left out, and so are files with neither the suffix nor the first bytes of a
-picture (Thumbs.db, readme.txt).
+SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it, the first of them that has class
+folders. Files in folders below a class belong to it; names that begin with a dot are left out, and so are files with neither
+the suffix nor the first bytes of a picture (Thumbs.db, readme.txt).
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ class BadFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Pictures by split; `validation` is None where the source has no such split. `left_out`: files that are no pictures."""
+    """Pictures by split; `validation` is None where the source has no such split. `left_out`: files that are no pictures;
+    `flat`: folders of validation whose pictures are in no class folder."""
 
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
     left_out: list[Path] = field(default_factory=list)
+    flat: tuple[Path, ...] = ()
 
     def splits(self) -> dict[str, list[Picture]]:
         """The splits that hold pictures."""
@@ -62,12 +64,13 @@ class Listing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The log's line about the files left out."""
-        count = len(self.left_out)
-        if not count:
-            return ()
-        number = f"{count} files that are no pictures are" if count > 1 else "1 file that is no picture is"
-        return (f"{number} left out: {self.left_out[0]}{', ...' * (count > 1)}",)
+        """The log's lines about the files left out."""
+        lines = [f"the pictures in {folder} are left out: they are in no folder of a class" for folder in self.flat]
+        if self.left_out:
+            count = len(self.left_out)
+            number = f"{count} files that are no pictures are" if count > 1 else "1 file that is no picture is"
+            lines.append(f"{number} left out: {self.left_out[0]}{', ...' * (count > 1)}")
+        return tuple(lines)
 
 
 def tree(top: Path) -> Listing:
@@ -82,7 +85,7 @@ def tree(top: Path) -> Listing:
                 f"class {name} is empty: no picture in {train / name}; put its pictures there or remove the folder"
             )
     held_out, more = of_classes(validation, classes) if validation else (None, [])
-    return Listing(classes, pictures, held_out, left_out + more)
+    return Listing(classes, pictures, held_out, left_out + more, _flat(top) if train != top else ())
 
 
 def classes_of(top: Path) -> tuple[str, ...]:
@@ -165,10 +168,30 @@ class FileIndex:
 
 
 def _splits(top: Path) -> tuple[Path, Path | None]:
-    """The folders of training and validation. A class may be called train: then pictures lie in that folder itself."""
+    """The folders of training and validation. A class may be called train: then pictures lie in that folder itself.
+    DataError where it may be either."""
     if not (top / "train").is_dir() or not _folders(top / "train"):
         return top, None
-    return top / "train", next((top / name for name in VALIDATION_FOLDERS if (top / name).is_dir()), None)
+    splits = {"train", *VALIDATION_FOLDERS}
+    beside = [name for name in _folders(top) if name not in splits and _holds_pictures(top / name)]
+    if beside:
+        raise DataError(
+            f"{top} has pictures in {_few(tuple(beside))}, and in folders below train: train may be a class, or all of the "
+            "training; move the other classes into train, or the pictures of a class called train out of its folders"
+        )
+    with_classes = (top / name for name in VALIDATION_FOLDERS if (top / name).is_dir() and _folders(top / name))
+    return top / "train", next(with_classes, None)
+
+
+def _flat(top: Path) -> tuple[Path, ...]:
+    """The folders of validation that hold pictures, and no folders of classes."""
+    there = (top / name for name in VALIDATION_FOLDERS if (top / name).is_dir())
+    return tuple(folder for folder in there if not _folders(folder) and _holds_pictures(folder))
+
+
+def _holds_pictures(folder: Path) -> bool:
+    """Whether a file in the folder or below is called as a picture is."""
+    return any(file.suffix.lower() in _SUFFIXES for file in _files(folder))
 
 
 def _folders(folder: Path) -> list[str]:

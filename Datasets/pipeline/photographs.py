@@ -25,11 +25,10 @@ from Datasets.pipeline import augmentation, batching, decoding, record_reader
 _READ_TOGETHER = 32  # payloads per call into Python
 _READERS = 4  # such calls at once: the time goes into waiting for the disc
 _STAND_INS = 8  # records tried after a bad one
-_EDGES = ("ymin", "xmin", "ymax", "xmax")
 _FEATURES = {
     tf_example.ENCODED: tf.FixedLenFeature([], tf.string),
     tf_example.LABEL: tf.FixedLenFeature([], tf.int64, default_value=-1),
-    **{f"image/object/bbox/{edge}": tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in _EDGES},
+    **{edge: tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in tf_example.BOX_EDGES},
 }
 
 Element = dict[str, tf.Tensor]
@@ -222,7 +221,7 @@ def _drawn(record: tf.Tensor, epoch: tf.Tensor, request: ReadRequest) -> Element
 
 def _boxes(parsed: Element) -> tf.Tensor:
     """The boxes round objects, as fractions of the picture: float32 [1, n, 4] of ymin, xmin, ymax, xmax."""
-    return tf.clip_by_value(tf.stack([parsed[f"image/object/bbox/{edge}"] for edge in _EDGES], axis=-1)[None], 0.0, 1.0)
+    return tf.clip_by_value(tf.stack([parsed[edge] for edge in tf_example.BOX_EDGES], axis=-1)[None], 0.0, 1.0)
 
 
 def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:

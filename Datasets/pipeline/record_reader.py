@@ -82,12 +82,12 @@ def record_at(position: int, size: int, request: ReadRequest) -> int:
 
 
 def _header_fault(payload: bytes) -> str | None:
-    """The fault in the header of a record's picture, in better words than TensorFlow's."""
+    """The fault in the header of a record's picture, or in its boxes, in better words than TensorFlow's."""
     example = tf_example.parse(payload)
     if example is None:
         return tf_example.UNPARSED
     reason = image_headers.fault(example.encoded[0]) if len(example.encoded) == 1 else None
-    return f"its picture {reason}" if reason else None
+    return f"its picture {reason}" if reason else example.box_fault
 
 
 def _reason(payload: bytes, prepare: Prepare) -> str | None:

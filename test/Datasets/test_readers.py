@@ -18,7 +18,7 @@ from runs import assert_same_bits, framed, run
 
 from base.errors import DataError
 from base.storage import checksums
-from Datasets import cifar
+from Datasets import cifar, fashion_mnist
 from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, idx, tfrecord
 from Datasets.formats.bad_records import Tolerance
@@ -320,6 +320,27 @@ def test_packed_images_have_a_bound(tmp_path, monkeypatch):
     file.write_bytes(gzip.compress(IDX[:4] + b"\xff" * 12))
     with pytest.raises(DataError, match="its header says 79228162458924105385300197391"):
         idx._idx(file, 3)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "told"),
+    [
+        ((40, 28, 28), [1] * 39, "labels-idx1-ubyte holds 39 labels, and .*train-images-idx3-ubyte 40 pictures"),
+        ((0, 28, 28), [], "train-images-idx3-ubyte holds no pictures"),
+        ((2, 32, 32), [0, 1], "train-images-idx3-ubyte holds pictures of 32 x 32 pixels; 28 x 28 are read"),
+        ((2, 28, 28), [0, 25], "train-labels-idx1-ubyte holds the label 25; the 10 classes have 0 to 9"),
+    ],
+)
+def test_idx_files_of_something_else_are_named(images, labels, told, tmp_path):
+    """The cache's file was blamed, which nobody has seen, or there was a traceback; and nothing of theirs is cached."""
+    for split in ("train", "t10k"):
+        for kind, array in (("images-idx3", np.zeros(images, np.uint8)), ("labels-idx1", np.uint8(labels))):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            (tmp_path / f"{split}-{kind}-ubyte").write_bytes(bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes())
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with pytest.raises(DataError, match=told):
+        fashion_mnist.DATASETS["fashion-mnist-full"](OpenRequest(str(tmp_path), environ))
+    assert not list((tmp_path / "cache").rglob("*.bin"))
 
 
 def test_lists_have_a_bound(tmp_path, monkeypatch):

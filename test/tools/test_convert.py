@@ -38,6 +38,7 @@ from harness.commands import cli
 from harness.evaluation import predictions
 from harness.run import data
 from tools.datasets import convert, listings, verify
+from tools.datasets.example_checks import ExampleChecker
 
 ROOT = plugins.ROOT
 COMMANDS = {"convert": convert.main, "verify": verify.main}
@@ -280,6 +281,10 @@ def test_what_is_no_picture_does_not_count(tmp_path):
             "class dog of .*/val is unknown to training, which has: ant, ",
         ),
         (lambda top: (top / "train" / "two\nlines").mkdir(), "unprintable"),
+        (
+            lambda top: write_tree(top, names=("cat", "dog")),
+            "has pictures in cat, dog, and in folders below train: train may be",
+        ),
     ],
 )
 def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, words):
@@ -287,6 +292,48 @@ def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, words):
     change(tmp_path)
     with pytest.raises(DataError, match=f"^data set imagefolder: .*{words}"):
         opened(tmp_path)
+
+
+def test_validation_is_of_the_first_folder_with_classes(tmp_path):
+    """A flat folder was validation without pictures, and an empty one hid the next."""
+    write_tree(tmp_path / "train")
+    (tmp_path / "val").mkdir()
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "a.png").write_bytes(ODD["PNG"][0])
+    assert not image_folder.tree(tmp_path).splits().keys() - {"train"}
+    write_tree(tmp_path / "test", per_class=1)
+    tree = image_folder.tree(tmp_path)
+    assert {picture.file.parent.parent for picture in tree.validation} == {tmp_path / "test"}
+    assert tree.notes == (f"the pictures in {tmp_path}/validation are left out: they are in no folder of a class",)
+
+
+@pytest.mark.parametrize(
+    ("edges", "told"),
+    [
+        ({"ymin": [0.0, 0.5]}, "its boxes have 2 of image/object/bbox/ymin, 1 of image/object/bbox/xmin, "),
+        ({"xmax": [float("nan")]}, "an edge of its boxes is no number"),
+        ({"xmin": [0]}, "its image/object/bbox/xmin holds no floats, which a box's edges are"),
+        ({}, None),
+    ],
+)
+def test_boxes_that_training_cannot_use_are_named_by_all(edges, told, tmp_path):
+    """Verification called them sound, and training asked whether the file was being written."""
+    record = tf.train.Example.FromString(photos.example(ODD["PNG"][0], 1, np.float32([[0, 0, 1, 1]])))
+    for edge, values in edges.items():
+        feature = record.features.feature[f"image/object/bbox/{edge}"]
+        feature.Clear()
+        kind = feature.int64_list if isinstance(values[0], int) else feature.float_list
+        kind.value.extend(values)
+    found = ExampleChecker(True).example(record.SerializeToString(), 1)
+    assert found == told if told is None else found.startswith(told)
+    photos.write_shards(tmp_path, "train", [photos.example(ODD["PNG"][0], 1), record.SerializeToString()], 1)
+    (tmp_path / "labels.txt").write_text("a\n")
+    stream = lambda: opened(tmp_path).train(request(batch_size=2))
+    if told is None:
+        assert take(stream, 1)[0]["label"].tolist() == [0, 0]
+    else:
+        with pytest.raises(tf.errors.UnknownError, match=rf"record 1 cannot be used: {re.escape(told)}"):
+            take(stream, 1)
 
 
 def test_a_folder_of_nothing_is_explained(tmp_path):

@@ -32,7 +32,7 @@ class ExampleChecker:
         if not 1 <= example.labels[0] <= classes:
             return f"its label is {example.labels[0]}, outside 1 to {classes}"
         reason = self.picture(example.encoded[0])
-        return reason and f"its picture {reason}"
+        return f"its picture {reason}" if reason else example.box_fault
 
     def picture(self, encoded: bytes) -> str | None:
         """Why a picture cannot be decoded."""
