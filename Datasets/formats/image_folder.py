@@ -98,8 +98,9 @@ def classes_of(top: Path) -> tuple[str, ...]:
             f"{top / 'train'} with such folders"
         )
     for name in names:
-        if not name.isprintable():
-            raise DataError(f"the class folder {name!r} in {train} has unprintable characters in its name; rename it")
+        if not name.isprintable() or not name.strip():
+            fault = "nothing but blanks" if name.isprintable() else "unprintable characters"
+            raise DataError(f"the class folder {name!r} in {train} has {fault} in its name; rename it")
     same = class_names.same_number(names)
     if same:
         first, second = (names[place] for place in same)

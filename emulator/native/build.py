@@ -18,6 +18,7 @@ from pathlib import Path
 from emulator.native import library
 
 _ROOT = library.FOLDER.parent.parent
+_KEPT = 8
 _COMPILERS = ("c++", "g++", "clang++")
 _WITHOUT = "everything works without them, group norm more slowly"
 
@@ -53,7 +54,7 @@ def _compiler() -> list[str] | None:
 
 
 def _compile(compiler: list[str], target: Path) -> None:
-    """Writes the library, whole or not at all, and removes those of other sources."""
+    """Writes the library, whole or not at all, and removes the oldest of those of other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -67,9 +68,10 @@ def _compile(compiler: list[str], target: Path) -> None:
             ],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        for old in target.parent.glob("native-*.so"):
-            old.unlink(missing_ok=True)
         made.replace(target)
+    libraries = sorted(target.parent.glob("native-*.so"), key=lambda file: file.stat().st_mtime)
+    for old in libraries[:-_KEPT]:  # those of other processors that share the folder stay
+        old.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

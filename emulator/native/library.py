@@ -50,7 +50,7 @@ def _loaded(library: Path) -> ModuleType | None:
         return tf.load_op_library(str(library))
     except (tf.errors.OpError, OSError, RuntimeError) as error:  # of another build of TensorFlow, or damaged
         advice = f"delete it and let make kernels build it anew; {SWITCH}=0 does without"
-        raise RuntimeError(f"{library} cannot be loaded ({error}): {advice}") from None
+        raise OSError(f"{library} cannot be loaded ({error}): {advice}") from None
 
 
 def _features() -> str:

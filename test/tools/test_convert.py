@@ -281,6 +281,7 @@ def test_what_is_no_picture_does_not_count(tmp_path):
             "class dog of .*/val is unknown to training, which has: ant, ",
         ),
         (lambda top: (top / "train" / "two\nlines").mkdir(), "unprintable"),
+        (lambda top: (top / "train" / " ").mkdir(), "the class folder ' ' in .*/train has nothing but blanks in its name"),
         (
             lambda top: write_tree(top, names=("cat", "dog")),
             "has pictures in cat, dog, and in folders below train: train may be",

@@ -84,9 +84,10 @@ def _shards(folder: Path, num_classes: int | None, new_checker: Callable[[], Exa
         except DataError as error:
             findings.append(Finding(place, None, str(error).removeprefix(f"{place} ")))
     described = _described_in(files[0][1], [file.name for file, _ in files], findings)
-    names = class_names.read(files[0][1])
+    named = next((place for place in (files[0][1], folder) if (place / class_names.FILE).exists()), folder)
+    names = class_names.read(named)
     if names:
-        class_names.agree(names, num_classes, str(files[0][1] / class_names.FILE))
+        class_names.agree(names, num_classes, str(named / class_names.FILE))
     classes = len(names) or num_classes or class_names.IMAGENET_CLASSES
     checker = new_checker()
 

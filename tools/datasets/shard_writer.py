@@ -91,7 +91,7 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             (conversion_info.FILE, json.dumps(plan.manifest, indent=2) + "\n"),
             (class_names.FILE, class_names.text(plan.classes)),
         ):
-            if not (target / name).exists():
+            if not _holds(target / name, text):
                 (target / (name + PARTIAL)).write_text(text, encoding="utf-8")
                 _finish(target / name)
         with ThreadPoolExecutor(_WALKERS) as pool:
@@ -100,6 +100,15 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
         yield missing
     finally:
         os.close(folder)
+
+
+def _holds(file: Path, text: str) -> bool:
+    """Whether a file is there and has this content; other class names would be those of other labels."""
+    expected = text.encode()
+    try:
+        return input_files.content(file, len(expected)) == expected
+    except OSError:
+        return False
 
 
 def _is_whole(file: Path, pictures: int) -> bool:

@@ -224,7 +224,7 @@ def test_a_damaged_library_is_named(tmp_path):
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "from emulator.native import library\n"
         "bad = pathlib.Path(sys.argv[2]); bad.write_bytes(b'no library'); library.path = lambda: bad\n"
-        "try:\n    library.load()\nexcept RuntimeError as error:\n    print(error)"
+        "try:\n    library.load()\nexcept OSError as error:\n    print(error)"
     )
     command = [sys.executable, "-c", code, str(ROOT), str(tmp_path / "native-0.so")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
