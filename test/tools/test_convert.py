@@ -763,6 +763,17 @@ def test_records_that_a_conversion_has_lost_are_missed_and_written_again(tmp_pat
         opened(out, "imagenet")
     converted(*words)
     assert contents(out) == whole
+    (out / "labels.txt").write_text("".join(reversed((out / "labels.txt").read_text().splitlines(keepends=True))))
+    converted(*words)
+    assert contents(out) == whole
+
+
+def test_verification_reads_the_class_names_that_training_reads(tmp_path):
+    photos.write_shards(tmp_path / "train", "train", [photos.example(ODD["PNG"][0], label) for label in (1, 4)], 1)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    assert opened(tmp_path, "imagenet").spec.num_classes == 3
+    code, found, _ = verified(tmp_path)
+    assert code == 1 and len(found) == 1 and "record 1: its label is 4, outside 1 to 3" in found[0]
 
 
 TWICE = '{"train pictures": 2, "train shards": 1, "classes": 2, "classes": 3}'
