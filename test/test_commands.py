@@ -111,7 +111,7 @@ def test_every_network_memorises_32_pictures(network, norm, layout, precision, p
     )
     built = program(prepare(cli.parse(words.split(), "train", environ={}).options, {}))
     losses = [np.inf]
-    while losses[-1] >= 0.1 and len(losses) < 1500:
+    while losses[-1] >= 0.1 and len(losses) < 4000:  # a network without norms learns late
         losses += built.step([0.02] * 20).loss.tolist()
     built.close()
     assert losses[1] > 1.5
