@@ -1,8 +1,8 @@
 """Image files in a tree of folders, one folder a class: listed, labelled and served as records.
 
 SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it, the first of them that has class
-folders. Files in folders below a class belong to it; names that begin with a dot are left out, and so are files with neither
-the suffix nor the first bytes of a picture (Thumbs.db, readme.txt).
+folders. Files in folders below a class belong to it, and in folders that are linked there; names that begin with a dot are
+left out, and so are files with neither the suffix nor the first bytes of a picture (Thumbs.db, readme.txt).
 """
 
 from __future__ import annotations
@@ -204,11 +204,27 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path) -> list[Path]:
+    """The files in a folder and below, through links too. A folder that is reached twice counts once, so every walk ends."""
     files = []
-    for here, below, names in os.walk(folder, onerror=_refuse_folder):
-        below[:] = sorted(name for name in below if not name.startswith("."))
+    entered: set[str] = set()
+    _is_new(folder, folder, entered)
+    for here, below, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        seen = sorted(name for name in below if not name.startswith("."))
+        below[:] = [name for name in seen if _is_new(Path(here, name), folder, entered)]
         files += [Path(here, name) for name in sorted(names) if not name.startswith(".")]
     return files
+
+
+def _is_new(folder: Path, walked: Path, entered: set[str]) -> bool:
+    """Whether the walk has not entered a folder yet, by whatever name; counts it among the entered ones. DataError for a
+    link out of `walked` to a folder around it: every class would belong to this one."""
+    real = os.path.realpath(folder)
+    around = os.path.realpath(walked.parent), os.path.dirname(os.path.realpath(walked))
+    if any(Path(place).is_relative_to(real) for place in around):
+        raise DataError(f"{folder} is a link to {real}, the folder around {walked} or one further up; remove the link")
+    new = real not in entered
+    entered.add(real)
+    return new
 
 
 def _refuse_folder(error: OSError) -> NoReturn:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -293,6 +294,30 @@ def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, words):
     change(tmp_path)
     with pytest.raises(DataError, match=f"^data set imagefolder: .*{words}"):
         opened(tmp_path)
+
+
+def test_linked_folders_of_a_class_count_once(tmp_path):
+    """They were left out without a word, where linked files and class folders counted."""
+    write_tree(tmp_path / "pets")
+    write_tree(tmp_path / "more", names=("far",), per_class=2)
+    (tmp_path / "more" / "far" / "back").symlink_to(tmp_path / "more" / "far")
+    (tmp_path / "pets" / "cat" / "linked").symlink_to(tmp_path / "more" / "far")
+    (tmp_path / "pets" / "cat" / "twice").symlink_to(tmp_path / "more" / "far")
+    (tmp_path / "pets" / "cat" / "self").symlink_to(".")
+    (tmp_path / "pets" / "dog").symlink_to(tmp_path / "more" / "far")
+    tree = image_folder.tree(tmp_path / "pets")
+    assert Counter(picture.label for picture in tree.train) == {1: 3, 2: 3, 3: 5, 4: 2}
+    assert {picture.file.parent.name for picture in tree.train} == {"ant", "bee", "cat", "linked", "dog"}
+
+
+@pytest.mark.parametrize("link", ["cat/up", "cat/deep/up", "up"])
+def test_a_link_to_the_folder_around_the_classes_is_refused(link, tmp_path):
+    """Through it every class would belong to one."""
+    write_tree(tmp_path / "pets")
+    (tmp_path / "pets" / "cat" / "deep").mkdir()
+    (tmp_path / "pets" / link).symlink_to(tmp_path / "pets")
+    with pytest.raises(DataError, match=f"^{tmp_path}/pets/{link} is a link to {tmp_path}/pets, the folder around .*remove"):
+        image_folder.tree(tmp_path / "pets")
 
 
 def test_validation_is_of_the_first_folder_with_classes(tmp_path):
