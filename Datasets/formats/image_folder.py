@@ -1,8 +1,8 @@
 """Image files in a tree of folders, one folder a class: listed, labelled and served as records.
 
-SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it, the first of them that has class
-folders. Files in folders below a class belong to it, and in folders that are linked there; names that begin with a dot are
-left out, and so are files with neither the suffix nor the first bytes of a picture (Thumbs.db, readme.txt).
+SOURCE/<class>/*, or SOURCE/train/<class>/* with SOURCE/val, validation or test beside it, the first of them with pictures
+in class folders. Files in folders below a class belong to it, and in folders that are linked there; names that begin with a
+dot are left out, and so are files with neither the suffix nor the first bytes of a picture (Thumbs.db, readme.txt).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from base.storage import input_files
 from Datasets.formats import class_names, image_headers
 from Datasets.formats.image_headers import MOST_BYTES
 
-VALIDATION_FOLDERS = ("val", "validation", "test")  # the first that is there
+VALIDATION_FOLDERS = ("val", "validation", "test")  # the first with pictures of classes
 
 
 _SUFFIXES = (
@@ -135,7 +135,7 @@ def damaged(pictures: list[Picture]) -> list[BadFile]:
 def is_tree(folder: Path) -> bool:
     """Whether one of the class folders holds a picture."""
     train, _ = _splits(folder)
-    return any(_is_image(file) for name in _folders(train) for file in _files(train / name))
+    return any(_holds_pictures(train / name) for name in _folders(train))
 
 
 class FileIndex:
@@ -180,8 +180,9 @@ def _splits(top: Path) -> tuple[Path, Path | None]:
             f"{top} has pictures in {_few(tuple(beside))}, and in folders below train: train may be a class, or all of the "
             "training; move the other classes into train, or the pictures of a class called train out of its folders"
         )
-    with_classes = (top / name for name in VALIDATION_FOLDERS if (top / name).is_dir() and _folders(top / name))
-    return top / "train", next(with_classes, None)
+    there = (top / name for name in VALIDATION_FOLDERS if (top / name).is_dir())
+    filled = (place for place in there if any(_holds_pictures(place / name) for name in _folders(place)))
+    return top / "train", next(filled, None)
 
 
 def _flat(top: Path) -> tuple[Path, ...]:
@@ -191,8 +192,8 @@ def _flat(top: Path) -> tuple[Path, ...]:
 
 
 def _holds_pictures(folder: Path) -> bool:
-    """Whether a file in the folder or below is called as a picture is."""
-    return any(file.suffix.lower() in _SUFFIXES for file in _files(folder))
+    """Whether a file in the folder or below counts as a picture."""
+    return any(_is_image(file) for file in _files(folder))
 
 
 def _folders(folder: Path) -> list[str]:

@@ -287,6 +287,10 @@ def test_what_is_no_picture_does_not_count(tmp_path):
             lambda top: write_tree(top, names=("cat", "dog")),
             "has pictures in cat, dog, and in folders below train: train may be",
         ),
+        (
+            lambda top: write_tree(top, names=("cat",), suffix=""),
+            "has pictures in cat, and in folders below train: train may be",
+        ),
     ],
 )
 def test_a_tree_that_cannot_be_used_is_explained(tmp_path, change, words):
@@ -320,14 +324,14 @@ def test_a_link_to_the_folder_around_the_classes_is_refused(link, tmp_path):
         image_folder.tree(tmp_path / "pets")
 
 
-def test_validation_is_of_the_first_folder_with_classes(tmp_path):
-    """A flat folder was validation without pictures, and an empty one hid the next."""
+def test_validation_is_of_the_first_folder_with_pictures_in_classes(tmp_path):
+    """A flat folder was validation without pictures, and an empty one, or one of empty classes, hid the next."""
     write_tree(tmp_path / "train")
-    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "ant").mkdir(parents=True)
     (tmp_path / "validation").mkdir()
     (tmp_path / "validation" / "a.png").write_bytes(ODD["PNG"][0])
-    assert not image_folder.tree(tmp_path).splits().keys() - {"train"}
-    write_tree(tmp_path / "test", per_class=1)
+    assert image_folder.tree(tmp_path).validation is None
+    write_tree(tmp_path / "test", per_class=1, suffix="")
     tree = image_folder.tree(tmp_path)
     assert {picture.file.parent.parent for picture in tree.validation} == {tmp_path / "test"}
     assert tree.notes == (f"the pictures in {tmp_path}/validation are left out: they are in no folder of a class",)
