@@ -559,7 +559,14 @@ REFUSED = {  # the call, made in a folder with a tree of nine pictures called pe
     "many shards": (lambda t: _call(t, "--shards", 10), "--shards 10 is more than the 9 pictures for train"),
     "no shards": (lambda t: _call(t, "--shards", 0), "0 is not a whole number from 1"),
     "whole part": (lambda t: _call(t, "--validation", 1), "1 must lie between 0 and 1"),
-    "small part": (lambda t: _call(t, "--validation", 0.1), "--validation 0.1 takes no picture of any class"),
+    "small part": (
+        lambda t: _call(t, "--validation", 0.1),
+        "--validation 0.1 takes no picture of any class: the largest has 3; give 0.33 or more",
+    ),
+    "part of one": (
+        lambda t: (write_tree(t / "one", per_class=1), t / "out", "--validation", 0.5),
+        "takes no picture of any class: the largest has 1; add pictures, for one stays in training",
+    ),
     "two ways": (lambda t: _call(t, "--validation", 0.5, "--validation-dir", t / "pets"), "not allowed with"),
     "no second tree": (lambda t: _call(t, "--validation-dir", t / "no"), "no is not a folder"),
     "validation twice": (lambda t: (_split_tree(t / "both"), t / "out", "--validation", 0.5), "of its own"),
@@ -575,6 +582,16 @@ def test_what_cannot_be_converted_is_one_line_and_two(tmp_path, case):
     assert result.code == 2 and result.err.startswith("convert: error: ") and said in result.err
     assert result.err.count("\n") == 1 and not result.out
     assert not list(tmp_path.rglob("train-*"))
+
+
+@pytest.mark.parametrize("option", ["--validation", "--validation-dir"])
+def test_a_list_that_names_no_picture_for_validation_has_none_of_its_own(option, tmp_path):
+    """A column of splits was taken for pictures."""
+    tree = write_tree(tmp_path / "pets")
+    rows = [f"pets/{name}/{i}.JPEG,{name},train\n" for name in ("ant", "bee", "cat") for i in range(3)]
+    (tmp_path / "list.csv").write_text("".join(rows))
+    held_out = converted(tmp_path / "list.csv", tmp_path / "out", option, 0.4 if option == "--validation" else tree).out
+    assert re.search(r"^validation: [39] pictures in 1 shard$", held_out, re.MULTILINE)
 
 
 def test_errors_and_help_need_no_tensorflow(tmp_path):

@@ -65,10 +65,10 @@ def main(argv: list[str]) -> int:
 def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
     """The pictures, without bad files where --skip-bad-files allows that."""
     listing = listings.of(source)
-    if arguments.validation is not None and listing.validation is not None:
+    if arguments.validation is not None and listing.validation:
         raise DataError(f"{source} has pictures for validation of its own, so --validation cannot take others from training")
     if arguments.validation_dir:
-        if listing.validation is not None:
+        if listing.validation:
             raise DataError(f"{source} has pictures for validation of its own; leave --validation-dir out")
         if not Path(arguments.validation_dir).is_dir():
             raise DataError(f"--validation-dir {arguments.validation_dir} is not a folder")

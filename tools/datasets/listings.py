@@ -102,10 +102,9 @@ def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], s
         count = min(round(fraction * len(pictures)), len(pictures) - 1)
         chosen |= set(shuffled(pictures, place, f"{seed} validation")[:count])
     if not chosen:
-        raise DataError(
-            f"--validation {fraction:g} takes no picture of any class: the largest has "
-            f"{max(map(len, by_class.values()))}; give a larger part"
-        )
+        largest = max(map(len, by_class.values()))
+        remedy = f"give {1 / largest:.2g} or more" if largest > 1 else "add pictures, for one stays in training"
+        raise DataError(f"--validation {fraction:g} takes no picture of any class: the largest has {largest}; {remedy}")
     train = [picture for picture in listing.train if picture not in chosen]
     return replace(listing, train=train, validation=[picture for picture in listing.train if picture in chosen])
 
