@@ -50,13 +50,13 @@ class BadFile(NamedTuple):
 @dataclass(frozen=True)
 class Listing:
     """Pictures by split; `validation` is None where the source has no such split. `left_out`: files that are no pictures;
-    `flat`: folders of validation whose pictures are in no class folder."""
+    `loose`: folders of a split with pictures that are in no class folder."""
 
     classes: tuple[str, ...]
     train: list[Picture]
     validation: list[Picture] | None
     left_out: list[Path] = field(default_factory=list)
-    flat: tuple[Path, ...] = ()
+    loose: tuple[Path, ...] = ()
 
     def splits(self) -> dict[str, list[Picture]]:
         """The splits that hold pictures."""
@@ -65,7 +65,7 @@ class Listing:
     @property
     def notes(self) -> tuple[str, ...]:
         """The log's lines about the files left out."""
-        lines = [f"the pictures in {folder} are left out: they are in no folder of a class" for folder in self.flat]
+        lines = [f"the pictures in {folder} itself are left out: they are in no folder of a class" for folder in self.loose]
         if self.left_out:
             count = len(self.left_out)
             number = f"{count} files that are no pictures are" if count > 1 else "1 file that is no picture is"
@@ -85,7 +85,7 @@ def tree(top: Path) -> Listing:
                 f"class {name} is empty: no picture in {train / name}; put its pictures there or remove the folder"
             )
     held_out, more = of_classes(validation, classes) if validation else (None, [])
-    return Listing(classes, pictures, held_out, left_out + more, _flat(top) if train != top else ())
+    return Listing(classes, pictures, held_out, left_out + more, _loose(top, train))
 
 
 def classes_of(top: Path) -> tuple[str, ...]:
@@ -185,10 +185,10 @@ def _splits(top: Path) -> tuple[Path, Path | None]:
     return top / "train", next(filled, None)
 
 
-def _flat(top: Path) -> tuple[Path, ...]:
-    """The folders of validation that hold pictures, and no folders of classes."""
-    there = (top / name for name in VALIDATION_FOLDERS if (top / name).is_dir())
-    return tuple(folder for folder in there if not _folders(folder) and _holds_pictures(folder))
+def _loose(top: Path, train: Path) -> tuple[Path, ...]:
+    """The folders of training and validation with pictures beside the folders of classes, or instead of them."""
+    beside = [top / name for name in VALIDATION_FOLDERS if (top / name).is_dir()] if train != top else []
+    return tuple(folder for folder in [train, *beside] if any(_is_image(folder / name) for name in _names_of_files(folder)))
 
 
 def _holds_pictures(folder: Path) -> bool:
@@ -200,6 +200,15 @@ def _folders(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        _refuse_folder(error)
+
+
+def _names_of_files(folder: Path) -> list[str]:
+    """The files in a folder itself."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if not entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         _refuse_folder(error)
 

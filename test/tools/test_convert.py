@@ -334,7 +334,17 @@ def test_validation_is_of_the_first_folder_with_pictures_in_classes(tmp_path):
     write_tree(tmp_path / "test", per_class=1, suffix="")
     tree = image_folder.tree(tmp_path)
     assert {picture.file.parent.parent for picture in tree.validation} == {tmp_path / "test"}
-    assert tree.notes == (f"the pictures in {tmp_path}/validation are left out: they are in no folder of a class",)
+    assert tree.notes == (f"the pictures in {tmp_path}/validation itself are left out: they are in no folder of a class",)
+
+
+@pytest.mark.parametrize("top", ["", "train", "test"])
+def test_pictures_beside_the_folders_of_classes_are_told_of(top, tmp_path):
+    for split in ("train", "test") if top else ("",):
+        write_tree(tmp_path / split)
+    (tmp_path / top / "stray").write_bytes(ODD["PNG"][0])
+    assert image_folder.tree(tmp_path).notes == (
+        f"the pictures in {tmp_path / top} itself are left out: they are in no folder of a class",
+    )
 
 
 @pytest.mark.parametrize(
