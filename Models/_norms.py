@@ -1,5 +1,5 @@
-"""Every normalisation that a network can have: the option that chooses it, its constants, its variables, its name. What it
-computes is `TensorLayers.norm` (emulator/layers/tensor_layers.py), in one method for each kind."""
+"""Every normalisation that a network can have: the option that chooses it, its constants, its variables, its name. Its
+arithmetic is a row of `NORMS` (emulator/layers/tensor_layers.py), a method for each kind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ class NormKind:
     scope: str = ""  # of its variables
     label: str  # its part of a run's name, with the fields of the policy
     title: str = ""  # as people call it
+    identity: bool = False  # changes nothing
     moving: bool = False  # has moving statistics, of batches, for inference
+    fused: bool = False  # one function with the activation behind it, for which the backward pass keeps the norm's input
     reads: tuple[str, ...] = ()  # options that other kinds have no use for
 
 
 KINDS = {
     "group": NormKind(
-        option="group_norm", scope="GroupNorm", label="GN{groups}", title="group norm", reads=("groups", "contiguous_groups")
+        option="group_norm",
+        scope="GroupNorm",
+        label="GN{groups}",
+        title="group norm",
+        fused=True,
+        reads=("groups", "contiguous_groups"),
     ),
     "batch": NormKind(
         option="batch_norm", scope="batch_norm", label="BN", title="batch norm", moving=True, reads=("BN_decay", "BN_span")
     ),
-    "none": NormKind(label="noBN"),
+    "none": NormKind(label="noBN", identity=True),
 }
 SWITCHES = tuple(kind.option for kind in KINDS.values() if kind.option)
 
@@ -71,6 +78,22 @@ class NormPolicy:
     def moving(self) -> bool:
         """Whether it has moving statistics."""
         return KINDS[self.kind].moving
+
+    @property
+    def identity(self) -> bool:
+        """Whether it changes nothing."""
+        return KINDS[self.kind].identity
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is one function with the activation behind it."""
+        return KINDS[self.kind].fused
+
+    def fault(self, channels: int) -> str | None:
+        """The reason why it cannot be a norm of so many channels."""
+        if "groups" in KINDS[self.kind].reads and channels % self.groups:
+            return f"{channels} channels do not divide into {self.groups} norm groups"
+        return None
 
     def label(self) -> str:
         """The part of a run's name: BN, GN32 or noBN."""

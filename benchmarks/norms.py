@@ -1,4 +1,4 @@
-"""What a norm with its activation costs: forward and backward on one tensor, turn by turn with fused batch norm + swish.
+"""What a norm with its activation costs: forward and backward on one tensor, turn by turn with batch norm + swish.
 
 python benchmarks/norms.py [--rounds 15]
 """
@@ -43,7 +43,7 @@ def weights(channels: int) -> dict[str, tf.Tensor]:
 
 
 def batch_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """TensorFlow's fused batch norm, and its swish."""
+    """Batch norm of training, and TensorFlow's swish."""
     return tf.nn.silu(layers.norm(x, NormPolicy(kind="batch", epsilon=1e-3)))
 
 

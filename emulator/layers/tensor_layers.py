@@ -10,12 +10,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from emulator.layers import fused, half, proxy_norm
+from emulator.layers import activations, batch_norm, group_norm, half, proxy_norm
+from emulator.layers.activations import LINEAR
 from emulator.layers.half import Rounding
 from emulator.layers.watch import GradientWatch
 from Models._layers import Initial, Layers, ProxyRule, Variable
@@ -202,70 +202,59 @@ class TensorLayers(Layers):
     def norm(
         self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
     ) -> tf.Tensor:
-        if policy.kind == "none":
-            return x
-        if policy.kind == "group":
-            with self.scope(policy.scope):
-                gamma = self._weights[self.path("gamma")] if scale else None
-                beta = self._weights[self.path("beta")] if centre else None
-            x = self._read(x, fp16_gradient=True)
-            return self._halved(fused.group_norm(x, gamma, beta, policy, rounding=self._rounding, noise=self._noise()))
-        if policy.kind != "batch":
-            raise ValueError(f"no norm of kind '{policy.kind}' is written here")
+        return NORMS[policy.kind](self, x, policy, LINEAR, scale=scale, centre=centre)
+
+    def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
+        return NORMS[policy.kind](self, x, policy, activation)
+
+    def _activation(self, x: tf.Tensor, activation: str) -> tf.Tensor:
+        return x if activation == LINEAR else getattr(self, activation)(x)
+
+    def _unchanged(self, x: tf.Tensor, policy: NormPolicy, activation: str, **_: bool) -> tf.Tensor:
+        return self._activation(x, activation)
+
+    def _affine(self, x: tf.Tensor, *, scale: bool, centre: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """gamma and beta [channels] of the norm in the present scope: 1 and 0 where they are not trained."""
+        gamma = self._weights[self.path("gamma")] if scale else tf.ones(x.shape[-1:], x.dtype)
+        return gamma, self._weights[self.path("beta")] if centre else tf.zeros(x.shape[-1:], x.dtype)
+
+    def _group_norm(
+        self, x: tf.Tensor, policy: NormPolicy, activation: str, *, scale: bool = True, centre: bool = True
+    ) -> tf.Tensor:
         with self.scope(policy.scope):
-            return self._result(self._batch_norm(self._read(x), policy))
+            gamma, beta = self._affine(x, scale=scale, centre=centre)
+        x = self._read(x, fp16_gradient=True)
+        return self._halved(group_norm.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
 
-    def _batch_norm_by_kernels(self, x: tf.Tensor, policy: NormPolicy, activation: str = fused.LINEAR) -> tf.Tensor | None:
-        """Training's batch norm and an activation, where the native kernels can do both."""
-        if not self._training or self._sync_mean is not None:
-            return None
-        gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
-        normed = fused.batch_norm(x, gamma, beta, self._norm_parts, policy.epsilon, activation)
-        if normed is None:
-            return None
-        y, mean, variance = normed
-        self.statistics[self.path("moving_mean")] = tf.reduce_mean(mean, 0)
-        self.statistics[self.path("moving_variance")] = tf.reduce_mean(variance, 0)
-        return y
+    def _batch_norm(
+        self, x: tf.Tensor, policy: NormPolicy, activation: str, *, scale: bool = True, centre: bool = True
+    ) -> tf.Tensor:
+        x = self._read(x)
+        with self.scope(policy.scope):
+            gamma, beta = self._affine(x, scale=scale, centre=centre)
+            if self._rounding is None:
+                return self._normed(x, gamma, beta, policy, activation)
+            y = self._normed(x, gamma, beta, policy, LINEAR)
+        if activation == LINEAR:
+            return self._result(y)
+        return self._halved(activations.halved_activation(y, activation, self._rounding, self._noise()))
 
-    def _batch_norm(self, x: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
-        normed = self._batch_norm_by_kernels(x, policy)
-        if normed is not None:
-            return normed
-        gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
+    def _normed(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
+        """Batch norm and an activation in the precision of x; training's moments become the micro-batch's statistics."""
         names = self.path("moving_mean"), self.path("moving_variance")
         if not self._training:
             moving = self._weights[names[0]], self._weights[names[1]]
-            return _fused_norm(x, gamma, beta, moving, policy.epsilon, training=False).y
-        if self._sync_mean is not None:
-            y, mean, variance = _sync_batch_norm(x, self._norm_parts, gamma, beta, policy.epsilon, self._sync_mean)
-            self.statistics |= {names[0]: tf.reduce_mean(mean, 0), names[1]: tf.reduce_mean(variance, 0)}
-            return y
-        unused = (tf.constant([], tf.float32),) * 2
-        parts = tf.split(x, self._norm_parts) if self._norm_parts > 1 else [x]
-        results = [_fused_norm(part, gamma, beta, unused, policy.epsilon, training=True) for part in parts]
-        count = tf.cast(tf.size(parts[0]) // self.channels(x), x.dtype)
-        # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
-        biased = [result.batch_variance * ((count - 1) / count) for result in results]
-        self.statistics |= {names[0]: _mean([result.batch_mean for result in results]), names[1]: _mean(biased)}
-        return tf.concat([result.y for result in results], 0) if len(results) > 1 else results[0].y
-
-    def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
-        if policy.kind == "batch" and self._rounding is not None:
-            with self.scope(policy.scope):
-                y = self._batch_norm(self._read(x), policy)
-            return self._halved(fused.halved_activation(y, activation, self._rounding, self._noise()))
-        if policy.kind == "batch":
-            with self.scope(policy.scope):
-                y = self._batch_norm_by_kernels(self._read(x), policy, activation)
-            if y is not None:
-                return y
-        if policy.kind != "group":
-            return super().norm_activation(x, policy, activation)
-        x = self._read(x, fp16_gradient=True)
-        with self.scope(policy.scope):
-            gamma, beta = self._weights[self.path("gamma")], self._weights[self.path("beta")]
-        return self._halved(fused.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
+            return self._activation(batch_norm.inference(x, gamma, beta, moving, policy.epsilon), activation)
+        batch = (x, gamma, beta, self._norm_parts, policy.epsilon)
+        activated = None if self._sync_mean else batch_norm.by_kernels(*batch, activation)
+        if activated:
+            normed = activated
+        elif self._sync_mean:
+            normed = batch_norm.of_processes(*batch, self._sync_mean)
+        else:
+            normed = batch_norm.of_batch(*batch)
+        self.statistics |= {names[0]: normed.mean, names[1]: normed.variance}
+        return normed.y if activated else self._activation(normed.y, activation)
 
     def proxy_norm_activation(
         self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
@@ -274,7 +263,9 @@ class TensorLayers(Layers):
         own = tf.unstack(proxy)
         rows = tuple(tf.reshape(own[row], [-1]) for row in proxy_norm.ROWS[:4])
         x = self._read(x, fp16_gradient=True)
-        y = fused.proxy_norm(x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise())
+        y = group_norm.proxy_norm(
+            x, rows, policy, rule.activation, scaled=scaled, rounding=self._rounding, noise=self._noise()
+        )
         factor = own[proxy_norm.INVERSE_DEVIATION][None]
         self._parameters.add(factor.name)
         return y, factor  # not _halved: FP32 sums are made of what arrives, so that it must be half before
@@ -286,7 +277,7 @@ class TensorLayers(Layers):
         return tf.nn.relu6(self._read(x, fp16_gradient=True))
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return self._halved(fused.swish(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
+        return self._halved(activations.swish(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
         return self._result(tf.sigmoid(self._read(x)))
@@ -296,7 +287,7 @@ class TensorLayers(Layers):
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         if self._rounding is None and factor.name not in self._parameters:
-            return fused.gate(self._read(x), self._read(factor))
+            return activations.gate(self._read(x), self._read(factor))
         return self._result(self._read(x) * self._read(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -342,6 +333,10 @@ class TensorLayers(Layers):
         return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
+# a kind of Models/_norms.py: its method, which does the activation after the norm too
+NORMS = {"group": TensorLayers._group_norm, "batch": TensorLayers._batch_norm, "none": TensorLayers._unchanged}
+
+
 def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """A convolution by kernels of one pixel, weights [1, 1, channels, filters], as a product of matrices: both gradients are
     products then, which TensorFlow does in up to half the time of a convolution's."""
@@ -353,59 +348,6 @@ def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 def _flat(x: tf.Tensor) -> tf.Tensor:
     """[batch, all of a sample's numbers]."""
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
-
-
-def _fused_norm(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
-) -> Any:
-    """TensorFlow's fused batch norm; the raw operation, because the wrapper in tf.nn quietly raises small epsilons."""
-    if x.dtype == tf.float64:
-        return _composed_norm(x, gamma, beta, moving, epsilon, training)
-    return tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
-    )
-
-
-def _sync_batch_norm(
-    x: tf.Tensor,
-    parts: int,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    epsilon: float,
-    sync_mean: Callable[[tf.Tensor], tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Batch norm whose statistics are means over several processes too: y, and the mean and the biased variance of each of
-    the batch's `parts`, [parts, channels]."""
-    flat = tf.reshape(x, [parts, -1, x.shape[-1]])
-    mean = sync_mean(tf.reduce_mean(flat, 1))
-    centred = flat - mean[:, None]
-    variance = sync_mean(tf.reduce_mean(tf.square(centred), 1))
-    y = centred * (tf.math.rsqrt(variance + epsilon) * gamma)[:, None] + beta
-    return tf.reshape(y, tf.shape(x)), mean, variance
-
-
-class _Normed(NamedTuple):
-    y: tf.Tensor
-    batch_mean: tf.Tensor
-    batch_variance: tf.Tensor  # unbiased
-
-
-def _composed_norm(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
-) -> _Normed:
-    """The same from operations that have float64, which the fused one lacks."""
-    mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
-    y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
-    count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
-    return _Normed(y, mean, variance * count / (count - 1))
-
-
-def _mean(values: list[tf.Tensor]) -> tf.Tensor:
-    """The mean, added in order."""
-    total = values[0]
-    for value in values[1:]:
-        total += value
-    return total / len(values) if len(values) > 1 else total
 
 
 def _native_group_gradients(dtype: tf.DType) -> bool:

@@ -2,18 +2,9 @@
 // parts whose statistics are kept apart (Ioffe and Szegedy, arXiv 1502.03167).
 
 #include "emulator/native/norms.h"
-#include "tensorflow/core/framework/op.h"
 
 namespace native {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
 
 // The attributes of both directions.
 struct Norm {
@@ -25,7 +16,7 @@ struct Norm {
   }
 
   void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
-    check_sizes(context, 1, sizes);
+    check_sizes(context, sizes);
     if (!context->status().ok()) return;
     OP_REQUIRES(context, parts > 0 && context->input(0).dim_size(0) % parts == 0,
                 InvalidArgument(context->input(0).dim_size(0), " samples do not divide into ", parts, " parts"));
@@ -64,12 +55,18 @@ class BatchNorm : public OpKernel {
                   squares.of(sample, block));
         },
         1);
+    const double count = static_cast<double>(samples * walk.pixels);
     Rows factor(norm_.parts, channels), shift(norm_.parts, channels);
     for (int64_t part = 0; part < norm_.parts; ++part) {
+      const Moments own = merged(walk, part * samples, samples, block_means, squares, count,
+                                 [](const std::vector<double>& sums) { return sums; });
       float *own_mean = mean + part * channels, *own_variance = variance + part * channels;
-      set_moments(walk, part * samples, samples, block_means, squares, own_mean, own_variance);
       std::vector<float> r(channels);
-      for (int64_t c = 0; c < channels; ++c) r[c] = 1.0f / std::sqrt(own_variance[c] + epsilon_);
+      for (int64_t c = 0; c < channels; ++c) {
+        own_mean[c] = static_cast<float>(own.means[c]);
+        own_variance[c] = static_cast<float>(own.variances[c]);
+        r[c] = 1.0f / std::sqrt(own_variance[c] + epsilon_);
+      }
       scale(channels, gamma, beta, own_mean, r.data(), factor.of(part), shift.of(part));
     }
     run(context, walk,
@@ -81,31 +78,6 @@ class BatchNorm : public OpKernel {
   }
 
  private:
-  // Mean and variance from blocks' means and the squared distances from them.
-  void set_moments(const Walk& walk, int64_t first, int64_t samples, const BlockSums& means, const BlockSums& squares,
-                   float* mean, float* variance) const {
-    const double count = static_cast<double>(samples * walk.pixels);
-    auto each_block = [&](auto visit) {
-      for (int64_t sample = first; sample < first + samples; ++sample) {
-        for (int64_t block = 0; block < walk.blocks; ++block) {
-          const double pixels = std::min(kBlockPixels, walk.pixels - block * kBlockPixels);
-          const float *own = means.of(sample, block), *own_squares = squares.of(sample, block);
-          for (int64_t c = 0; c < walk.channels; ++c) visit(c, pixels, own[c], own_squares[c]);
-        }
-      }
-    };
-    std::vector<double> sums(walk.channels, 0.0), distances(walk.channels, 0.0);
-    each_block([&](int64_t c, double pixels, double own, double) { sums[c] += pixels * own; });
-    each_block([&](int64_t c, double pixels, double own, double square) {
-      const double distance = own - sums[c] / count;
-      distances[c] += square + pixels * distance * distance;
-    });
-    for (int64_t c = 0; c < walk.channels; ++c) {
-      mean[c] = static_cast<float>(sums[c] / count);
-      variance[c] = static_cast<float>(distances[c] / count);
-    }
-  }
-
   const Norm norm_;
   float epsilon_ = 0;
 };
@@ -179,7 +151,7 @@ REGISTER_OP("EmulatorBatchNorm")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
     .Output("y: float").Output("mean: float").Output("variance: float")
     .SetShapeFn([](InferenceContext* context) {
-      tensorflow::shape_inference::ShapeHandle x;
+      ShapeHandle x;
       tensorflow::int64 parts;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
       TF_RETURN_IF_ERROR(context->GetAttr("parts", &parts));
@@ -197,7 +169,7 @@ REGISTER_OP("EmulatorBatchNormGradient")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
     .SetShapeFn([](InferenceContext* context) {
-      tensorflow::shape_inference::ShapeHandle x;
+      ShapeHandle x;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
       context->set_output(0, x);
       context->set_output(1, context->input(4));

@@ -11,22 +11,37 @@
 #include <functional>
 #include <vector>
 
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 namespace native {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::errors::InvalidArgument;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kBlockPixels = 128;
 
 // A tensor's shape, as the kernels walk over it.
 struct Walk {
   Walk() : batch(0), pixels(0), channels(0), blocks(0) {}
-  explicit Walk(const tensorflow::Tensor& x)
+  explicit Walk(const Tensor& x)
       : batch(x.dim_size(0)), pixels(x.dim_size(1) * x.dim_size(2)), channels(x.dim_size(3)),
         blocks((pixels + kBlockPixels - 1) / kBlockPixels) {}
 
   int64_t sample_size() const { return pixels * channels; }
+
+  // Of a block: its first element in the sample, and its number of pixels.
+  int64_t start_of(int64_t block) const { return block * kBlockPixels * channels; }
+  int64_t pixels_of(int64_t block) const { return std::min(kBlockPixels, pixels - block * kBlockPixels); }
 
   int64_t batch, pixels, channels, blocks;
 };
@@ -46,12 +61,11 @@ struct Phase {
 // Carries the phases out, on the threads of the operation's device: a sample by one thread from its first phase to its last,
 // as what a phase has read is in the cache for the next one; with fewer samples than threads, phase by phase.
 // `cost`: nanoseconds an element takes, roughly.
-inline void run(tensorflow::OpKernelContext* context, const Walk& walk, const std::vector<Phase>& phases, int64_t cost) {
+inline void run(OpKernelContext* context, const Walk& walk, const std::vector<Phase>& phases, int64_t cost) {
   auto* threads = context->device()->tensorflow_cpu_worker_threads();
   auto do_blocks = [&](const Phase& phase, int64_t sample, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kBlockPixels;
-      phase.blocks(sample, block, first * walk.channels, std::min(kBlockPixels, walk.pixels - first));
+      phase.blocks(sample, block, walk.start_of(block), walk.pixels_of(block));
     }
   };
   if (walk.batch >= threads->num_threads) {
@@ -76,12 +90,12 @@ inline void run(tensorflow::OpKernelContext* context, const Walk& walk, const st
 }
 
 // Carries one step out over the blocks of all samples.
-inline void run(tensorflow::OpKernelContext* context, const Walk& walk, const BlockStep& step, int64_t cost) {
+inline void run(OpKernelContext* context, const Walk& walk, const BlockStep& step, int64_t cost) {
   auto* threads = context->device()->tensorflow_cpu_worker_threads();
   auto some = [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      const int64_t block = k % walk.blocks, first = block * kBlockPixels;
-      step(k / walk.blocks, block, first * walk.channels, std::min(kBlockPixels, walk.pixels - first));
+      const int64_t block = k % walk.blocks;
+      step(k / walk.blocks, block, walk.start_of(block), walk.pixels_of(block));
     }
   };
   tensorflow::Shard(threads->num_threads, threads->workers, walk.batch * walk.blocks, kBlockPixels * walk.channels * cost,

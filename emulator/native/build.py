@@ -20,7 +20,7 @@ from emulator.native import library
 _ROOT = library.FOLDER.parent.parent
 _KEPT = 8
 _COMPILERS = ("c++", "g++", "clang++")
-_WITHOUT = "everything works without them, group norm more slowly"
+_WITHOUT = "everything works without them, norms more slowly"
 
 
 def main() -> int:

@@ -1,17 +1,9 @@
 // The gradient of a gate, y = x * factor with a factor for every sample and channel, in one pass over its inputs.
 
 #include "emulator/native/blocks.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace native {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
 
 // dx = dy * factor, and the sums of dy * x.
 void gradients(const float* __restrict x, const float* __restrict factor, const float* __restrict dy, int64_t pixels,

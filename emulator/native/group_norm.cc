@@ -1,22 +1,13 @@
 // Group norm, the activation after it, and proxy norm's correction of that, forward and backward, one operation each. The
-// formulas are those of emulator/layers/fused.py, which computes the same where these kernels are not there.
+// formulas are those of emulator/layers/group_norm.py, which computes the same where these kernels are not there.
 //
 // The inputs after beta are empty for a group norm, and one each for a proxy norm: the proxy's mean (centre) and the factor
 // of y (outer).
 
 #include "emulator/native/norms.h"
-#include "tensorflow/core/framework/op.h"
 
 namespace native {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
 
 // The attributes of both directions.
 struct Norm {
@@ -30,7 +21,7 @@ struct Norm {
   }
 
   void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
-    check_sizes(context, 1, sizes);
+    check_sizes(context, sizes);
     if (!context->status().ok()) return;
     OP_REQUIRES(context, groups > 0 && context->input(0).dim_size(3) % groups == 0,
                 InvalidArgument(context->input(0).dim_size(3), " channels do not divide into ", groups, " groups"));
@@ -113,30 +104,13 @@ class GroupNorm : public OpKernel {
   }
 
  private:
-  // From blocks' means and the squared distances from them: variance = mean of (distance from own mean)^2, whose sum over a
-  // block is its squared distances + pixels * (its mean - mean)^2.
   void set_two_pass(const Walk& walk, int64_t sample, const BlockSums& means, const BlockSums& squares, float* mean,
                     float* r) const {
-    const int64_t channels = walk.channels;
-    const double size = norm_.group_size(walk);
-    auto each_block = [&](auto visit) {
-      for (int64_t block = 0; block < walk.blocks; ++block) {
-        const double pixels = std::min(kBlockPixels, walk.pixels - block * kBlockPixels);
-        const float *own = means.of(sample, block), *own_squares = squares.of(sample, block);
-        for (int64_t c = 0; c < channels; ++c) visit(c, pixels, own[c], own_squares[c]);
-      }
-    };
-    std::vector<double> sums(channels, 0.0), distances(channels, 0.0);
-    each_block([&](int64_t c, double pixels, double own, double) { sums[c] += pixels * own; });
-    sums = norm_.group_sums(sums);
-    each_block([&](int64_t c, double pixels, double own, double square) {
-      const double distance = own - sums[c] / size;
-      distances[c] += square + pixels * distance * distance;
-    });
-    distances = norm_.group_sums(distances);
-    for (int64_t c = 0; c < channels; ++c) {
-      mean[c] = static_cast<float>(sums[c] / size);
-      r[c] = 1.0f / std::sqrt(static_cast<float>(distances[c] / size) + epsilon_);
+    const Moments moments = merged(walk, sample, 1, means, squares, norm_.group_size(walk),
+                                   [this](const std::vector<double>& sums) { return norm_.group_sums(sums); });
+    for (int64_t c = 0; c < walk.channels; ++c) {
+      mean[c] = static_cast<float>(moments.means[c]);
+      r[c] = 1.0f / std::sqrt(static_cast<float>(moments.variances[c]) + epsilon_);
     }
   }
 
@@ -241,7 +215,7 @@ REGISTER_OP("EmulatorGroupNorm")
     .Attr("epsilon: float").Attr("two_pass: bool")
     .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
     .SetShapeFn([](InferenceContext* context) {
-      tensorflow::shape_inference::ShapeHandle x;
+      ShapeHandle x;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
       const auto one = context->MakeDim(1);
       const auto row = context->MakeShape({context->Dim(x, 0), one, one, context->Dim(x, 3)});
@@ -258,7 +232,7 @@ REGISTER_OP("EmulatorGroupNormGradient")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
     .SetShapeFn([](InferenceContext* context) {
-      tensorflow::shape_inference::ShapeHandle x;
+      ShapeHandle x;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 4, &x));
       bool proxy;
       TF_RETURN_IF_ERROR(context->GetAttr("proxy", &proxy));

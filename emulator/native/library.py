@@ -9,8 +9,12 @@ import platform
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from base.process import versions
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
 
 SWITCH = "HARNESS_KERNELS"  # in the environment; 0 does without
 FOLDER = Path(__file__).parent
@@ -40,6 +44,11 @@ def identity() -> str:
 def load() -> ModuleType | None:
     """The operations, which graphs with them need before they are read; None without kernels."""
     return _loaded(path()) if identity() else None
+
+
+def load_for(x: tf.Tensor) -> ModuleType | None:
+    """The operations for a tensor that they can work on, FP32 on a processor; None otherwise."""
+    return load() if x.dtype.name == "float32" and "GPU" not in x.device.upper() else None
 
 
 @cache

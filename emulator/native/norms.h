@@ -7,7 +7,6 @@
 #include <string>
 
 #include "emulator/native/blocks.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace native {
 
@@ -75,6 +74,39 @@ inline void moments(const float* __restrict x, int64_t pixels, int64_t channels,
   sum_pixels(x, pixels, channels, means, [](float v, int64_t) { return v; });
   for (int64_t c = 0; c < channels; ++c) means[c] /= static_cast<float>(pixels);
   sum_pixels(x, pixels, channels, squares, [means](float v, int64_t c) { return (v - means[c]) * (v - means[c]); });
+}
+
+// For each channel.
+struct Moments {
+  std::vector<double> means, variances;
+};
+
+// The moments of `samples` samples from `first` on, of blocks' means and squared distances from them: the squared distances
+// from another mean are a block's own + pixels * (its mean - that mean)^2. `total` adds up the channels that are normalised
+// together, `count` values of each.
+template <typename Total>
+Moments merged(const Walk& walk, int64_t first, int64_t samples, const BlockSums& means, const BlockSums& squares,
+               double count, Total total) {
+  auto each_block = [&](auto visit) {
+    for (int64_t sample = first; sample < first + samples; ++sample) {
+      for (int64_t block = 0; block < walk.blocks; ++block) {
+        const double pixels = walk.pixels_of(block);
+        const float *own = means.of(sample, block), *own_squares = squares.of(sample, block);
+        for (int64_t c = 0; c < walk.channels; ++c) visit(c, pixels, own[c], own_squares[c]);
+      }
+    }
+  };
+  std::vector<double> sums(walk.channels, 0.0), distances(walk.channels, 0.0);
+  each_block([&](int64_t c, double pixels, double own, double) { sums[c] += pixels * own; });
+  sums = total(sums);
+  for (double& sum : sums) sum /= count;
+  each_block([&](int64_t c, double pixels, double own, double square) {
+    const double distance = own - sums[c];
+    distances[c] += square + pixels * distance * distance;
+  });
+  distances = total(distances);
+  for (double& distance : distances) distance /= count;
+  return {sums, distances};
 }
 
 // Rows of channels that the work on a block reads: z = x * factor + shift, y = (activation(z) - centre) * outer, and the last
@@ -168,14 +200,14 @@ inline void scale(int64_t channels, const float* gamma, const float* beta, const
   }
 }
 
-// Sets the context's status unless the inputs from `first` on have these numbers of elements.
-inline void check_sizes(tensorflow::OpKernelContext* context, int first, const std::vector<int64_t>& sizes) {
-  const tensorflow::Tensor& x = context->input(0);
+// Sets the context's status unless the inputs after the first have these numbers of elements.
+inline void check_sizes(OpKernelContext* context, const std::vector<int64_t>& sizes) {
+  const Tensor& x = context->input(0);
   OP_REQUIRES(context, x.dims() == 4 && x.NumElements() > 0,
-              tensorflow::errors::InvalidArgument("a norm's input has 4 dimensions, and elements"));
+              InvalidArgument("a norm's input has 4 dimensions, and elements"));
   for (size_t k = 0; k < sizes.size(); ++k) {
-    OP_REQUIRES(context, context->input(first + k).NumElements() == sizes[k],
-                tensorflow::errors::InvalidArgument("input ", first + k, " has another shape"));
+    OP_REQUIRES(context, context->input(k + 1).NumElements() == sizes[k],
+                InvalidArgument("input ", k + 1, " has another shape"));
   }
 }
 

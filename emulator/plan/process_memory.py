@@ -110,12 +110,12 @@ def _compiler(trace: Trace, precision: Precision) -> int:
     """What XLA takes where it is needed."""
     if precision.rounds_results:
         return COMPILER + COMPILED_HALF * len(trace.operations)
-    needed = any(o.kind == "swish" or _is_group_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
+    needed = any(o.kind == "swish" or _is_fused_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
     return COMPILER + COMPILED * len(trace.operations) if needed else 0
 
 
-def _is_group_norm(operation: Operation) -> bool:
-    return operation.norm is not None and operation.norm.kind == "group"
+def _is_fused_norm(operation: Operation) -> bool:
+    return operation.norm is not None and operation.norm.fused
 
 
 def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> int:
@@ -142,9 +142,9 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
 
 def _kept_for_backward(operation: Operation, following: Operation | None) -> int:
     """Bytes of one picture's result that the backward pass needs: a norm's or a sum's is overwritten by a ReLU behind it,
-    and group norm is one operation with the activation behind it."""
+    and a fused norm is one operation with the activation behind it."""
     behind = following.kind.split()[0] if following else ""
-    fused = behind == "proxy" or (behind == "swish" and _is_group_norm(operation))
+    fused = behind == "proxy" or (behind == "swish" and _is_fused_norm(operation))
     if operation.kind in _IN_PLACE and (behind in _TAKES_OVER or fused):
         return 0
     return FP32.bytes * operation.result.elements

@@ -152,10 +152,11 @@ class CountingLayers(Layers):
     def norm(
         self, x: Shape, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
     ) -> Shape:
-        if policy.kind == "none":
+        if policy.identity:
             return x
-        if policy.kind == "group" and x.channels % policy.groups:
-            raise TraceError(f"{self.path()}: {x.channels} channels do not divide into {policy.groups} norm groups")
+        fault = policy.fault(x.channels)
+        if fault:
+            raise TraceError(f"{self.path()}: {fault}")
         rows = policy.variables(zero_gamma=zero_gamma, scale=scale, centre=centre)
         variables = tuple(Variable(self.path(policy.scope, name), (x.channels,), *values) for name, *values in rows)
         return self._add("norm", x, x, norm=policy, variables=variables)

@@ -10,10 +10,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 from networks import CLASSES, network, options_of, traced
 
+from emulator.layers import tensor_layers
 from emulator.layers.tensor_layers import TensorLayers, initial_value
 from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
-from Models import _segments, efficientnet
+from Models import _norms, _segments, efficientnet
 from Models._layers import GLOROT, Initial, Variable
 from Models._norms import NormPolicy
 
@@ -523,7 +524,7 @@ def test_numbers_that_do_not_divide_are_refused_by_name():
         traced("resnet", "imagenet", 50, groups=48)
     with pytest.raises(TraceError, match="all/block0: 32 channels do not divide into 24 norm groups"):
         traced("efficientnet", "imagenet", "B0", groups=24)
-    with pytest.raises(ValueError, match="group norm: 6 channels do not divide into 4 groups"):
+    with pytest.raises(ValueError, match="6 channels do not divide into 4 norm groups"):
         evaluated(lambda x: norm_of(x, NormPolicy(kind="group", groups=4)), {"x": random(0, 1, 2, 2, 6)})
 
 
@@ -746,6 +747,10 @@ def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
     }
     layers = TensorLayers(weights, training=training)
     return layers.norm(x, policy), layers.statistics
+
+
+def test_every_kind_of_norm_has_its_arithmetic():
+    assert set(tensor_layers.NORMS) == set(_norms.KINDS)
 
 
 def numpy_group_norm(x, gamma, beta, groups, epsilon):

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from runs import succeed, timeless
 
 from base.plugins import ROOT
-from emulator.layers import fused
+from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.gradient_rules import gradients
 from emulator.native import build, library
 from emulator.program.runtime import new_graph
@@ -45,7 +45,7 @@ def outcome(function, inputs: dict[str, np.ndarray], dtype: type, threads: int =
 
 
 def grouped(policy: NormPolicy, activation: str):
-    return lambda x, gamma, beta: fused.group_norm(x, gamma, beta, policy, activation)
+    return lambda x, gamma, beta: group_norm.group_norm(x, gamma, beta, policy, activation)
 
 
 def batched(parts: int, activation: str):
@@ -53,7 +53,7 @@ def batched(parts: int, activation: str):
 
     def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
         if x.dtype == tf.float32:
-            return fused.batch_norm(x, gamma, beta, parts, 1e-3, activation)[0]
+            return batch_norm.by_kernels(x, gamma, beta, parts, 1e-3, activation)[0]
         results = []
         for part in tf.split(x, parts):
             mean, variance = tf.nn.moments(part, [0, 1, 2])
@@ -98,7 +98,7 @@ def test_proxy_norm_is_that_of_float64(shape, scaled):
         policy = NormPolicy(kind="group", groups=2, two_pass=two_pass, epsilon=1e-3)
 
         def norm(x, gamma, beta, mean, inverse, policy=policy, activation=activation):
-            return fused.proxy_norm(x, (beta, gamma, mean, inverse), policy, activation, scaled=scaled)
+            return group_norm.proxy_norm(x, (beta, gamma, mean, inverse), policy, activation, scaled=scaled)
 
         exact = outcome(norm, {name: value.astype(np.float64) for name, value in narrow.items()}, np.float64)
         assert_near(outcome(norm, narrow, np.float32), exact, 2e-5)
@@ -123,10 +123,10 @@ def test_variances_are_exact_far_from_zero():
     """Sums of squares would lose them: the mean is 1,000 times the deviation."""
     x = np.random.default_rng(3).normal(1000, 1, (2, 30, 30, 4)).astype(np.float32)
     with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
-        _, mean, variance = session.run(fused.batch_norm(tf.constant(x), tf.ones([4]), tf.zeros([4]), 2, 1e-5))
+        _, mean, variance = session.run(batch_norm.by_kernels(tf.constant(x), tf.ones([4]), tf.zeros([4]), 1, 1e-5))
     wide = x.astype(np.float64)
-    np.testing.assert_allclose(mean, wide.mean((1, 2)), rtol=1e-6)
-    np.testing.assert_allclose(variance, wide.var((1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(mean, wide.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(variance, wide.var((0, 1, 2)), rtol=1e-5)
     policy = NormPolicy(kind="group", groups=4, two_pass=True, epsilon=1e-5)
     y = outcome(grouped(policy, "linear"), {"x": x, "gamma": np.ones(4), "beta": np.zeros(4), "dy": x}, np.float32)[0]
     np.testing.assert_allclose(y.astype(np.float64).var((1, 2)), 1, rtol=1e-4)
@@ -156,7 +156,7 @@ def test_a_gate_s_gradient_is_that_of_float64(shape):
     random = np.random.default_rng(5)
     x, dy = (random.normal(0, 1, shape).astype(np.float32) for _ in range(2))
     factor = random.uniform(0, 1, (shape[0], 1, 1, shape[-1])).astype(np.float32)
-    y, dx, dfactor = outcome(fused.gate, {"x": x, "factor": factor, "dy": dy}, np.float32)
+    y, dx, dfactor = outcome(activations.gate, {"x": x, "factor": factor, "dy": dy}, np.float32)
     assert_near([y, dx], [x * factor, dy * factor], 0)
     exact = (dy.astype(np.float64) * x).sum((1, 2), keepdims=True)
     np.testing.assert_allclose(dfactor, exact, rtol=1e-5, atol=1e-5 * np.sqrt(shape[1] * shape[2]))
@@ -182,7 +182,11 @@ def test_swish_saturates_and_keeps_what_is_no_number():
             )
         )
         bad = np.float32([1, np.nan, 2, 3]).reshape(1, 2, 2, 1)
-        y = session.run(fused.group_norm(tf.constant(bad), None, None, NormPolicy(kind="group"), "swish"))
+        y = session.run(
+            group_norm.group_norm(
+                tf.constant(bad), tf.ones(bad.shape[-1:]), tf.zeros(bad.shape[-1:]), NormPolicy(kind="group"), "swish"
+            )
+        )
     assert np.isfinite(slope).all() and np.isnan(y).all()
 
 

@@ -1,0 +1,125 @@
+"""Batch norm (Ioffe and Szegedy, arXiv 1502.03167): training's, over one process or several, and inference's.
+
+Where the native kernels are built (emulator/native), they do training's FP32 batch norm and its activation in one operation
+each way; otherwise TensorFlow's operations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from base.tracing import Kernel
+from emulator.layers.activations import LINEAR
+from emulator.layers.gradient_rules import with_gradient
+from emulator.native import library
+
+
+class Normed(NamedTuple):
+    """A batch's normalised values, and its moments for the moving statistics."""
+
+    y: tf.Tensor  # as x
+    mean: tf.Tensor  # [channels]
+    variance: tf.Tensor  # [channels], the biased one
+
+
+def by_kernels(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float, activation: str = LINEAR
+) -> Normed | None:
+    """Batch norm of each of `parts` equal parts of the batch, and an activation; None without the native kernels."""
+    kernels = library.load_for(x)
+    if kernels is None:
+        return None
+    attributes = {"parts": parts, "activation": activation, "epsilon": epsilon}
+    moments: list[tf.Tensor] = []
+
+    @with_gradient
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        y, mean, variance = kernels.emulator_batch_norm(x=x, gamma=gamma, beta=beta, **attributes)
+        moments[:] = mean, variance
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            dx, dgamma, dbeta = kernels.emulator_batch_norm_gradient(
+                x=x, dy=dy, gamma=gamma, beta=beta, mean=mean, variance=variance, **attributes
+            )
+            return dx, tf.reduce_sum(dgamma, 0), tf.reduce_sum(dbeta, 0)
+
+        return y, gradient
+
+    y = apply(x, gamma, beta)
+    return Normed(y, *(tf.reduce_mean(each, 0) for each in moments))
+
+
+def of_batch(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float) -> Normed:
+    """The same without an activation, by TensorFlow's operations."""
+    unused = (tf.constant([], tf.float32),) * 2
+    of_parts = tf.split(x, parts) if parts > 1 else [x]
+    results = [_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts]
+    count = tf.cast(tf.size(of_parts[0]) // x.shape[-1], x.dtype)
+    # the operation reports the unbiased variance; the IPU's moving statistics hold the biased one
+    biased = [result.batch_variance * ((count - 1) / count) for result in results]
+    y = tf.concat([result.y for result in results], 0) if parts > 1 else results[0].y
+    return Normed(y, _mean([result.batch_mean for result in results]), _mean(biased))
+
+
+def of_processes(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    parts: int,
+    epsilon: float,
+    sync_mean: Callable[[tf.Tensor], tf.Tensor],
+) -> Normed:
+    """The same with statistics that are means over several processes too."""
+    flat = tf.reshape(x, [parts, -1, x.shape[-1]])
+    mean = sync_mean(tf.reduce_mean(flat, 1))
+    centred = flat - mean[:, None]
+    variance = sync_mean(tf.reduce_mean(tf.square(centred), 1))
+    y = centred * (tf.math.rsqrt(variance + epsilon) * gamma)[:, None] + beta
+    return Normed(tf.reshape(y, tf.shape(x)), tf.reduce_mean(mean, 0), tf.reduce_mean(variance, 0))
+
+
+def inference(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float
+) -> tf.Tensor:
+    """Batch norm with the moving mean and variance, [channels] each."""
+    return _fused(x, gamma, beta, moving, epsilon, training=False).y
+
+
+def _fused(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, *, training: bool
+) -> Any:
+    """TensorFlow's fused batch norm; the raw operation, because the wrapper in tf.nn quietly raises small epsilons."""
+    if x.dtype == tf.float64:
+        return _composed(x, gamma, beta, moving, epsilon, training)
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=gamma, offset=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, is_training=training
+    )
+
+
+class _Outcome(NamedTuple):
+    """As FusedBatchNormV3 names its outputs."""
+
+    y: tf.Tensor
+    batch_mean: tf.Tensor
+    batch_variance: tf.Tensor  # unbiased
+
+
+def _composed(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
+) -> _Outcome:
+    """The same from operations that have float64, which the fused one lacks."""
+    mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
+    y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
+    count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
+    return _Outcome(y, mean, variance * count / (count - 1))
+
+
+def _mean(values: list[tf.Tensor]) -> tf.Tensor:
+    """The mean, added in order."""
+    total = values[0]
+    for value in values[1:]:
+        total += value
+    return total / len(values) if len(values) > 1 else total

@@ -1,0 +1,240 @@
+"""Group norm and proxy norm with the activation after them, their gradients written out.
+
+Where the native kernels are built (emulator/native), they do an FP32 norm in one operation each way. Otherwise XLA
+compiles element-wise work into a function each, and sums over pixels are TensorFlow's. With xhat = (x - mean) * r the
+normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
+
+    dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
+    dx = r * (gamma * dz - M(gamma * dz) - xhat * M(gamma * dz * xhat))
+
+Proxy norm gives (y - mean of the proxy) * inverse deviation of the proxy, the last factor only where it is wanted here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+import tensorflow.compat.v1 as tf
+
+from base.tracing import Kernel, compiled
+from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
+from emulator.layers.gradient_rules import with_gradient
+from emulator.layers.half import Rounding
+from emulator.native import library
+from Models._norms import NormPolicy
+
+Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+
+
+def group_norm(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    policy: NormPolicy,
+    activation: str = LINEAR,
+    rounding: Rounding | None = None,
+    noise: Noise = (),
+) -> tf.Tensor:
+    """Group normalisation (Wu and He, arXiv 1803.08494) and an activation; x [batch, height, width, channels], gamma and
+    beta [channels].
+
+    The IPU's strided groups, group(c) = c mod groups, or neighbouring channels where the policy says so. With a rounding the
+    norm, the activation and their gradients are on FP16's grid. ValueError if the channels do not divide into the groups.
+    """
+    fault = policy.fault(x.shape[-1])
+    if fault:
+        raise ValueError(fault)
+    kernels = library.load_for(x) if rounding is None else None
+    if kernels:
+        return _by_kernels(kernels, policy, activation)(x, gamma, beta)
+
+    @with_gradient
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        mean, r = statistics(x, policy)
+        factor = r * gamma
+        shift = beta - mean * factor
+        value, slope = _kernels(activation, rounding)
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            dz, product = slope(x, factor, shift, mean, dy, *noise)
+            return _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
+
+        return value(x, factor, shift, *noise), gradient
+
+    return apply(x, gamma, beta)
+
+
+def proxy_norm(
+    x: tf.Tensor,
+    proxy: Rows,
+    policy: NormPolicy,
+    activation: str,
+    *,
+    scaled: bool,
+    rounding: Rounding | None = None,
+    noise: Noise = (),
+) -> tf.Tensor:
+    """Group norm, then activation(gamma * xhat + beta) less the proxy's mean, times its inverse deviation if `scaled`.
+
+    `proxy`: beta, gamma, mean, inverse deviation, [channels] each.
+    """
+    kernels = library.load_for(x) if rounding is None else None
+    if kernels:
+        beta, gamma, proxy_mean, inverse = proxy
+        return _by_kernels(kernels, policy, activation, scaled)(x, gamma, beta, proxy_mean, inverse)
+
+    @with_gradient
+    def apply(
+        x: tf.Tensor, beta: tf.Tensor, gamma: tf.Tensor, proxy_mean: tf.Tensor, inverse: tf.Tensor
+    ) -> tuple[tf.Tensor, Kernel]:
+        mean, r = statistics(x, policy)
+        factor = r * gamma
+        shift = beta - mean * factor
+        scale = inverse if scaled else tf.ones_like(inverse)
+        value, slope = _proxy_kernels(activation, rounding)
+        y = value(x, factor, shift, proxy_mean, scale, *noise)
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            dz, product = slope(x, factor, shift, mean, dy, scale, *noise)
+            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
+            of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
+            return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
+
+        return y, gradient
+
+    return apply(x, *proxy)
+
+
+def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str, scaled: bool | None = None) -> Kernel:
+    """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
+    `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
+    attributes = {
+        "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None
+    }  # fmt: skip
+
+    @with_gradient
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+        centre, outer = proxy or ([], [])
+        inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": tf.ones_like(outer) if scaled is False else outer}
+        y, mean, r = kernels.emulator_group_norm(
+            x=x, epsilon=policy.epsilon, two_pass=policy.two_pass, **inputs, **attributes
+        )
+
+        def gradient(dy: tf.Tensor) -> list[tf.Tensor]:
+            dx, *per_sample = kernels.emulator_group_norm_gradient(
+                x=x, dy=dy, mean=mean, inverse_deviation=r, **inputs, **attributes
+            )
+            rows = [tf.reduce_sum(each, 0) for each in per_sample[: 2 + len(proxy)]]
+            return [dx, *rows[:3], tf.zeros_like(outer)] if scaled is False else [dx, *rows]
+
+        return y, gradient
+
+    return apply
+
+
+def group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
+    """[batch, 1, 1, channels] -> the mean of each channel's group, at every channel."""
+    channels = per_channel.shape[-1]
+    size = channels // policy.groups
+    if policy.contiguous:
+        means = tf.reduce_mean(tf.reshape(per_channel, [-1, policy.groups, size]), axis=2)
+        spread = tf.repeat(means, size, axis=1)
+    else:
+        means = tf.reduce_mean(tf.reshape(per_channel, [-1, size, policy.groups]), axis=1)
+        spread = tf.tile(means, [1, size])
+    return tf.reshape(spread, [-1, 1, 1, channels])
+
+
+def statistics(x: tf.Tensor, policy: NormPolicy) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
+    mean = group_mean(_pixel_mean(x), policy)
+    if policy.two_pass:
+        variance = group_mean(_pixel_mean(tf.math.squared_difference(x, mean)), policy)
+    else:
+        variance = tf.maximum(group_mean(_pixel_mean(tf.square(x)), policy) - tf.square(mean), 0.0)
+    return mean, tf.math.rsqrt(variance + policy.epsilon)
+
+
+@cache
+def _kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+    """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
+    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
+    rounded = rounding or exact
+
+    def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
+        return activated(activation, rounded(x * factor + shift, noise, 0), rounded, noise)
+
+    def slope(
+        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        z = rounded(x * factor + shift, noise, 0)
+        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2)), noise, 3)
+        return dz, dz * (x - mean)
+
+    return compiled(value), compiled(slope)
+
+
+@cache
+def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+    """Like `_kernels`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
+    (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
+    rounded = rounding or exact
+    act = ACTIVATIONS[activation]
+
+    def value(
+        x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor, *noise: tf.Tensor
+    ) -> tf.Tensor:
+        return rounded((act(rounded(x * factor + shift, noise, 0)) - proxy_mean) * scale, noise, 1)
+
+    def slope(
+        x: tf.Tensor,
+        factor: tf.Tensor,
+        shift: tf.Tensor,
+        mean: tf.Tensor,
+        dy: tf.Tensor,
+        scale: tf.Tensor,
+        *noise: tf.Tensor,
+    ) -> tuple[tf.Tensor, ...]:
+        z = rounded(x * factor + shift, noise, 0)
+        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2) * scale), noise, 3)
+        return dz, dz * (x - mean)
+
+    return compiled(value), compiled(slope)
+
+
+@cache
+def _input_gradient(rounding: Rounding | None) -> Kernel:
+    rounded = rounding or exact
+
+    def gradient(
+        dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, *noise: tf.Tensor
+    ) -> tf.Tensor:
+        return rounded(dz * a + (x - mean) * b + c, noise, 4)
+
+    return compiled(gradient)
+
+
+def _gradients(
+    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: NormPolicy,
+    rounding: Rounding | None, noise: Noise,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
+    """dx, dgamma, dbeta from dz and dz * (x - mean)."""
+    pixels = x.shape[1] * x.shape[2]
+    sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
+    a = gamma * r
+    of_mean = group_mean(gamma * sums, policy) / pixels
+    of_deviation = group_mean(a * products, policy) / pixels
+    dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
+    return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
+
+
+def _channel_sum(x: tf.Tensor) -> tf.Tensor:
+    """[batch, height, width, channels] -> [channels]; fastest as a product with ones."""
+    rows = tf.reshape(x, [-1, x.shape[-1]])
+    return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
+
+
+def _pixel_mean(x: tf.Tensor) -> tf.Tensor:
+    """[batch, 1, 1, channels]."""
+    return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
