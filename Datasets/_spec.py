@@ -40,6 +40,7 @@ class DataSpec:
     validation_images: int
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the log, about the files
+    frame: int = 0  # pixels of zeros on each side that the published pictures were given
     standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
 
 

@@ -27,6 +27,7 @@ _EMBEDDED = DataSpec(
     class_names=(
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     ),
+    frame=idx.FRAME,
     standardised=True,
 )  # fmt: skip
 _FULL = replace(_EMBEDDED, name="fashion-mnist-full", train_images=60_000, validation_images=10_000)

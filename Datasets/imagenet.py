@@ -43,24 +43,16 @@ def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
     top = locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
     found = ((train, folder) for folder in _candidates(top) if (train := _shards_in(folder, "train")))
     train, folder = next(found, ([], top))
-    return _names(train, folder)[0]
+    return class_names.beside(train, folder)[0]
 
 
 DATASETS = {"imagenet": open_imagenet}
 CLASS_NAMES = {"imagenet": names_of_classes}
 
 
-def _names(train: list[Path], folder: Path) -> tuple[tuple[str, ...], Path]:
-    """The names of the first labels.txt beside the shards or in their folder, and where it is; () if there is none."""
-    for place in [file.parent for file in train[:1]] + [folder]:
-        if classes := class_names.read(place):
-            return classes, place / class_names.FILE
-    return (), folder
-
-
 def _source(train: list[Path], validation: list[Path], folder: Path, request: OpenRequest) -> PhotographSource:
     """Sizes are counted from the records; classes are those of a labels.txt beside the shards, if there is one."""
-    classes, file = _names(train, folder)
+    classes, file = class_names.beside(train, folder)
     if classes:
         class_names.agree(classes, request.num_classes, str(file))
     index, held_out, tolerance = open_shards("imagenet", train, validation, folder, request)

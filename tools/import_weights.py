@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
 from base.process import command_line  # noqa: E402
+from Datasets.formats.class_names import IMAGENET_CLASSES  # noqa: E402
 from harness.checkpoints import npz_weights  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
 from tools.weight_files import ImportFailure  # noqa: E402
@@ -78,7 +79,7 @@ def options(match: foreign.Match, symmetric: bool) -> dict[str, Any]:
         values["image_size"] = module.image_size(module.Options(model_size=values["model_size"]), "imagenet")
     pictures = {"dataset": "imagenet", "symmetric_input": symmetric, "normalise_input": not symmetric}
     kernels = [value for name, value in match.values.items() if name.endswith("/dense/kernel")]
-    if kernels and kernels[-1].shape[-1] != 1000:  # ImageNet's number is what the data set says anyway
+    if kernels and kernels[-1].shape[-1] != IMAGENET_CLASSES:  # which the data set says anyway
         pictures["num_classes"] = kernels[-1].shape[-1]
     return {**values, **pictures, "precision": "32.32"}  # what they were trained in
 

@@ -62,6 +62,15 @@ def read(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def beside(shards: Sequence[Path], folder: Path) -> tuple[tuple[str, ...], Path]:
+    """The names of the first labels.txt beside the shards or in the folder that they were looked for in, and that file;
+    () if there is none."""
+    for place in [*(shard.parent for shard in shards[:1]), folder]:
+        if names := read(place):
+            return names, place / FILE
+    return (), folder / FILE
+
+
 def text(names: Iterable[str]) -> str:
     """The content of labels.txt for these classes."""
     return "".join(f"{name}\n" for name in names)

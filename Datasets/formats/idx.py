@@ -22,7 +22,7 @@ EMBEDDED = Path(__file__).resolve().parent.parent / "_embedded" / "fashion_mnist
 SELECTED = (("train", 10_000), ("t10k", 2_000))  # balanced over CLASSES, the first of each class
 CLASSES = 10
 SIDE = 28
-_PADDING = 2
+FRAME = 2  # pixels on each side, zeros, to CIFAR's 32 x 32
 _MOST_BYTES = 1 << 28  # of a file, unpacked; the largest that was published has 47 MB
 
 Split = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 28, 28], labels uint8 [n]
@@ -91,7 +91,7 @@ def writer(read: Callable[[], dict[str, Split]]) -> Callable[[Path], None]:
 
 def _records(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Zeros round 28 x 28 to 32 x 32, the grey plane three times."""
-    framed = np.pad(images, ((0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING))).reshape(len(images), -1)
+    framed = np.pad(images, ((0, 0), (FRAME, FRAME), (FRAME, FRAME))).reshape(len(images), -1)
     return np.ascontiguousarray(np.concatenate([labels[:, None], framed, framed, framed], axis=1))
 
 

@@ -8,6 +8,7 @@ dot are left out, and so are files with neither the suffix nor the first bytes o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class Listing:
 def tree(top: Path) -> Listing:
     """Every picture below `top`; a DataError names a class without any."""
     train, validation = _splits(top)
-    classes = classes_of(top)
+    classes = _classes(top, train)
     pictures, left_out = of_classes(train, classes)
     with_some = {picture.label for picture in pictures}
     for label, name in enumerate(classes, 1):
@@ -90,7 +91,10 @@ def tree(top: Path) -> Listing:
 
 def classes_of(top: Path) -> tuple[str, ...]:
     """The classes of the tree in the order of their labels."""
-    train, _ = _splits(top)
+    return _classes(top, _splits(top)[0])
+
+
+def _classes(top: Path, train: Path) -> tuple[str, ...]:
     names = _folders(train)
     if not names:
         raise DataError(
@@ -188,7 +192,9 @@ def _splits(top: Path) -> tuple[Path, Path | None]:
 def _loose(top: Path, train: Path) -> tuple[Path, ...]:
     """The folders of training and validation with pictures beside the folders of classes, or instead of them."""
     beside = [top / name for name in VALIDATION_FOLDERS if (top / name).is_dir()] if train != top else []
-    return tuple(folder for folder in [train, *beside] if any(_is_image(folder / name) for name in _names_of_files(folder)))
+    return tuple(
+        folder for folder in [train, *beside] if any(_is_image(folder / name) for name in _names(folder, folders=False))
+    )
 
 
 def _holds_pictures(folder: Path) -> bool:
@@ -197,32 +203,26 @@ def _holds_pictures(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[str]:
+    return _names(folder, folders=True)
+
+
+def _names(folder: Path, *, folders: bool) -> list[str]:
+    """The folders, or the files, in a folder itself."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            return sorted(entry.name for entry in entries if entry.is_dir() == folders and not entry.name.startswith("."))
     except OSError as error:
         _refuse_folder(error)
 
 
-def _names_of_files(folder: Path) -> list[str]:
-    """The files in a folder itself."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if not entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        _refuse_folder(error)
-
-
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> Iterator[Path]:
     """The files in a folder and below, through links too. A folder that is reached twice counts once, so every walk ends."""
-    files = []
     entered: set[str] = set()
     _is_new(folder, folder, entered)
     for here, below, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
         seen = sorted(name for name in below if not name.startswith("."))
         below[:] = [name for name in seen if _is_new(Path(here, name), folder, entered)]
-        files += [Path(here, name) for name in sorted(names) if not name.startswith(".")]
-    return files
+        yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _is_new(folder: Path, walked: Path, entered: set[str]) -> bool:

@@ -16,13 +16,14 @@ from Datasets.pipeline import augmentation, decoding
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
     """[n, side, side, 3] float32, as the validation stream delivers it to the device.
 
-    A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle.
+    A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle,
+    in the set's frame unless the file is a picture of the set's records, frame and all.
     """
     with tf.Graph().as_default(), tf.Session() as session:
         encoded, pixels = tf.placeholder(tf.string, []), tf.placeholder(tf.uint8, [None, None, 3])
         image = decoding.whole(encoded)
         if spec.standardised:
-            square = _square(pixels, spec.image_size)[None]
+            square = _framed(pixels, spec.image_size, spec.frame)[None]
             ready = augmentation.sized(augmentation.standardise(square), request.image_size)[0]
         else:
             ready = decoding.central_crop(pixels, request.image_size)
@@ -44,6 +45,14 @@ def _check_shape(path: str, height: int, width: int) -> None:
             f"photograph {path} is {width} x {height} pixels: no side may be longer than {decoding.LONGEST} times the "
             "other; crop it"
         )
+
+
+def _framed(image: tf.Tensor, side: int, frame: int) -> tf.Tensor:
+    """[side, side, 3]: the square in a frame of zeros; a picture of side x side as it is."""
+    whole = tf.reduce_all(tf.equal(tf.shape(image)[:2], side))
+    inner = _square(image, side - 2 * frame)
+    framed = tf.pad(inner, [[frame, frame], [frame, frame], [0, 0]])
+    return tf.ensure_shape(tf.cond(whole, lambda: tf.cast(image, inner.dtype), lambda: framed), [side, side, 3])
 
 
 def _square(image: tf.Tensor, side: int) -> tf.Tensor:

@@ -26,7 +26,7 @@ from harness.processes.heartbeat import WorkerError
 from harness.reports import profile
 from harness.reports.layer_table import layer_table
 from harness.run import host_memory
-from harness.run.arguments import CLASSES, names_digest
+from harness.run.arguments import other_class_names
 from harness.run.origin import Origin
 from harness.run.resolve import prepare
 from harness.run.run import Run
@@ -164,8 +164,7 @@ def _refuse_lost(file: Path, argv: list[str], script: str) -> None:
 
 def _other_names(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A line where the classes are called otherwise, or come in another order, than those that the weights know."""
-    before, now = recorded.get(CLASSES), names_digest(run.source.spec)
-    if None in (before, now) or before == now or recorded.get("num_classes") != run.source.spec.num_classes:
+    if not other_class_names(recorded, run.source.spec):
         return []
     return [
         "warning: the classes have other names, or another order, than in the training: what was learnt is of the others"

@@ -146,7 +146,7 @@ class Team:
     def _lost(self, reason: str) -> None:
         """In the heartbeat's thread: ends the process, whose main thread may be waiting for the lost one for good."""
         self._leaving.set()
-        told = self.group.announced()
+        told = [text for text in self.group.announced() if text.isascii() and text.isdecimal()]
         stop = StopRequest(signal.SIGTERM, int(told[0])) if told else None
         message = str(stop or f"{reason}: no instance can go on without it")
         worker = threading.Thread(target=self._tell, args=(message,), daemon=True)

@@ -113,6 +113,12 @@ def names_digest(spec: DataSpec) -> str | None:
     return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
 
 
+def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
+    """Whether a training of as many classes is known to have had other names for them, or another order."""
+    before, now = recorded.get(CLASSES), names_digest(spec)
+    return None not in (before, now) and before != now and recorded.get("num_classes") == spec.num_classes
+
+
 def wrong_option(recorded: Mapping[str, Any]) -> str | None:
     """The first value that breaks its rule, or has not its option's type, as a message; null stands for none where a run may
     write it."""

@@ -68,6 +68,16 @@ def photographs_only(resolved: Resolved) -> Iterator[str]:
             yield f"{words} is ignored: {options.dataset} has no photographs"
 
 
+def shuffled(resolved: Resolved) -> Iterator[str]:
+    """Blocks of neighbouring records are permuted, so one block is never out of order."""
+    options, images = resolved.run.options.dataset, resolved.run.source.spec.train_images
+    if family(options.dataset) == "imagenet" and options.shuffle_block >= images > 1:
+        yield (
+            f"--shuffle-block {options.shuffle_block} is not below the {images:,} records of the training set: every epoch "
+            "takes them in the same order"
+        )
+
+
 def normalised_on_device(resolved: Resolved) -> Iterator[str]:
     """Bytes and fused preprocessing leave the host nothing to normalise."""
     options = resolved.run.options.dataset

@@ -16,7 +16,7 @@ from harness.checkpoints import averages, compatibility, find, read, run_record,
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands.run_log import command_line
 from harness.processes.team import Team
-from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments
+from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments, other_class_names
 from harness.run.length import LENGTH_OPTIONS, TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
@@ -106,6 +106,8 @@ def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
         if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
             flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
             lines.append(f"those weights were trained on pictures that were normalised with {flag}")
+    if other_class_names(recorded, run.source.spec):
+        lines.append("the classes have other names, or another order, than in the training of those weights")
     size, stride = recorded.get("image_size"), run.trace.stride
     if size and size % stride != run.image_size % stride:
         lines.append(

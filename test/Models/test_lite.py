@@ -310,6 +310,21 @@ def test_small_pictures_are_the_square_in_the_middle(tmp_path):
     np.testing.assert_allclose(made[:, :, 1], np.repeat(((rows - rows.mean()) / rows.std())[:, None], 32, 1), atol=1e-5)
 
 
+def test_small_pictures_are_framed_as_the_records_are(tmp_path):
+    """A published picture of 28 x 28, a photograph of one, and a record's own 32 x 32 are one picture to the network."""
+    piece = np.random.default_rng(0).integers(0, 256, (28, 28, 1), np.uint8).repeat(3, 2)
+    framed = np.pad(piece, ((2, 2), (2, 2), (0, 0)))
+    expected = (framed - framed.mean()) / framed.std()
+    Image.fromarray(piece).save(tmp_path / "a.png")
+    Image.fromarray(piece.repeat(4, 0).repeat(4, 1)).save(tmp_path / "b.png")
+    Image.fromarray(framed).save(tmp_path / "c.png")
+    request = ReadRequest(batch_size=1, image_size=32, seed=0)
+    for made in image_files.load(
+        [str(tmp_path / f"{name}.png") for name in "abc"], published_spec("fashion-mnist"), request
+    ):
+        np.testing.assert_allclose(made, expected, atol=1e-5)
+
+
 def test_a_trained_run_names_photographs_with_the_names_of_its_data(tmp_path, drawn):
     words = "--model-size 8 --precision 32.32 --batch-size 8 --no-validation --iterations 2 --seed 3 --dataset"
     for dataset, names in (

@@ -84,10 +84,9 @@ def _shards(folder: Path, num_classes: int | None, new_checker: Callable[[], Exa
         except DataError as error:
             findings.append(Finding(place, None, str(error).removeprefix(f"{place} ")))
     described = _described_in(files[0][1], [file.name for file, _ in files], findings)
-    named = next((place for place in (files[0][1], folder) if (place / class_names.FILE).exists()), folder)
-    names = class_names.read(named)
+    names, named_in = class_names.beside([files[0][0]], folder)
     if names:
-        class_names.agree(names, num_classes, str(named / class_names.FILE))
+        class_names.agree(names, num_classes, str(named_in))
     classes = len(names) or num_classes or class_names.IMAGENET_CLASSES
     checker = new_checker()
 

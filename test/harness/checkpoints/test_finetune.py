@@ -97,10 +97,17 @@ def test_a_resumed_fine_tuning_ends_with_the_same_bits(trained, tmp_path):
 def test_another_number_of_classes_gets_a_new_classifier(trained, tmp_path):
     other = BASE.replace("fashion-mnist", "cifar-100 --generated-data")
     out = succeed("train", *other.split(), "--logs-path", tmp_path / "run", "--init-path", trained).out
-    assert "all/fc1/dense begins anew" in out
+    assert "all/fc1/dense begins anew" in out and "other names" not in out
     source, start = variables(trained, 4), variables(tmp_path / "run", 0)
     assert np.array_equal(source["all/b0/conv/conv2d/kernel"], start["all/b0/conv/conv2d/kernel"])
     assert start["all/fc1/dense/kernel"].shape == (64, 100)
+
+
+def test_classes_of_other_names_are_warned_of(trained, tmp_path):
+    """As many as the weights know, so that the classifier goes on with them."""
+    other = [*BASE.replace("fashion-mnist", "cifar-10 --generated-data").split(), "--init-path", trained]
+    warning = "warning: the classes have other names, or another order, than in the training of those weights"
+    assert warning in succeed("train", *other, "--iterations", 1, "--logs-path", tmp_path / "run").out
 
 
 def test_another_size_of_pictures_is_warned_of_where_it_matters(trained, tmp_path):
