@@ -13,6 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 NOW, HINT = "now", "hint"
+# traits of options, each with one reader
+ONE_CALL = "one call"  # recorded with a run, and not taken over by a call that goes on from there
+LENGTH = "length"  # decides when updates, rows and checkpoints come
+NOT_IN_GRAPH = "not in graph"  # no program depends on it
+PER_INSTANCE = "per instance"  # may differ between instances: where things lie on a host, and what only shows
+TRAINING_ONLY = "training only"  # the layout of training, which inference goes without
 LARGEST_COUNT = 2**31 - 1
 MOST_SHOWN = 100  # characters of a value in a message
 # ASCII digits alone: Python's int() and float() also take other scripts' digits, blanks around and underscores between
@@ -35,6 +41,7 @@ def opt(
     flags: tuple[str, ...] = (),
     scripts: tuple[str, ...] = (),
     factors: tuple[str, ...] = (),
+    traits: tuple[str, ...] = (),
 ) -> Any:
     """One option; field name = flag = YAML key.
 
@@ -47,6 +54,7 @@ def opt(
     `flags`: spellings other than --field-name.
     `scripts`: the scripts that know the option; empty means all of them.
     `factors`: older spellings whose product is the value, and of which no more than one may be above 1.
+    `traits`: of those above.
     """
     return dataclasses.field(
         default=default,
@@ -63,6 +71,7 @@ def opt(
             "flags": flags,
             "scripts": scripts,
             "factors": factors,
+            "traits": traits,
         },
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from base.fields import HINT, at_least, between, opt
+from base.fields import HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
 from emulator.plan.schedules import SCHEDULES
 
 
@@ -25,24 +25,44 @@ def _device_ids(values: tuple[str, ...]) -> str | None:
 class DeviceOptions:
     """Device layer"""
 
-    shards: int = opt(1, "IPUs per replica", check=at_least(1))
-    replicas: int = opt(1, "copies of the model that share each update", check=at_least(1))
-    pipeline: bool = opt(False, "run the stages as a pipeline")
+    shards: int = opt(1, "IPUs per replica", check=at_least(1), traits=(TRAINING_ONLY,))
+    replicas: int = opt(1, "copies of the model that share each update", check=at_least(1), traits=(TRAINING_ONLY,))
+    pipeline: bool = opt(False, "run the stages as a pipeline", traits=(TRAINING_ONLY,))
     pipeline_splits: tuple[str, ...] = opt(
-        (), "segments that begin the 2nd, 3rd, ... stage; auto balances by cost", aliases=("pipeline_split",)
+        (),
+        "segments that begin the 2nd, 3rd, ... stage; auto balances by cost",
+        aliases=("pipeline_split",),
+        traits=(TRAINING_ONLY,),
     )
-    pipeline_schedule: str = opt("Interleaved", "order of the stages' work", choices=tuple(SCHEDULES))
-    sharding_include_filter: tuple[str, ...] = opt((), "cut only where a name contains one of these")
-    sharding_exclude_filter: tuple[str, ...] = opt((), "do not cut where a name contains one of these")
+    pipeline_schedule: str = opt(
+        "Interleaved", "order of the stages' work", choices=tuple(SCHEDULES), traits=(TRAINING_ONLY,)
+    )
+    sharding_include_filter: tuple[str, ...] = opt(
+        (), "cut only where a name contains one of these", traits=(TRAINING_ONLY,)
+    )
+    sharding_exclude_filter: tuple[str, ...] = opt(
+        (), "do not cut where a name contains one of these", traits=(TRAINING_ONLY,)
+    )
     enable_recomputation: bool = opt(
-        False, "recompute activations in the backward pass", aliases=("xla_recompute", "enable_recompute")
+        False,
+        "recompute activations in the backward pass",
+        aliases=("xla_recompute", "enable_recompute"),
+        traits=(TRAINING_ONLY,),
     )
     fold: str = opt(
-        "auto", "micro-batches that share one pass of the network: a number, or auto", check=_fold, read=str.lower
+        "auto",
+        "micro-batches that share one pass of the network: a number, or auto",
+        check=_fold,
+        read=str.lower,
+        traits=(TRAINING_ONLY,),
     )
     fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one pass", check=at_least(1))
     batches_per_step: int = opt(
-        1000, "weight updates per call of the device", aliases=("device_iterations",), check=at_least(1)
+        1000,
+        "weight updates per call of the device",
+        aliases=("device_iterations",),
+        check=at_least(1),
+        traits=(NOT_IN_GRAPH, LENGTH),
     )
     precision: str = opt("16.16", "compute.master", choices=("16.16", "16.32", "32.32"))
     stochastic_rounding: str = opt(
@@ -55,25 +75,43 @@ class DeviceOptions:
     fp_exceptions: bool = opt(
         False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
     )
-    seed: int | None = opt(None, "of everything random (default: drawn, printed and recorded)", check=between(0, 2**63 - 1))
-    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device")
-    BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1))
+    seed: int | None = opt(
+        None,
+        "of everything random (default: drawn, printed and recorded)",
+        check=between(0, 2**63 - 1),
+        traits=(NOT_IN_GRAPH,),
+    )
+    identical_replica_seeding: bool = opt(False, "all replicas draw the same numbers on the device", traits=(TRAINING_ONLY,))
+    BN_span: int = opt(1, "replicas that share batch-norm statistics", check=at_least(1), traits=(TRAINING_ONLY,))
     device: str = opt("auto", "what does the arithmetic; auto takes the GPUs there are", choices=("auto", "cpu", "gpu"))
     select_ipu: tuple[str, ...] = opt(
         ("AUTO",), "emulated device: an id of gc-info -l for training and maybe one for validation, or AUTO",
         aliases=("select_ipus",), check=_device_ids, read=str.upper,
-    )  # fmt: skip
-    compile_only: bool = opt(False, "build the programs, report and stop")
-    executable_cache: bool = opt(True, "keep compiled programs for the next call; --no-executable-cache builds them anew")
-    executable_cache_path: str | None = opt(
-        None, "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)"
+     traits=(PER_INSTANCE,))  # fmt: skip
+    compile_only: bool = opt(False, "build the programs, report and stop", traits=(ONE_CALL, NOT_IN_GRAPH))
+    executable_cache: bool = opt(
+        True,
+        "keep compiled programs for the next call; --no-executable-cache builds them anew",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
-    executable_cache_size: int = opt(1000, "megabytes that it may take; the longest unused are removed", check=at_least(1))
+    executable_cache_path: str | None = opt(
+        None,
+        "folder of compiled programs (default: that of TF_POPLAR_FLAGS, else executables in the user's cache)",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+    )
+    executable_cache_size: int = opt(
+        1000,
+        "megabytes that it may take; the longest unused are removed",
+        check=at_least(1),
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+    )
     memory_check: bool = opt(
-        True, "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same"
+        True,
+        "refuse what needs more host memory than there is; --no-memory-check warns only and tries it all the same",
+        traits=(ONE_CALL, NOT_IN_GRAPH),
     )
     disable_variable_offloading: bool = opt(False, "keep optimiser state on the chip", kind=HINT)
-    rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT)
+    rts: bool = opt(False, "divide optimiser state among replicas", kind=HINT, traits=(TRAINING_ONLY,))
     min_remote_tensor_size: int = opt(128, "bytes from which state is offloaded", kind=HINT, check=at_least(0))
     available_memory_proportion: tuple[float, ...] = opt(
         (), "part of tile memory for temporaries: one value, or two per shard", kind=HINT, check=between(0, 1)
@@ -105,15 +143,20 @@ class DeviceOptions:
     force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
     analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
     profile: str | None = opt(
-        None, "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder", bare="auto"
+        None,
+        "record one update: FILE.svg and FILE.json; alone or auto: profile.* in the run's folder",
+        bare="auto",
+        traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
     )
     gc_profile: str | None = opt(
         None, "the same in profile.* of the run's folder, or of gc-profile -d, with execution.json and stdout.txt (what was "
         "printed)", bare="IPU_PROFILE", off="NO_PROFILE",
         choices=("DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE", "NO_PROFILE"),
-    )  # fmt: skip
+     traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE))  # fmt: skip
     profile_compilation: bool = opt(
-        False, "say where the time until the first update goes: a table, and compilation.json in the run's folder"
+        False,
+        "say where the time until the first update goes: a table, and compilation.json in the run's folder",
+        traits=(ONE_CALL, NOT_IN_GRAPH),
     )
 
     @property

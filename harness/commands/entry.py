@@ -12,6 +12,7 @@ from typing import Any
 
 from base import host_limits
 from base.errors import DataError, OptionError
+from base.fields import ONE_CALL
 from base.process import command_line
 from base.storage.files import NotRegular
 from emulator.plan.plan import PlanError
@@ -22,6 +23,7 @@ from harness.commands import cli, compile_only, describe
 from harness.commands.cli import Parsed
 from harness.evaluation import input_benchmark
 from harness.options import sources
+from harness.options.sections import with_trait
 from harness.processes.heartbeat import WorkerError
 from harness.reports import profile
 from harness.reports.layer_table import layer_table
@@ -34,13 +36,6 @@ from log import LogError
 
 WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError, NotRegular)
 FAILURES = (FloatingPointError, SaveError, WorkerError)
-# recorded with a run, but a matter of one call only
-NOT_RECORDED = (
-    "config", "config_path", "release", "restore_path", "logs_path", "explain", "dry_run", "summary", "help", "stop_after",
-    "repeat", "inference", "latency", "num_inference_thread", "force_recompile", "tmp_execs", "predict",
-    "dataset_benchmark", "compile_only", "profile", "gc_profile", "profile_compilation", "distributed",
-    "memory_check",
-)  # fmt: skip
 TELLING = ("config", "model", "dataset", "data_dir")  # options of which one at least is given by whoever gives them all
 INTRODUCTIONS = {
     "train": "Trains a convolutional network on emulated IPUs.",
@@ -128,7 +123,8 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
             f"{file} names no model, so that it is no record of a training: put it back as the run wrote it, or give the "
             "options again, as --model and --dataset"
         )
-    return {k: v for k, v in recorded.items() if k not in NOT_RECORDED}
+    one_call = with_trait(ONE_CALL)
+    return {name: value for name, value in recorded.items() if name not in one_call}
 
 
 def value_of(argv: list[str], option: str, script: str) -> str | None:

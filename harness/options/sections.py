@@ -7,11 +7,23 @@ model's and the schedule's own options are the `Options` classes of their plug-i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from base.fields import HINT, above, at_least, between, opt
+from base.fields import (
+    HINT,
+    LENGTH,
+    NOT_IN_GRAPH,
+    ONE_CALL,
+    PER_INSTANCE,
+    above,
+    at_least,
+    between,
+    opt,
+)  # fmt: skip
 from emulator.plan.options import DeviceOptions
 from harness.options.update_rules import UPDATE_RULES
 
@@ -38,16 +50,28 @@ class MainOptions:
 
     model: str = opt("resnet", "the network: a module of Models/")
     lr_schedule: str = opt("stepped", "the learning-rate curve: a module of LR_Schedules/")
-    config: str | None = opt(None, "named block of the configuration file")
-    config_path: str | None = opt(None, "YAML file to read (default: configs.yml beside the scripts)")
-    release: str | None = opt(None, "with --config: the values that the name had in this release (2.1; default: its last)")
-    restore_path: str | None = opt(
-        None, "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)"
+    config: str | None = opt(None, "named block of the configuration file", traits=(ONE_CALL, PER_INSTANCE))
+    config_path: str | None = opt(
+        None, "YAML file to read (default: configs.yml beside the scripts)", traits=(ONE_CALL, PER_INSTANCE)
     )
-    explain: bool = opt(False, "print every value and where it came from, then stop")
-    summary: bool = opt(False, "print every layer by stage: output, parameters, multiply-adds, activations; then stop")
-    dry_run: bool = opt(False, "print the resolved run (batches, updates, learning rate, size), then stop")
-    help: bool = opt(False, "print this help", flags=("-h",))
+    release: str | None = opt(
+        None,
+        "with --config: the values that the name had in this release (2.1; default: its last)",
+        traits=(ONE_CALL, PER_INSTANCE),
+    )
+    restore_path: str | None = opt(
+        None,
+        "run folder to resume (train, restore); run folder, checkpoint, .npz file or efficientnet-lite0 (validation)",
+        traits=(ONE_CALL, PER_INSTANCE),
+    )
+    explain: bool = opt(False, "print every value and where it came from, then stop", traits=(ONE_CALL,))
+    summary: bool = opt(
+        False, "print every layer by stage: output, parameters, multiply-adds, activations; then stop", traits=(ONE_CALL,)
+    )
+    dry_run: bool = opt(
+        False, "print the resolved run (batches, updates, learning rate, size), then stop", traits=(ONE_CALL,)
+    )
+    help: bool = opt(False, "print this help", flags=("-h",), traits=(ONE_CALL,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,34 +82,51 @@ class DatasetOptions:
         None,
         "fashion-mnist (embedded), fashion-mnist-full, cifar-10, cifar-100, imagenet (inferred from the path), imagefolder",
     )
-    data_dir: str | None = opt(None, "folder of the data (default: the environment's DATA_DIR)")
+    data_dir: str | None = opt(
+        None, "folder of the data (default: the environment's DATA_DIR)", traits=(NOT_IN_GRAPH, PER_INSTANCE)
+    )
     num_classes: int | None = opt(
-        None, "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)", check=at_least(1)
+        None,
+        "classes of imagenet shards or of generated photographs (default: labels.txt, else 1000)",
+        check=at_least(1),
+        traits=(NOT_IN_GRAPH,),
     )
     image_size: int | None = opt(None, "side of the pictures in pixels (default by model or data set)", check=at_least(8))
     generated_data: bool = opt(False, "random data made once on the host")
     synthetic_data: bool = opt(False, "random data made on the device, no host input or output")
-    dataset_cache: bool = opt(True, "keep raw records in host memory; --no-dataset-cache reads them each time")
+    dataset_cache: bool = opt(
+        True, "keep raw records in host memory; --no-dataset-cache reads them each time", traits=(NOT_IN_GRAPH, PER_INSTANCE)
+    )
     normalise_input: bool = opt(False, "ImageNet: scale to unit deviation too, not only subtract the mean")
     symmetric_input: bool = opt(False, "ImageNet: (x - 127) / 128 instead, as EfficientNet-Lite was trained")
     hostside_norm: bool = opt(False, "ImageNet: normalise on the host instead of the device")
     train_with_valid_preprocessing: bool = opt(False, "train on evaluation crops, without augmentation")
     standard_imagenet: bool = opt(False, "the plain ImageNet pipeline (the only one so far)", kind=HINT)
-    pipeline_num_parallel: int = opt(48, "pictures preprocessed in parallel", check=at_least(1))
+    pipeline_num_parallel: int = opt(
+        48, "pictures preprocessed in parallel", check=at_least(1), traits=(NOT_IN_GRAPH, PER_INSTANCE)
+    )
     mixup_alpha: float = opt(0.0, "parameter of mixup's Beta distribution; 0 is off", check=at_least(0))
     cutmix_lambda: float = opt(1.0, "part of the picture that cutmix keeps; 1 is off", check=between(0, 1))
     cutmix_version: int = opt(1, "1: the part varies at random, 2: it is cutmix-lambda", choices=("1", "2"))
     hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
-    dataset_percentage_to_use: int = opt(100, "ImageNet: the first so many of a hundred shards", check=_percentages)
+    dataset_percentage_to_use: int = opt(
+        100, "ImageNet: the first so many of a hundred shards", check=_percentages, traits=(NOT_IN_GRAPH,)
+    )
     fused_preprocessing: bool = opt(False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros")
     shuffle_block: int = opt(
-        1, "ImageNet: records that stay together in the shuffled order, for disks that are slow to seek", check=at_least(1)
+        1,
+        "ImageNet: records that stay together in the shuffled order, for disks that are slow to seek",
+        check=at_least(1),
+        traits=(NOT_IN_GRAPH,),
     )
     skip_bad_records: int = opt(
-        0, "ImageNet: go on past so many records that cannot be used; the next good one stands in", check=at_least(0)
+        0,
+        "ImageNet: go on past so many records that cannot be used; the next good one stands in",
+        check=at_least(0),
+        traits=(NOT_IN_GRAPH,),
     )
-    dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage")
+    dataset_benchmark: bool = opt(False, "only measure the input pipeline, stage by stage", traits=(ONE_CALL, NOT_IN_GRAPH))
 
     @property
     def random_data(self) -> bool:
@@ -114,22 +155,34 @@ class TrainingOptions:
         aliases=("total_batch_size",), check=at_least(1),
     )  # fmt: skip
     epochs: float | None = opt(
-        None, "length of training in passes over the data (default by model)", aliases=("epoch",), check=above(0)
+        None,
+        "length of training in passes over the data (default by model)",
+        aliases=("epoch",),
+        check=above(0),
+        traits=(NOT_IN_GRAPH, LENGTH),
     )
-    iterations: int | None = opt(None, "length of training in weight updates, instead of epochs", check=at_least(1))
-    keep_going: bool = opt(False, "go on when the loss is not finite, or when a checkpoint cannot be written")
+    iterations: int | None = opt(
+        None, "length of training in weight updates, instead of epochs", check=at_least(1), traits=(NOT_IN_GRAPH, LENGTH)
+    )
+    keep_going: bool = opt(
+        False, "go on when the loss is not finite, or when a checkpoint cannot be written", traits=(NOT_IN_GRAPH,)
+    )
     stop_after: int | None = opt(
         None,
         "stop cleanly once this many weight updates are done, leaving the run's length as it is",
         check=at_least(1),
+        traits=(ONE_CALL, NOT_IN_GRAPH),
     )
     base_learning_rate_exponent: float | None = opt(
         None,
         "learning rate = 2^exponent x global batch (default by model)",
         aliases=("base_learning_rate",),
         check=between(-126, 64),
+        traits=(NOT_IN_GRAPH,),
     )
-    abs_learning_rate: float | None = opt(None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0))
+    abs_learning_rate: float | None = opt(
+        None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0), traits=(NOT_IN_GRAPH,)
+    )
     optimiser: str = opt(
         "SGD",
         "weight update rule",
@@ -156,28 +209,44 @@ class TrainingOptions:
     lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio")
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
     init_path: str | None = opt(
-        None, "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0"
+        None,
+        "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights")
-    weight_avg_N: tuple[int, ...] = opt((), "after training: mean of the checkpoints of the last N epochs", check=_epochs)
+    weight_avg_N: tuple[int, ...] = opt(
+        (), "after training: mean of the checkpoints of the last N epochs", check=_epochs, traits=(NOT_IN_GRAPH,)
+    )
     weight_avg_exp: tuple[float, ...] = opt(
-        (), "after training: exponential average of the run's checkpoints, with this decay", check=between(0, 1)
+        (),
+        "after training: exponential average of the run's checkpoints, with this decay",
+        check=between(0, 1),
+        traits=(NOT_IN_GRAPH,),
     )
-    distributed: bool = opt(False, "one of several processes that train together, described by TF_CONFIG")
+    distributed: bool = opt(
+        False, "one of several processes that train together, described by TF_CONFIG", traits=(ONE_CALL,)
+    )
     worker_timeout: float = opt(
-        60.0, "seconds after which a process that does not come or answer ends the others", check=at_least(2)
+        60.0,
+        "seconds after which a process that does not come or answer ends the others",
+        check=at_least(2),
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
-    syncs_per_epoch: int = opt(0, "poprun: broadcasts of instance 0's weights per epoch", check=at_least(0))
-    epochs_per_sync: float = opt(0.0, "poprun: epochs between broadcasts of instance 0's weights", check=at_least(0))
+    syncs_per_epoch: int = opt(
+        0, "poprun: broadcasts of instance 0's weights per epoch", check=at_least(0), traits=(NOT_IN_GRAPH,)
+    )
+    epochs_per_sync: float = opt(
+        0.0, "poprun: epochs between broadcasts of instance 0's weights", check=at_least(0), traits=(NOT_IN_GRAPH,)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """Checkpoints and validation"""
 
-    ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0))
-    epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0))
-    ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0))
+    ckpts_per_epoch: int = opt(1, "checkpoints per epoch; 0 for none", check=at_least(0), traits=(LENGTH,))
+    epochs_per_ckpt: int = opt(0, "epochs between checkpoints, instead", check=at_least(0), traits=(LENGTH,))
+    ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0), traits=(LENGTH,))
     ckpt_all_instances: bool = opt(False, "every instance writes checkpoints, each in a folder of its own", bare="true")
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
     safety_ckpt_minutes: float = opt(
@@ -192,48 +261,62 @@ class CheckpointOptions:
     repeat: int = opt(
         1, "validation.py, inference_embedded.py: times to run each checkpoint", check=at_least(1),
         scripts=("validation", "inference_embedded"),
-    )  # fmt: skip
+     traits=(ONE_CALL,))  # fmt: skip
     num_inference_thread: int = opt(
         1, "inference_embedded.py: threads that call the program at once", check=between(1, 1024),
         scripts=("inference_embedded",),
-    )  # fmt: skip
+     traits=(ONE_CALL,))  # fmt: skip
     force_recompile: bool = opt(
-        False, "inference_embedded.py: build the program anew, whatever its file holds", scripts=("inference_embedded",)
+        False,
+        "inference_embedded.py: build the program anew, whatever its file holds",
+        scripts=("inference_embedded",),
+        traits=(ONE_CALL,),
     )
     tmp_execs: bool = opt(
-        False, "inference_embedded.py: keep the program in a temporary file only", scripts=("inference_embedded",)
+        False,
+        "inference_embedded.py: keep the program in a temporary file only",
+        scripts=("inference_embedded",),
+        traits=(ONE_CALL,),
     )
     inference: bool = opt(
         False,
         "validation.py: leaves out sums over replicas, of which there are none here: the same row",
         bare="true",
         scripts=("validation",),
+        traits=(ONE_CALL,),
     )
     predict: tuple[str, ...] = opt(
-        (), "validation.py: name what these photographs (JPEG, PNG) show, instead of validating", scripts=("validation",)
+        (),
+        "validation.py: name what these photographs (JPEG, PNG) show, instead of validating",
+        scripts=("validation",),
+        traits=(ONE_CALL,),
     )
-    latency: bool = opt(False, "measure the latency of one validation batch at a time")
+    latency: bool = opt(False, "measure the latency of one validation batch at a time", traits=(ONE_CALL,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingOptions:
     """Logging"""
 
-    log_dir: str = opt("./logs/", "parent of the run folders")
-    logs_path: str | None = opt(None, "the run folder itself, instead of a generated name below log-dir")
-    name_suffix: str | None = opt(None, "appended to the run's name")
-    logs_per_epoch: int | None = opt(None, "log lines per epoch (default 16 when epochs are given)", check=at_least(0))
+    log_dir: str = opt("./logs/", "parent of the run folders", traits=(PER_INSTANCE,))
+    logs_path: str | None = opt(
+        None, "the run folder itself, instead of a generated name below log-dir", traits=(ONE_CALL, PER_INSTANCE)
+    )
+    name_suffix: str | None = opt(None, "appended to the run's name", traits=(PER_INSTANCE,))
+    logs_per_epoch: int | None = opt(
+        None, "log lines per epoch (default 16 when epochs are given)", check=at_least(0), traits=(LENGTH,)
+    )
     log_freq: int | None = opt(
-        None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1)
+        None, "weight updates between log lines (default 500 when iterations are given)", check=at_least(1), traits=(LENGTH,)
     )
     logs: bool = opt(True, "write a run folder; --no-logs keeps checkpoints in a temporary folder")
     log_all_instances: bool = opt(False, "every instance prints and writes logs, each in a folder of its own", bare="true")
     mlperf_logging: bool = opt(
         False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
     )
-    wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in")
-    wandb_project: str = opt("tf-cnn", "its project")
-    wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",))
+    wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in", traits=(PER_INSTANCE,))
+    wandb_project: str = opt("tf-cnn", "its project", traits=(PER_INSTANCE,))
+    wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,))
 
 
 SECTIONS: dict[str, type] = {
@@ -280,6 +363,13 @@ class RunOptions:
         if isinstance(value, bool):
             return flag(name if value else f"no_{name}")
         return f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+@cache
+def with_trait(trait: str) -> frozenset[str]:
+    """The options of all sections that have a trait of base/fields.py."""
+    fields = (field for section in SECTIONS.values() for field in dataclasses.fields(section))
+    return frozenset(field.name for field in fields if trait in field.metadata.get("traits", ()))
 
 
 def flag(name: str) -> str:

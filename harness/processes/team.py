@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from base import plugins
 from base.errors import OptionError
+from base.fields import PER_INSTANCE
 from base.process import tf_runtime, versions
 from base.process.signals import Signals, StopRequest
 from emulator.native import library
 from emulator.plan import machine
+from harness.options.sections import with_trait
 from harness.processes import heartbeat
 from harness.run.cluster import ALONE, Cluster
 from harness.run.run import Run
@@ -32,10 +34,6 @@ if TYPE_CHECKING:
 
     from ipu_utils import WorkerGroup
 
-# may differ between instances: where things lie on a host, and what only shows
-_OWN = ("config", "config_path", "release", "data_dir", "init_path", "log_dir", "logs_path", "name_suffix", "restore_path",
-        "select_ipu", "wandb", "wandb_id", "wandb_project", "profile", "gc_profile", "pipeline_num_parallel",
-        "dataset_cache", "worker_timeout", "executable_cache", "executable_cache_path", "executable_cache_size")  # fmt: skip
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
 
@@ -197,7 +195,8 @@ def code_version() -> str:
 def _config(run: Run) -> dict[str, Any]:
     """What all instances must have in common, and what instance 0 decides."""
     spec = run.source.spec
-    options = {name: value for name, value in run.options.values().items() if name not in _OWN}
+    own = with_trait(PER_INSTANCE)
+    options = {name: value for name, value in run.options.values().items() if name not in own}
     data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
     data["records"] = run.source.digest() if hasattr(run.source, "digest") else ""  # generated ones have none
     logging = run.options.logging

@@ -31,9 +31,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base import bounds
+from base.fields import NOT_IN_GRAPH
 from base.process import tf_runtime
 from base.storage import cache as user_cache
 from base.storage import files, input_files
+from harness.options.sections import with_trait
 from harness.processes.team import code_version
 from harness.run.run import Run
 
@@ -55,15 +57,6 @@ _NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", _XLA_FLAGS, _POPLAR_FLAGS, "TF_CONFIG")
 _OF_STREAM = ("seed", "shuffle_block", "parallel_calls", "cache")  # and not of a micro-batch
 _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
-# options of those that reach no graph
-LEFT_OUT = frozenset((
-    "data_dir", "num_classes",
-    "dataset_cache", "pipeline_num_parallel", "dataset_percentage_to_use", "shuffle_block", "skip_bad_records",
-    "dataset_benchmark", "epochs", "iterations", "keep_going", "stop_after", "base_learning_rate_exponent",
-    "abs_learning_rate", "init_path", "weight_avg_N", "weight_avg_exp", "worker_timeout", "syncs_per_epoch",
-    "epochs_per_sync", "batches_per_step", "seed", "compile_only", "memory_check", "profile", "gc_profile",
-    "profile_compilation", "executable_cache", "executable_cache_path", "executable_cache_size",
-))  # fmt: skip
 
 
 def import_tensorflow(run: Run) -> None:
@@ -225,11 +218,12 @@ def _told(environ: Mapping[str, str]) -> bool:
 
 def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that a program depends on."""
+    left_out = with_trait(NOT_IN_GRAPH)
     options = {
         f"{section}.{name}": value
         for section in _SECTIONS
         for name, value in vars(getattr(run.options, section)).items()
-        if name not in LEFT_OUT and (kind == "training" or section != "training" or name == "stable_norm")
+        if name not in left_out and (kind == "training" or section != "training" or name == "stable_norm")
     }
     spec, plan = run.source.spec, repr(replace(run.plan, updates_per_step=0))
     request = run.training_request(0)

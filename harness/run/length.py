@@ -14,10 +14,6 @@ from LR_Schedules._schedule import ScheduledRun
 
 MOST_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
-LENGTH_OPTIONS = (
-    "epochs", "iterations", "logs_per_epoch", "log_freq", "batches_per_step", "ckpts_per_epoch", "epochs_per_ckpt",
-    "ckpt_epochs_offset",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

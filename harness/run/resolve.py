@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from base import plugins
 from base.errors import OptionError
+from base.fields import LENGTH, TRAINING_ONLY
 from emulator.plan import plan as plans
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
@@ -20,22 +21,17 @@ from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
 from emulator.planner.balance import balanced
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
 from harness.run import checks, data
 from harness.run import cluster as clusters
 from harness.run.cluster import Cluster
-from harness.run.length import LENGTH_OPTIONS, TrainingLength
+from harness.run.length import TrainingLength
 from harness.run.run import Run
 from Models._model import Model
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
 DEFAULTS = DeviceOptions()
-# options of the device layer that are training's alone: validation runs the whole network at once on one IPU
-OF_TRAINING = (
-    "shards", "replicas", "pipeline", "pipeline_splits", "pipeline_schedule", "sharding_include_filter",
-    "sharding_exclude_filter", "enable_recomputation", "BN_span", "fold", "identical_replica_seeding", "rts",
-)  # fmt: skip
 ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding without its place
 
 
@@ -114,7 +110,7 @@ def _plan_and_length(
             images=images,
             global_batch=plan.global_batch,
             logs_first_rate=getattr(options.schedule, "logs_first_rate", False),
-            **{name: value for name, value in options.values().items() if name in LENGTH_OPTIONS},
+            **{name: value for name, value in options.values().items() if name in with_trait(LENGTH)},
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
@@ -140,8 +136,9 @@ def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> Executio
     device, training = options.device, options.training
     own = options.given("select_ipu") or len(device.select_ipu) == 2  # a recorded one may be for training
     validation_ipu = device.select_ipu[-1] if own and device.select_ipu else "AUTO"
+    one_ipu = {name: getattr(DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
     return plans.resolve(
-        replace(device, **{name: getattr(DEFAULTS, name) for name in OF_TRAINING}, select_ipu=("AUTO", validation_ipu)),
+        replace(device, **one_ipu, select_ipu=("AUTO", validation_ipu)),
         traced,
         this_machine(),
         micro_batch=training.micro_batch_size,

@@ -11,13 +11,15 @@ from pathlib import Path
 from platform import node
 from typing import TYPE_CHECKING, Any
 
+from base.fields import LENGTH
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import averages, compatibility, find, read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands.run_log import command_line
+from harness.options.sections import with_trait
 from harness.processes.team import Team
 from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments, other_class_names
-from harness.run.length import LENGTH_OPTIONS, TrainingLength
+from harness.run.length import TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
@@ -189,7 +191,7 @@ def _expected_rows(
 
 def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
     """The updates after which a call has rows by table, as its options tell."""
-    given = {name: recorded[name] for name in LENGTH_OPTIONS if recorded.get(name) is not None}
+    given = {name: recorded[name] for name in with_trait(LENGTH) if recorded.get(name) is not None}
     try:
         length = TrainingLength.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
     except ValueError:  # an instance that has recorded none

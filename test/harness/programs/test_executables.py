@@ -223,12 +223,6 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
     assert found[0][1]  # there are keys: the seed is not in the graph
 
 
-def test_every_name_that_is_left_out_is_an_option():
-    run = prepared()
-    there = {name for section in executables._SECTIONS for name in vars(getattr(run.options, section))}
-    assert there >= executables.LEFT_OUT
-
-
 @pytest.mark.parametrize(
     ("words", "flags", "expected"),
     [
