@@ -64,7 +64,7 @@ class ServedWeights(SavedWeights):
     """The weights of a server."""
 
     def refuse(self, run: Run) -> list[str]:
-        """What a program for inference alone cannot do, besides."""
+        """The options that a program for inference alone cannot obey, besides."""
         lines = super().refuse(run)
         if run.options.training.iterations is None:
             raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")

@@ -31,7 +31,7 @@ class Initial:
 
 @dataclass(frozen=True)
 class ProxyRule:
-    """What decides the statistics of a proxy variable: the activation, and what is added to the variance."""
+    """The rule for the statistics of a proxy variable: the activation, and the epsilon that is added to the variance."""
 
     activation: str  # "relu", "relu6" or "swish"
     epsilon: float
@@ -73,7 +73,7 @@ GLOROT = Initial(1.0, "fan_avg", "uniform")
 
 
 class Layers(ABC):
-    """What a model may use. `x` is whatever the reader works on: a tensor [batch, height, width, channels]
+    """The layer vocabulary of models. `x` is whatever the reader works on: a tensor [batch, height, width, channels]
     or its shape."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a file of this folder has, to be found as `--model NAME`."""
+"""The contract of a file of this folder, found as `--model NAME`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every normalisation that a network can have: the option that chooses it, its constants, its variables, its name. Its
+"""Every normalisation that a network can have: the option that chooses it, its constants, its variables, its name. The
 arithmetic is a row of `NORMS` (emulator/layers/tensor_layers.py), a method for each kind."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ IPU_GROUP_NORM_EPSILON = 1.53e-5  # the IPU operation's own default, which resid
 
 @dataclass(frozen=True, kw_only=True)
 class NormKind:
-    """What all norms of a kind have in common."""
+    """A kind of norm, with all that does not depend on a network."""
 
     option: str = ""  # the switch that chooses it; the kind without one is there if no switch is on
     scope: str = ""  # of its variables
@@ -55,7 +55,7 @@ class NormOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NormPolicy:
-    """Which normalisation follows a convolution, and its constants."""
+    """The normalisation after a convolution, and its constants."""
 
     kind: str  # one of KINDS
     epsilon: float = 1e-5
@@ -71,7 +71,7 @@ class NormPolicy:
 
     @property
     def scope(self) -> str:
-        """Of its variables."""
+        """The scope of its variables; "" without any."""
         return KINDS[self.kind].scope
 
     @property

@@ -156,7 +156,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What every block shares."""
+    """The constants that all blocks share."""
 
     norm: NormPolicy
     activation: str
@@ -228,7 +228,7 @@ def blocks(options: Options) -> list[Block]:
 
 
 def notes(options: Options) -> list[str]:
-    """What the log says of group convolutions whose channels do not divide as --group-dim has it."""
+    """The log's lines about group convolutions whose channels do not divide as --group-dim has it."""
     uneven: dict[str, list[str]] = {}
     for block in blocks(options):
         channels = block.channels_in * block.expand

@@ -51,7 +51,8 @@ def _meminfo(root: Path) -> Mapping[str, int]:
 
 
 def _groups(root: Path) -> Iterator[Limit]:
-    """Of every group that this process is in, and of those above; in a container its own group lies at the top."""
+    """The limits of every group that this process is in, and of the groups above; in a container its own group lies at the
+    top."""
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,9 @@ ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "plan", "console")
 FACES = ("ipu_utils", "log")
+NO_SUBJECTS = re.compile(
+    r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many)\b.*)"
+)  # of a docstring's sentences
 # rooms from the ground floor up; a file imports from its own room and from those of lower floors
 FLOORS = (
     ("base",),
@@ -139,6 +143,9 @@ def test_public_things_are_explained_and_nothing_is_pickled(path):
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     assert ast.get_docstring(tree) is not None
+    explained = (node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)))
+    vague = [found for node in explained for found in NO_SUBJECTS.findall(ast.get_docstring(node) or "")]
+    assert not vague, f"sentences of {module(path)} do not begin with what they are about: {vague}"
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{module(path)}.{node.name} has no docstring"

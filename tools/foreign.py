@@ -1,4 +1,4 @@
-"""How other projects name and lay out the weights of the networks that are also here, and how they are called here.
+"""Names and layouts of other projects' weights of the networks that are also here, and the names here.
 
 Four ways are known: Keras' EfficientNet; the ResNets of torchvision and timm; timm's EfficientNet; and the PyTorch
 EfficientNet whose layers begin with an underscore, which EfficientNet-Lite was published for. Only names and arrays are
@@ -303,5 +303,5 @@ def _dense(kind: str) -> str:
 
 @lru_cache(maxsize=64)
 def _blocks(options: Any) -> tuple[Any, ...]:
-    """Of an EfficientNet, in their order."""
+    """The blocks of an EfficientNet, in their order."""
     return tuple(plugins.load("Models", "efficientnet").blocks(options))

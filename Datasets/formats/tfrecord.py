@@ -34,7 +34,7 @@ _DAMAGED = "the file is damaged there (its checksum does not match)"
 
 
 def named(folder: Path, split: str) -> list[re.Match[str]]:
-    """What is called as a shard of a split, in the order of the names."""
+    """The files that are named as shards of a split, in the order of the names."""
     return [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
 
 

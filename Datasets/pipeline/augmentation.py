@@ -22,7 +22,7 @@ def standardise(image: tf.Tensor) -> tf.Tensor:
 
 
 def mean_and_scale(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Of each image of whole numbers, float32 [n]: mean, and 1 / deviation, which is at least 1 / sqrt(h w c).
+    """The moments of each image of whole numbers, float32 [n]: mean, and 1 / deviation, which is at least 1 / sqrt(h w c).
 
     The sums are taken in integers: exact, so no bit depends on how many images are summed together. A factor
     leaves TensorFlow nothing to rewrite, unlike a division by a constant.

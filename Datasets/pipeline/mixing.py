@@ -68,7 +68,7 @@ class Mixing:
         """The logarithm of a Gamma(alpha) draw for each position, float64; of small alphas the draw itself underflows.
 
         Marsaglia and Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000): a Gamma(alpha + 1) draw,
-        times u^(1 / alpha). Of its candidates at least 95 in 100 are accepted, so that eight are enough.
+        times u^(1 / alpha). At least 95 of 100 candidates are accepted, so that eight are enough.
         """
 
         def uniform(use: str, candidate: tf.Tensor | int) -> tf.Tensor:

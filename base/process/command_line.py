@@ -115,7 +115,7 @@ def run(
 
 
 def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
-    """Says what went wrong; the exit code. What nobody foresaw is raised again."""
+    """Says what went wrong; the exit code. Unforeseen errors are raised again."""
 
     def report(text: object, code: int) -> int:
         print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """The end of an instance that its launcher has orphaned: as if on a request, by force after a while.
 
-A launcher that is killed tells nobody. Its instances look for it themselves: their parent (poprun, mpirun or mpirun's
+A launcher that is killed tells nobody. The instances look for poprun themselves: their parent (poprun, mpirun or mpirun's
 daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
 this host.
 """

@@ -2,8 +2,8 @@
 
 The first one asks: a device step ends at its next micro-batch, what is being written is finished, anything else is left
 at once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
-kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. What is printed then to a terminal
-or a pipe that has gone is dropped.
+kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. Output to a terminal or a pipe that
+has gone is dropped then.
 """
 
 from __future__ import annotations

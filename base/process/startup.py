@@ -1,7 +1,7 @@
 """Signals before a command has begun and after it has ended, and missing packages: each ends the process with one line.
 
 The first lines of every script call this, as the imports below them take most of a second, in which an interrupt would
-otherwise be a traceback. That is why so little is imported here.
+otherwise be a traceback. So little is imported here for that reason.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Which version of a package is installed, whatever distribution it came with and without importing it. A leaf."""
+"""The installed version of a package, whatever distribution it came with and without importing it. A leaf."""
 
 from __future__ import annotations
 

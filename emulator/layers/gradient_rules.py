@@ -62,7 +62,7 @@ def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Te
 
 @tf.RegisterGradient(_NAME)
 def _gradient(operation: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
-    """Of the operation's inputs."""
+    """The gradients of the operation's inputs."""
     rule, before = _rules(operation.graph)[operation.name]
     dx = rule(dy)
     of_inputs = [None] * before + list(dx if isinstance(dx, Sequence) else [dx])

@@ -2,7 +2,7 @@
 FP32, and rounds once.
 
 With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of FP16 numbers.
-What is larger than 65504 after rounding becomes NaN, as the IPU has it, or 65504 where overflow is to saturate.
+Values beyond 65504 after rounding become NaN, as the IPU has it, or 65504 where overflow is to saturate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def always() -> bool:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How FP32 results come onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays.
+    """The rounding of FP32 results onto FP16's grid: to the nearest, ties to even, or at random so that the mean stays.
 
     tf.abs, tf.sign, tf.floor and their like are avoided: XLA, which compiles this for every shape, takes 14 ms longer for
     each of them, as each becomes a kernel of its own by way of MLIR.

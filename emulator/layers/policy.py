@@ -45,11 +45,11 @@ class PrecisionPolicy:
     # Variables
 
     def stored_dtype(self, variable: Variable) -> tf.DType:
-        """Of a variable."""
+        """The dtype in which a variable is stored."""
         return self._dtypes[self.precision.stored_format(variable)]
 
     def slot_dtype(self, variable: Variable) -> tf.DType:
-        """Of a variable's slots."""
+        """The dtype in which a variable's slots are stored."""
         return self._dtypes[self.precision.slot_format(variable)]
 
     def cast_weight(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
@@ -95,7 +95,7 @@ class PrecisionPolicy:
         return self.checked(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
-        """Of what `add_gradient` has added up."""
+        """The mean of the gradients that `add_gradient` has added up."""
         return total / passes if self.precision.accumulator == FP32 else total
 
     def cast_instances_mean(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -44,8 +44,8 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
 
 @dataclass
 class _Gradient:
-    """What arrives at a tensor in the backward pass, and who brings it onto FP16's grid. It is known when the backward pass
-    is built, for by then all readers are."""
+    """The gradient that arrives at a tensor in the backward pass, and who rounds it to FP16. Both are known when the
+    backward pass is built, for by then all readers are."""
 
     segment: str  # in which they read
     rounded: bool  # by the layer whose result the tensor is
@@ -103,7 +103,7 @@ class TensorLayers(Layers):
         self._parameters: set[str] = set()  # names of tensors that are made of weights alone
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
-        """What a layer puts out, in the precision that it computes in."""
+        """A layer's result, in the precision that the layer computes in."""
         if self._rounding is None:
             return x
         gradient = _Gradient(self._segment, rounded=True)
@@ -118,7 +118,7 @@ class TensorLayers(Layers):
         return y
 
     def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
-        """What a layer takes in. The gradient that leaves a layer is half, and so is the sum of several layers' gradients.
+        """A layer's input. The gradient that leaves a layer is half, and so is the sum of several layers' gradients.
         `fp16_gradient`: the layer's own gradient is on FP16's grid, given one that is.
 
         Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
@@ -148,7 +148,8 @@ class TensorLayers(Layers):
         return new
 
     def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
-        """What the next result's random rounding is a function of, [batch, 1, ...]; nothing if it is not random."""
+        """The noise that the next result's random rounding is a function of, [batch, 1, ...]; () if rounding is not
+        random."""
         if self._rounding is None or not self._rounding.stochastic or self._positions is None:
             return ()
         self._rounded += 1

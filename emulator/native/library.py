@@ -37,7 +37,7 @@ def path() -> Path:
 
 
 def identity() -> str:
-    """Which kernels the programs of this process have; "" for none. Bits depend on them."""
+    """The name of the kernels that the programs of this process have; "" for none. Bits depend on them."""
     return path().stem if os.environ.get(SWITCH, "1") != "0" and path().exists() else ""
 
 
@@ -63,7 +63,7 @@ def _loaded(library: Path) -> ModuleType | None:
 
 
 def _features() -> str:
-    """Of the processor, which the compiler makes use of."""
+    """The features of the processor, which the compiler makes use of."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,1 +1,1 @@
-"""How a run is laid out and what that costs, worked out without TensorFlow."""
+"""A run's layout and its costs, worked out without TensorFlow."""

@@ -31,7 +31,7 @@ def model(variables: Iterable[Variable], precision: Precision) -> dict[str, Chec
 def slots(
     variables: Iterable[Variable], precision: Precision, names: Iterable[str], trained: Callable[[str], bool]
 ) -> dict[str, CheckpointTensor]:
-    """Of every variable that an update moves; `names`: the slots of its rule."""
+    """The slots of every variable that an update moves; `names`: the slots of its rule."""
     names = list(names)
     return {
         f"{v.name}/{slot}": CheckpointTensor(v.shape, precision.slot_format(v))

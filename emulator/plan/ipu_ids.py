@@ -21,7 +21,7 @@ class Device:
 
     @property
     def named(self) -> str:
-        """Its IPUs by number."""
+        """The device's IPUs by number, as text."""
         return f"IPU {self.ipus[0]}" if len(self.ipus) == 1 else f"IPUs {self.ipus[0]} to {self.ipus[-1]}"
 
     def __str__(self) -> str:

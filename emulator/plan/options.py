@@ -1,4 +1,4 @@
-"""What a person can ask of the device layer: the section of the options that `emulator.plan.plan.resolve` takes as a whole.
+"""The options of the device layer: the section that `emulator.plan.plan.resolve` takes as a whole.
 
 The plan carries the section, and whatever a field concerns reads the field there, under the name of its flag.
 """

@@ -1,6 +1,6 @@
 """From a model's segments to pipeline stages: by the names that the user gives, or balanced by traced cost.
 
-It decides where to cut, never whether a stage fits into a device's memory.
+Only the cuts are decided here, never whether a stage fits into a device's memory.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def segment_costs(trace: Trace) -> tuple[int, ...]:
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     """Where the second and later parts begin, so that the largest part is as small as can be; no part is empty.
 
-    Of several such cuts the most even (least sum of squares), then the one whose last cut comes first, and so on.
+    Among several such cuts the most even (least sum of squares), then the one whose last cut comes first, and so on.
     """
     if not 1 <= parts <= len(costs):
         raise PartitionError(f"{len(costs)} segments cannot be cut into {parts} parts; 1 to {len(costs)} are possible")

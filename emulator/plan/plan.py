@@ -84,7 +84,7 @@ class ExecutionPlan:
 
     @property
     def total_replicas(self) -> int:
-        """Of all instances."""
+        """The number of replicas in all instances."""
         return self.options.replicas * self.instances
 
     @property
@@ -239,7 +239,7 @@ def _accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
 
 
 def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: int, stages: int) -> int:
-    """How many of an update's `norm_batches` share a pass. `auto`: as many, up to eight, as keep one pass's FP32
+    """The number of an update's `norm_batches` that share a pass. `auto`: as many, up to eight, as keep one pass's FP32
     activations within the budget, and, in a pipeline, at least four passes for each stage to work on."""
     if options.fold != AUTO:
         fold = int(options.fold)

@@ -1,4 +1,4 @@
-"""The number formats of a run: of what layers compute, of weights and slots, of sums. How values get there is told by
+"""The number formats of a run: of what layers compute, of weights and slots, of sums. The casts are in
 `emulator.layers.policy`, which has TensorFlow."""
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ class Precision:
 
     @property
     def accumulator(self) -> Format:
-        """Of the sums of gradients."""
+        """The format of the sums of gradients."""
         return FP32 if self.fp32_accumulators else self.compute
 
     def master_format(self, variable: Variable) -> Format:
-        """Of a trained variable's values as an update leaves them."""
+        """The format of a trained variable's values as an update leaves them."""
         if any(part in variable.name for part in self.force_weight_to_fp32):
             return FP32
         return FP16 if any(part in variable.name for part in self.force_weight_to_fp16) else self.master
 
     def stored_format(self, variable: Variable) -> Format:
-        """Of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
+        """The format of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
         return self.master_format(variable) if variable.trainable and not variable.proxy else FP32
 
     def rounds_updates(self, variables: Iterable[Variable]) -> bool:
@@ -94,7 +94,7 @@ class Precision:
         return self.offload_fp32_weight_copy and self.stored_format(variable) != FP32
 
     def slot_format(self, variable: Variable) -> Format:
-        """Of a variable's slots, in memory and in checkpoints."""
+        """The format of a variable's slots, in memory and in checkpoints."""
         return FP32 if self.has_fp32_copy(variable) else self.stored_format(variable)
 
     @property

@@ -155,8 +155,8 @@ def live(timeline: Timeline, stage: int) -> int:
 
 
 class Waits(NamedTuple):
-    """What a stage's actions wait for beyond their data, by micro-batch: `forward[i]`, the stage's backwards between its
-    forwards i - 1 and i; `backward[i]`, its forwards between its backwards i - 1 and i."""
+    """The actions of its own that a stage's actions wait for beyond their data, by micro-batch: `forward[i]`, the stage's
+    backwards between its forwards i - 1 and i; `backward[i]`, its forwards between its backwards i - 1 and i."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -253,8 +253,8 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
 
 
 def needs(action: Action, stages: int) -> tuple[Action, ...]:
-    """What must be done before: a forward needs the forward of the stage before, a backward the stage's own forward and
-    the backward of the stage after."""
+    """The actions that must be done before: a forward needs the forward of the stage before, a backward the stage's own
+    forward and the backward of the stage after."""
     i, j = action.micro_batch, action.stage
     if action.kind == FORWARD:
         return (Action(j - 1, FORWARD, i),) if j > 0 else ()
@@ -263,7 +263,7 @@ def needs(action: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: int, micro_batches: int) -> str | None:
-    """What is wrong with an action of stage j at clock k after those that are done."""
+    """The fault in an action of stage j at clock k after those that are done."""
     if action.stage != j:
         return f"stands in the cell of stage {j}"
     if action.kind not in (FORWARD, BACKWARD):
@@ -285,7 +285,7 @@ def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
 
 def render(timeline: Timeline, *, arrow: int | None = None, most: int = MOST_CLOCKS) -> str:
     """A drawing: stages as rows, clocks as columns, their phase (ramp-up, main, ramp-down) above, "." where a stage
-    waits; an arrow below one clock. Of a timeline with more than `most` clocks the two ends are drawn, or what
+    waits; an arrow below one clock. Where a timeline has more than `most` clocks, its two ends are drawn, or what
     surrounds the arrow."""
     stages = max((len(row) for row in timeline), default=0)
     labels = {k: label for label, clocks in zip(("up", "main", "down"), phases(timeline)) for k in clocks}

@@ -1,4 +1,4 @@
-"""What was measured of the cells of one weight update; no TensorFlow."""
+"""Measured times of the cells of one weight update; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CellTiming:
 
 
 def order(cells: Sequence[CellTiming], stage: int) -> tuple[Action, ...]:
-    """What a stage did, in the order of its beginnings."""
+    """A stage's cells, in the order of their beginnings."""
     own = [cell for cell in cells if cell.action.stage == stage]
     return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
 

@@ -79,7 +79,7 @@ class Trace:
 
     @property
     def stride(self) -> int:
-        """Of the whole network: pixels of the picture for one of the last feature map. Branches stride alike."""
+        """The stride of the whole network: pixels of the picture for one of the last feature map. Branches stride alike."""
         strides = {(operation.segment, operation.source.height, operation.stride) for operation in self.operations}
         return math.prod(stride for _, _, stride in strides)
 

@@ -2,10 +2,10 @@
 are launched.
 
 A convolution is a product over (positions, input channels, output channels) that the tiles divide among themselves in equal
-blocks, as near to cubes as the three sides allow, which makes exchange smallest. Which kernels there are, and their rates:
-poplibs' public sources. FP16: the matrix units (16 input channels a group, 16 output channels; half as fast with FP32
-partial sums), SLIC for groups of 1, 2 and 4 channels with a kernel's rows in fours, and four multiply-adds a cycle
-vertically for the weight gradients of depthwise convolutions.
+blocks, as near to cubes as the three sides allow, which makes exchange smallest. Kernels and their rates: poplibs' public
+sources. FP16: the matrix units (16 input channels a group, 16 output channels; half as fast with FP32 partial sums), SLIC
+for groups of 1, 2 and 4 channels with a kernel's rows in fours, and four multiply-adds a cycle vertically for the weight
+gradients of depthwise convolutions.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ class Kernels:
         )
 
     def forward(self, operation: Operation) -> Cycles:
-        """Of one micro-batch."""
+        """Cycles of one micro-batch."""
         if operation.kind in ("conv", "dense"):
             return self._product(operation, _CONV_LAUNCHES, weights=False)
         reads, _, launches, _ = self._counts(operation)
         return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
 
     def backward(self, operation: Operation, first: bool = False) -> Cycles:
-        """Of one micro-batch: gradients of the input, unless the operation is the network's `first`, and of the weights."""
+        """Cycles of one micro-batch: gradients of the input, unless the operation is the network's `first`, and of the
+        weights."""
         if operation.kind in ("conv", "dense"):
             cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
@@ -154,7 +155,7 @@ class SegmentCosts:
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
-        """Of one micro-batch, forward and backward."""
+        """Cycles of one micro-batch, forward and backward."""
         if (segment, proportion) not in self._known:
             kernels, forward, backward = replace(self._kernels, proportion=proportion), Cycles(), Cycles()
             for operation in self._trace.by_segment[segment]:

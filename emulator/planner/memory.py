@@ -40,7 +40,7 @@ class IpuMemory:
 
     @property
     def total(self) -> int:
-        """Of the fullest tile, times the tiles."""
+        """Bytes of the fullest tile, times the tiles."""
         return sum(asdict(self).values())
 
     def __add__(self, other: IpuMemory) -> IpuMemory:
@@ -145,7 +145,7 @@ def _alive(operation: Operation) -> int:
 
 
 def _product_elements(operation: Operation, batch: int) -> int:
-    """Of a product's input, output and weights; nothing else has temporaries."""
+    """The numbers in a product's input, output and weights; 0 for other operations, which have no temporaries."""
     if operation.kind not in ("conv", "dense"):
         return 0
     weights = sum(variable.elements for variable in operation.variables)

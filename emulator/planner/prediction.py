@@ -1,4 +1,4 @@
-"""What the planner answers about one workload on one system."""
+"""The planner's answer about one workload on one system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prediction:
 
     @cached_property
     def memories(self) -> tuple[IpuMemory, ...]:
-        """Of the IPUs of one replica."""
+        """The memory of the IPUs of one replica."""
         return memory.of_ipus(self.workload, self.system.ipu)
 
     @property
@@ -37,7 +37,7 @@ class Prediction:
 
     @property
     def fullest(self) -> IpuMemory:
-        """Of the IPU with the least room."""
+        """The memory of the IPU that needs most."""
         return max(self.memories, key=lambda each: each.total)
 
     @property
@@ -65,7 +65,8 @@ class Prediction:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of the machines that the plan's IPUs belong to, for the whole training; None without a source."""
+        """The energy in kWh of the machines that the plan's IPUs belong to, for the whole training; None without a
+        source."""
         watts = self.system.watts
         return None if watts is None else watts * self.workload.plan.ipus * self.timing.hours / 1000
 

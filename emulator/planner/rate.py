@@ -181,13 +181,13 @@ class Timing:
 
     @cached_property
     def seconds(self) -> float:
-        """Of one weight update."""
+        """Seconds of one weight update."""
         device = self.pipeline + self.all_reduce + self.update + self.transfers
         return max(device, self.workload.plan.global_batch / self.host_limit) if self.host_limit else device
 
     @property
     def images_per_second(self) -> float:
-        """Of all replicas."""
+        """Images a second of all replicas."""
         return self.workload.plan.global_batch / self.seconds
 
     @property
@@ -204,7 +204,7 @@ class Timing:
 
     @property
     def hours(self) -> float:
-        """Of the whole training, without validation, compilation and checkpoints."""
+        """Seconds of the whole training, without validation, compilation and checkpoints."""
         return self.workload.images / self.images_per_second / 3600
 
 

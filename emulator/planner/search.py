@@ -121,8 +121,8 @@ def _replicas(plan: ExecutionPlan, micro_batch: int, most: int) -> int:
 
 
 def _schedules(stages: int) -> list[str]:
-    """Those to look at: Sequential is no better than any other where stages have IPUs of their own, and all there is where
-    they do not."""
+    """The candidates to look at: Sequential is no better than any other where stages have IPUs of their own, and all there
+    is where they do not."""
     return [name for name in SCHEDULES if name != "Sequential"] if stages > 1 else ["Sequential"]
 
 
@@ -132,7 +132,7 @@ def keeps_micro_batch(workload: Workload) -> bool:
 
 
 def _micro_batches(workload: Workload) -> list[int]:
-    """Those to look at."""
+    """The candidates to look at."""
     plan = workload.plan
     if keeps_micro_batch(workload):
         return [plan.micro_batch]

@@ -1,4 +1,4 @@
-"""What the planner is asked about: a plan with the network and the few facts of a training that cost memory or time."""
+"""The planner's question: a plan with the network and the few facts of a training that cost memory or time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def bytes_per_element(self) -> int:
-        """Of activations."""
+        """Bytes of one number of an activation."""
         return self.plan.precision.compute.bytes
 
     def operations(self, stage: int) -> tuple[Operation, ...]:
@@ -67,7 +67,7 @@ class Workload:
         return schedules.max_in_flight(plan.schedule, len(plan.stages), plan.accumulation)
 
     def recomputes(self, stage: int) -> bool:
-        """Whether a stage's activations are computed anew. Of several stages the last one's are not, as its backward pass
+        """Whether a stage's activations are computed anew. Among several stages the last one's are not, as its backward pass
         comes right behind its forward pass; a lone stage's are, segment by segment."""
         last = len(self.plan.stages) - 1
         return self.training and self.plan.options.enable_recomputation and (stage < last or last == 0)
@@ -79,7 +79,7 @@ class Workload:
         return self.training and not options.disable_variable_offloading and (self.plan.accumulation > 1 or options.pipeline)
 
     def proportion(self, stage: int) -> float:
-        """Of tile memory that a convolution's temporaries may take: one value, or two for each stage."""
+        """The part of tile memory that a convolution's temporaries may take: one value, or two for each stage."""
         values = self.plan.options.available_memory_proportion
         if not values:
             return DEFAULT_PROPORTION
@@ -87,5 +87,5 @@ class Workload:
 
     @property
     def image_bytes(self) -> int:
-        """Of one image on its way from the host."""
+        """Bytes of one image on its way from the host."""
         return self.image_numbers * (1 if self.eight_bit else self.bytes_per_element)

@@ -27,8 +27,8 @@ Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backward and of
 
 
 class Count:
-    """How many cells of one kind a stage has done in the present update, as far as its cells of the other kind have not
-    waited for them yet."""
+    """The number of cells of one kind that a stage has done in the present update, as far as its cells of the other kind
+    have not waited for them yet."""
 
     def __init__(self, name: str, waits: Sequence[int], most: int) -> None:
         """`waits`: by pass, how many more a cell of the other kind waits for; `most`: that are ahead of it at once."""
@@ -50,7 +50,7 @@ class Count:
 
 
 class StageOrder:
-    """What outlives a pass: the counts of cells done, and the record of cells, if one is kept."""
+    """The order of a stage's cells over all passes: the counts of cells done, and the record of cells, if one is kept."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
@@ -82,7 +82,7 @@ class StageOrder:
         return [count.release() for counts in self._counts for count in counts.values()]
 
     def count_of(self, stage: int, kind: str) -> Count | None:
-        """Of the stage's cells of a kind, if others wait for them beyond their data."""
+        """The counter of the stage's cells of a kind, if others wait for them beyond their data."""
         return self._counts[stage].get(kind)
 
     @property
@@ -156,7 +156,7 @@ class Cells:
         )
 
     def _gates(self, stage: int, kind: str, x: tf.Tensor) -> list[tf.Tensor]:
-        """What the cell waits for besides its input."""
+        """The cells that a cell waits for besides its input."""
         if not self._before[stage]:
             return []
         backward, forward = self._before[stage]

@@ -102,7 +102,7 @@ class TrainingProgram(Program):
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
-        """What a host step is fed; the same tensors always, as TensorFlow optimises the graph anew for others."""
+        """The tensors that a host step is fed; the same always, as TensorFlow optimises the graph anew for others."""
         return dict(zip(self._names["fed"], (np.asarray(rates, np.float32), recording)))
 
     def _run(

@@ -53,7 +53,7 @@ class WorkerGroup:
 
     @property
     def device(self) -> str:
-        """Of this instance; its graphs are built inside."""
+        """The device scope of this instance, in which its graphs are built."""
         return f"/job:{JOB}/task:{self.instance}"
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
@@ -171,7 +171,7 @@ class WorkerGroup:
             return dict(zip(values, map(float, self._run(graph, added))))
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """What instance 0 gives, in every instance; the others' `values` do not matter."""
+        """Broadcast: the values of instance 0, in every instance; the others' `values` do not matter."""
         first = self.instance == 0
         words = np.frombuffer(_packed(values or {}), np.int32) if first else np.zeros(0, np.int32)
         count = int(self._sent(np.asarray([len(words)], np.int32), 1)[0])

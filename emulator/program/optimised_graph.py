@@ -1,6 +1,6 @@
 """A program as TensorFlow runs it: its graph, optimised, and the names of what is fed and fetched.
 
-What differs from run to run is not in it, so that one serves them all. A key that is drawn from the run's seed has a
+Nothing that differs from run to run is in it, so that one serves them all. A key that is drawn from the run's seed has a
 placeholder, which gets the key when the graph is loaded; the data set is built beside it, and found by the infeed's name.
 """
 
@@ -30,7 +30,7 @@ class OptimisedGraph:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def files(self) -> dict[str, bytes]:
-        """Of the program's cache entry, by name."""
+        """The contents of the files of the program's cache entry, by name."""
         return {GRAPH: self.graph, NAMES: json.dumps({"names": self.names, "about": self.about, "keys": self.keys}).encode()}
 
     @classmethod
@@ -51,7 +51,7 @@ class CacheEntry(Protocol):
         """The optimised graph, if the entry has a whole one."""
 
     def refuse(self, error: Exception) -> None:
-        """What was loaded is of no use."""
+        """The loaded program is of no use."""
 
     def save(self, optimised: OptimisedGraph) -> None:
         """Writes the entry."""

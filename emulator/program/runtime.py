@@ -1,4 +1,5 @@
-"""What all programs share: a graph with its infeed and variables, built or taken from the program cache, and the session."""
+"""The base of all programs: a graph with its infeed and variables, built or taken from the program cache, and the
+session."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class Infeed:
             self.rewind = [self._iterator.initializer]
 
     def features(self, seed: Seed) -> NextFeatures:
-        """What a step takes its micro-batches from, in the present graph."""
+        """The infeed of a step's micro-batches, in the present graph."""
         iterator = None
         if self._stream.dataset:
             iterator = self._iterator
@@ -225,7 +226,7 @@ def refuse_missing_devices(stage_devices: Sequence[str]) -> None:
 
 @contextmanager
 def named_faults(when: Callable[[], str]) -> Iterator[None]:
-    """What a check finds, as a FloatingPointError that says what happened, where, and `when`."""
+    """A check's finding, as a FloatingPointError that says what happened, where, and `when`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -236,8 +237,8 @@ def named_faults(when: Callable[[], str]) -> Iterator[None]:
 
 
 def most_alive(trace: tf.RunMetadata) -> int:
-    """The bytes of tensors that were alive at once, at most, in a traced session call. What operations hold while they run,
-    and what the allocator keeps for later, is not in it."""
+    """The bytes of tensors that were alive at once, at most, in a traced session call. Memory that operations hold while
+    they run, or that the allocator keeps for later, does not count."""
     nodes = [node for device in trace.step_stats.dev_stats for node in device.node_stats]
     records = [record for node in nodes for used in node.memory for record in used.allocation_records]
     changes = sorted((record.alloc_micros, record.alloc_bytes) for record in records)

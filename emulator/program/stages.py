@@ -35,7 +35,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a pass computes."""
+    """The results of a pass."""
 
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan

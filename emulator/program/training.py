@@ -31,7 +31,7 @@ class Optimiser(Protocol):
 
 
 class Scale(Protocol):
-    """What the executor needs of a loss scale."""
+    """A loss scale, as the executor needs one."""
 
     scale: float
 
@@ -91,7 +91,7 @@ class Training:
 
     @cached_property
     def policy(self) -> PrecisionPolicy:
-        """How each kind of value comes into its format."""
+        """The policy that casts each kind of value to its format."""
         return PrecisionPolicy(self.plan.precision, self.seed, self.dtype)
 
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:

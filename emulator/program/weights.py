@@ -53,7 +53,7 @@ class Weights:
 
     @property
     def saved(self) -> dict[str, tf.Variable]:
-        """What a checkpoint holds, by name."""
+        """A checkpoint's tensors, by name."""
         slots = {f"{name}/{slot}": v for name, named in self.slots.items() for slot, v in named.items()}
         return {**self.model, **slots, STEP: self.step}
 
@@ -65,7 +65,7 @@ class Weights:
         }
 
     def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """What an update moves: the master weights and the slots."""
+        """The variables that an update moves: the master weights and the slots."""
         slots = {slot: tf.cast(v.read_value(), self._dtype) for slot, v in self.slots[name].items()}
         return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
 
@@ -131,7 +131,7 @@ class ProgramState:
         return cls(saved, executable.about["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
-        """Of every variable."""
+        """The value of every variable."""
         return session.run({name: stored.read for name, stored in self.saved.items()})
 
     def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
@@ -141,7 +141,7 @@ class ProgramState:
 
 
 def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:
-    """Its initial value can be replaced by another one that is fed."""
+    """The initial value can be replaced by a fed one."""
 
     def initial() -> tf.Tensor:
         first = value()

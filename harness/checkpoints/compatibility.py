@@ -136,7 +136,7 @@ def refuse_faulty(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkp
 
 
 def _to_go_back(run: Run, newest: Checkpoint) -> str:
-    """How a run goes on from weights that are sound."""
+    """The advice that leads back to sound weights."""
     for older in reversed(find.numbered(Path(newest.prefix).parent)):
         if older.iteration < newest.iteration and _is_sound(run, older):
             return f"move the checkpoints after {older.name} elsewhere to go back to that one"

@@ -6,7 +6,7 @@ and SaveV2 of TensorFlow 2.21 write, which pack no index, small or large (variab
 Every other form is refused by its name.
 
 The .index file is a table of blocks as LevelDB writes it: pairs of a name and a message, the names in order and without the
-beginnings that they share with the one before. Its last 48 bytes say where the block lies that lists the others.
+beginnings that they share with the one before. The last 48 bytes say where the block lies that lists the others.
 """
 
 from __future__ import annotations

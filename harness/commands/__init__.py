@@ -1,1 +1,1 @@
-"""What all commands do alike, and the small ones."""
+"""The parts that all commands share, and the small commands."""

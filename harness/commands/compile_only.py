@@ -1,4 +1,4 @@
-"""What --compile-only does: builds a run's programs, says what they are, and writes nothing."""
+"""--compile-only: build a run's programs, print what they are, write nothing."""
 
 from __future__ import annotations
 

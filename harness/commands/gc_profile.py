@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """What is another after the file was written anew, whatever the clock says; None without one."""
+    """An identity that changes when the file is written anew, whatever the clock says; None without one."""
     try:
         status = file.stat()
     except OSError:

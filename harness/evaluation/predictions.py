@@ -1,4 +1,4 @@
-"""What a network sees in photographs: the table that validation.py --predict prints."""
+"""A network's predictions for photographs: the table that validation.py --predict prints."""
 
 from __future__ import annotations
 

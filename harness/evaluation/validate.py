@@ -86,7 +86,7 @@ def row(
 
 
 def own_micro_batches(run: Run, instance: int | None = None) -> int:
-    """Of the validation set, in this instance or another one."""
+    """The number of the validation set's micro-batches, in this instance or another one."""
     whole = -(-run.source.spec.validation_images // run.validation_batch)
     return len(range(run.cluster.instance if instance is None else instance, whole, run.cluster.size))
 

@@ -164,13 +164,13 @@ class ConfigFile:
         return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
 
     def values(self) -> dict[str, Any]:
-        """What a file without blocks gives each of its keys."""
+        """The values that a file without blocks gives its keys."""
         for label in self._lost:
             self._refuse_lost(label)
         return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
-        """Which block holds a configuration in a release; without one, in the last that has the name."""
+        """The block that holds a configuration in a release; without a release, in the last that has the name."""
         self._refuse_unknown(name)
         spans = self.spans()
         try:

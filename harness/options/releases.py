@@ -1,4 +1,4 @@
-"""Which values a named configuration had in which release.
+"""The values that a named configuration had in each release.
 
 `releases` in a configuration file lists the names of each release, as `2.1 to 2.3: [NAME, ...]`. The block NAME holds the
 values of the last release with that name; NAME@2.3 those up to 2.3, back to the next older block of that kind.

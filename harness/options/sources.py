@@ -255,7 +255,7 @@ def every_option(script: str | None) -> list[Option]:
 
 
 def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
-    """Of every model and kind of data: the names of all options there are, and the values that the model fills in."""
+    """For every model and kind of data: the names of all options there are, and the values that the model fills in."""
     tables, shared = [], {option.name for option in every_option(None) if option.section != "model"}
     for model in (plugins.load("Models", name) for name in plugins.names("Models")):
         own = {option.name: option.default for option in section_options("model", model.Options)}

@@ -196,7 +196,7 @@ def _scaling(prediction: Prediction) -> str:
 
 
 def _varied(prediction: Prediction, workload: Workload, system: System) -> Prediction:
-    """Of a workload whose segments cost as much."""
+    """The prediction of a workload whose segments cost as much."""
     return predict(workload, system, prediction.timing.constants, prediction.timing.costs)
 
 

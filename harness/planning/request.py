@@ -87,8 +87,8 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     """The run that train.py, or validation.py, would begin with these words, without its data; with --restore-path, the run
     that goes on.
 
-    What a configuration that is only the base of others leaves out is assumed, as the notes say: ImageNet, and replicas
-    enough for batch norm's span.
+    Values that a configuration leaves out because it is only the base of others are assumed, as the notes say: ImageNet, and
+    replicas enough for batch norm's span.
     """
     alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
     given, words, assumed = list(words), list(words), []

@@ -44,7 +44,7 @@ class Planned:
 
     @property
     def block_name(self) -> str:
-        """What the plan is called as a configuration."""
+        """The plan's name as a configuration."""
         return "".join(c if c.isalnum() else "_" for c in f"{self.name}_{self.prediction.system.name}_searched")
 
     @property
@@ -89,7 +89,7 @@ def fastest(asked: Request) -> list[Planned]:
 
 
 def _smaller(run: Run) -> str:
-    """What to do about a network that fits nowhere."""
+    """Remedies for a network that fits nowhere."""
     half = "" if run.plan.precision.compute == FP16 else ", or --precision 16.16"
     return f"give a smaller --image-size or --global-batch-size{half}"
 

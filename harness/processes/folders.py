@@ -110,7 +110,7 @@ def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _names(configs: Sequence[Config], source: str) -> list[str]:
-    """What the instances' folders are called, less the random end."""
+    """The names of the instances' folders, less the random end."""
     apart = len({config["name_suffix"] for config in configs}) == len(configs)
     return [config["name"] if apart else f"{config['name']}_{_tag(k, source)}" for k, config in enumerate(configs)]
 

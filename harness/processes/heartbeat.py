@@ -58,7 +58,7 @@ class Heartbeat:
         self._over.set()
 
     def answering(self, instances: Sequence[int] | None = None) -> list[int]:
-        """Those of the others, or of these, that answer now."""
+        """The instances among the others, or among these, that answer now."""
         calls = self._calls(self._peers if instances is None else instances)
         return [k for k, call in calls.items() if call.exception() is None]
 

@@ -56,7 +56,7 @@ class Topology:
         return all(host in LOCAL for host in self.hosts)
 
     def variables(self, instance: int) -> dict[str, str]:
-        """What tells an instance its place."""
+        """The environment that tells an instance its place."""
         replicas = self.replicas // self.instances
         host = self.hosts[instance]
         return {
@@ -142,13 +142,13 @@ def _silenced(instance: int, shown: int | None) -> list[str]:
 
 
 def numa_nodes() -> int:
-    """Of this host."""
+    """The number of NUMA nodes of this host."""
     return max(1, len(list(_NODES.glob("node[0-9]*"))))
 
 
 def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_mpirun: bool = False) -> int:
-    """Runs a command to its end; signals go on to it, or to mpirun's instances. Its exit code. `more`: for its
-    environment."""
+    """Run a command to its end and return its exit code; signals go on to the command, or to mpirun's instances. `more`: for
+    the command's environment."""
     with _Children(through_mpirun) as children:
         children.start(command, {**os.environ, **(more or {}), orphans.MARK: orphans.mark()})
         return children.wait()
@@ -236,8 +236,8 @@ class _Children:
                 child.send_signal(number)
 
     def _heard(self, number: int) -> int:
-        """What they are sent. mpirun kills its instances a quarter of a second after most signals, before they could save;
-        SIGUSR1 it hands on as it is."""
+        """The signal that the instances are sent. mpirun kills its instances a quarter of a second after most signals,
+        before they could save; SIGUSR1 it hands on as it is."""
         again = sum(earlier in URGENT for earlier in self._received) > 1
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number

@@ -128,7 +128,7 @@ def _read(name: str, option: PoprunOption, text: str) -> Any:
 
 
 def _kind(option: PoprunOption) -> str:
-    """What a value must be, in words."""
+    """The rule for a value, in words."""
     try:
         option.read("?'")
     except ValueError as error:

@@ -101,11 +101,11 @@ class Team:
         return self.configs[0]["seed"]
 
     def broadcast_text(self, text: str = "") -> str:
-        """What instance 0 says."""
+        """The text of instance 0, in every instance."""
         return self.group.all_gather(text if self.first else "")[0] if self.group else text
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """What instance 0 gives, in every instance."""
+        """The tensors of instance 0, in every instance."""
         return self.group.broadcast(values if self.first else None) if self.group else dict(values or {})
 
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -113,7 +113,7 @@ class Team:
         return self.group.totals(values) if self.group else dict(values)
 
     def largest(self, value: float) -> float:
-        """Of all instances' values."""
+        """The largest of all instances' values."""
         return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
     def stop_together(self, signals: Signals) -> None:
@@ -193,7 +193,7 @@ def code_version() -> str:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    """What all instances must have in common, and what instance 0 decides."""
+    """The values that all instances must have in common, and those that instance 0 decides."""
     spec = run.source.spec
     own = with_trait(PER_INSTANCE)
     options = {name: value for name, value in run.options.values().items() if name not in own}

@@ -120,7 +120,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
 
 
 def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
-    """Of each picture, or of what was mixed into it."""
+    """The loss of each picture, or of the pictures mixed into it, [batch]."""
     return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
 
 

@@ -42,7 +42,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Served:
-    """What the timed calls of all threads gave."""
+    """The outcome of the timed calls of all threads."""
 
     latencies: tuple[float, ...]  # seconds
     seconds: float  # from the first timed call to the end of the last one
@@ -157,7 +157,7 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
 
 @dataclass(frozen=True)
 class _Thread:
-    """What one thread did: when, and which micro-batches with which answers."""
+    """One thread's calls: their times, micro-batches and answers."""
 
     started: float
     ended: float

@@ -1,8 +1,8 @@
 """The program cache: compiled programs from run to run: `--executable-cache-path`.
 
 An entry is one file: a digest, then an archive of the optimised graph, the names in it, and the kernels that XLA compiled.
-Its name is a digest of everything that the program depends on. Nothing is read that is not whole, and an entry is written
-whole or not at all, so several processes may share a folder.
+The entry's name is a digest of everything that the program depends on. Nothing is read that is not whole, and an entry is
+written whole or not at all, so several processes may share a folder.
 
 XLA looks for its kernels in a folder that TensorFlow is told of once, when it begins; that is one of this process alone.
 """
@@ -247,7 +247,7 @@ def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _processor() -> list[Any]:
-    """What XLA compiles for."""
+    """The features of the processor that XLA compiles for."""
     features = [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0))]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

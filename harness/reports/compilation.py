@@ -77,7 +77,7 @@ class FirstUpdates:
         self._started = time.perf_counter()
 
     def ended(self, update: int) -> list[str]:
-        """It has run; what there is to say, after the second."""
+        """Take note of a host step; the lines to log after the second."""
         if update == self._first:
             self._profile.over("first update")
         return self._profile.again(time.perf_counter() - self._started) if update == self._first + 1 else []

@@ -207,7 +207,7 @@ def _points(rows: Rows, column: str) -> Points:
 
 
 def _number(value: Any, otherwise: float = 0.0) -> float:
-    """What no axis can show is no number: beyond 1e30; what is nearer to 0 than 1e-30 is 0."""
+    """Values beyond 1e30, which no axis can show, are no numbers; values nearer to 0 than 1e-30 are 0."""
     try:
         number = float(value)
     except (TypeError, ValueError):

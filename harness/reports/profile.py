@@ -38,7 +38,7 @@ STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do n
 
 @dataclass(frozen=True)
 class Request:
-    """What to record, and where to: the two files' path without its ending."""
+    """The profile to record, and its place: the two files' path without its ending."""
 
     kind: str
     target: Path
@@ -122,7 +122,7 @@ def write_operations(request: Request, title: str, operations: Sequence[Mapping[
 
 
 def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:
-    """What execution.json says of the stages; times in milliseconds since the first cell began."""
+    """The stages' part of execution.json; times in milliseconds since the first cell began."""
     began = min(cell.begin for cell in cells)
     return {
         "schedule": plan.schedule,
@@ -182,7 +182,7 @@ class _Copied:
 
 @contextlib.contextmanager
 def copied_output(request: Request | None) -> Iterator[None]:
-    """What is printed meanwhile goes to stdout.txt beside the profile too, if that is wanted."""
+    """Lines that are printed meanwhile go to stdout.txt beside the profile too, if that is wanted."""
     if request is None or not request.reports:
         yield
         return

@@ -108,7 +108,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
 
 
 def names_digest(spec: DataSpec) -> str | None:
-    """Of a data set's class names in their order; None if they are not known."""
+    """The digest of a data set's class names in their order; None if they are not known."""
     names = json.dumps(spec.class_names).encode()
     return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
 

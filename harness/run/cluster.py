@@ -62,7 +62,7 @@ ALONE = Cluster()
 
 
 def host_of(address: str) -> str:
-    """Of host:port."""
+    """The host of host:port."""
     return address.rsplit(":", 1)[0]
 
 

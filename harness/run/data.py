@@ -51,7 +51,7 @@ def family(name: str) -> str:
 
 
 def channels(options: DatasetOptions) -> int:
-    """Of a picture on the device: 3, or 4 with fused preprocessing of photographs."""
+    """The channels of a picture on the device: 3, or 4 with fused preprocessing of photographs."""
     return 4 if options.fused_preprocessing and family(options.dataset) == "imagenet" else 3
 
 

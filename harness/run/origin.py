@@ -11,8 +11,8 @@ from harness.run.run import Run
 
 
 class Origin:
-    """Nothing: a call that takes over no options. Its heirs say which ones they take over, and what a run cannot start
-    from them with."""
+    """The origin of a call that takes over no options. Subclasses say which options they take over, and refuse what a run
+    cannot start from them with."""
 
     folder: Path | None = None  # of the run, or the weights, whose options are taken over
     recorded: Mapping[str, Any] = {}  # these options, and whatever else arguments.json tells

@@ -78,7 +78,7 @@ class Run:
 
     @property
     def channels(self) -> int:
-        """Of a picture on the device."""
+        """The channels of a picture on the device."""
         return data.channels(self.options.dataset)
 
     @property
@@ -138,7 +138,7 @@ class Run:
 
     @cached_property
     def memory(self) -> HostMemory:
-        """Of this process at its peak, as predicted."""
+        """The host memory of this process at its peak, as predicted."""
         return host_memory.of_training(self, self.plan) if self.trains else host_memory.of_validation(self)
 
     def workload(self, processes: int | None = None) -> Workload:

@@ -85,7 +85,7 @@ class Divergence:
 
     @property
     def _advice(self) -> str:
-        """What may help where a loss or weights are no longer finite."""
+        """Remedies where a loss or weights are no longer finite."""
         of_scale = self._gradients.advice
         if not of_scale:
             return _ADVICE

@@ -12,8 +12,8 @@ from harness.training.job import Job
 
 
 def finished(job: Job, done: int, validated: Mapping[str, Any] | None, host_rate: float) -> None:
-    """Of a call that has done what was asked. `validated`: the row of the newest checkpoint that was; `host_rate`: images a
-    second on this machine."""
+    """Log the end of a call that has done what was asked. `validated`: the row of the newest checkpoint that was;
+    `host_rate`: images a second on this machine."""
     note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return
@@ -42,8 +42,8 @@ def finished(job: Job, done: int, validated: Mapping[str, Any] | None, host_rate
 
 
 def stopped(job: Job, call: str, reason: str, *changed: str) -> None:
-    """Of a call that ends early. `call`: the command line that goes on with the run as long as its options are not recorded;
-    `changed`: options with which going on is no repetition."""
+    """Log the end of a call that ends early. `call`: the command line that goes on with the run as long as its options are
+    not recorded; `changed`: options with which going on is no repetition."""
     run, folder, log, writer = job.run, job.folder, job.log, job.writer
     log.note(f"Stopped: {reason}")
     try:

@@ -1,4 +1,4 @@
-"""What everything in a training shares."""
+"""The values that all parts of a training share."""
 
 from __future__ import annotations
 

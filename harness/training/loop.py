@@ -66,8 +66,8 @@ class TrainingLoop:
         self._finish(last)
 
     def _begin(self) -> None:
-        """The initial checkpoint of a new run. Of one that goes on, the newest is validated if the run ended between saving
-        and validating it."""
+        """The initial checkpoint of a new run. In a run that goes on, the newest is validated if the run ended between
+        saving and validating it."""
         resumed = self._start.checkpoint
         with self._signals.asking():
             self._checkpointer.begin(resumed)
@@ -76,8 +76,8 @@ class TrainingLoop:
             self._validator.validate(resumed, self._start.values)
 
     def _advance(self, first: int, end: int) -> int:
-        """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then. How
-        many updates the run has done."""
+        """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then.
+        Return the number of updates that the run has done."""
         self._checkpointer.settle(wait=False)
         with self._signals.asking(self._stop):
             done = self._step(first, end)

@@ -91,7 +91,7 @@ class SavedRun(Origin):
 
     @property
     def updates(self) -> int:
-        """That are done."""
+        """The number of updates that are done."""
         return self.newest.iteration if self.newest else 0
 
     def notes(self, options: RunOptions) -> list[str]:
@@ -115,7 +115,7 @@ class SavedRun(Origin):
         return [*lines, *self._latest[1]]
 
     def refuse(self, run: Run) -> list[str]:
-        """What the run cannot go on with; the lines of `overrides`."""
+        """Refuse options that the run cannot go on with; the lines of `overrides`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
         if run.options.given("init_path"):
