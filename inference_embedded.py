@@ -63,12 +63,12 @@ def main(argv: list[str]) -> int:
 class ServedWeights(SavedWeights):
     """The weights of a server."""
 
-    def refuse(self, run: Run) -> list[str]:
+    def check(self, run: Run) -> list[str]:
         """The options that a program for inference alone cannot obey, besides."""
-        lines = super().refuse(run)
+        lines = super().check(run)
         if run.options.training.iterations is None:
             raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
-        embedded.refuse(run)
+        embedded.check(run)
         return lines
 
 
@@ -125,7 +125,7 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     values = None
     if checkpoint is not RANDOM_WEIGHTS:
         values = read.tensors(checkpoint)
-        compatibility.require(compatibility.of_values(values), compatibility.model(run), checkpoint)
+        compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
         for warning in compatibility.warnings(run, values, checkpoint):
             log.note(warning)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}

@@ -62,21 +62,21 @@ def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -
             return Path(tempfile.mkdtemp(prefix=f"{name}_"))
         if logs_path is not None:
             folder = Path(logs_path)
-            refuse_taken(folder)
+            check_no_run(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            refuse_unwritable(folder)
+            check_writable(folder)
             return folder
         return _fresh(Path(log_dir), name)
 
 
-def refuse_folder(log_dir: str, logs_path: str | None) -> None:
+def check_folder(log_dir: str, logs_path: str | None) -> None:
     """The LogError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
     with _refusals():
         if logs_path is not None:
-            refuse_taken(Path(logs_path))
-        _require_room(Path(log_dir if logs_path is None else logs_path))
+            check_no_run(Path(logs_path))
+        _check_room(Path(log_dir if logs_path is None else logs_path))
         if logs_path is not None:
-            refuse_unwritable(Path(logs_path))
+            check_writable(Path(logs_path))
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _refusals() -> Iterator[None]:
         raise LogError(f"cannot make a run folder in {error.filename}: {error.strerror}; see --log-dir, --no-logs") from None
 
 
-def _require_room(folder: Path) -> None:
+def _check_room(folder: Path) -> None:
     """OSError if the folder cannot be made, or nothing in it where it exists."""
     there, above = _there(folder), _there(folder) != folder
     if not there.is_dir():
@@ -116,7 +116,7 @@ def _there(folder: Path) -> Path:
     return Path()
 
 
-def refuse_taken(folder: Path) -> None:
+def check_no_run(folder: Path) -> None:
     """LogError for the folder of an earlier run."""
     saved = list(folder.glob("ckpt-*.index"))
     if saved or (folder / "arguments.json").exists():
@@ -129,16 +129,16 @@ def refuse_taken(folder: Path) -> None:
         raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
 
 
-def refuse_unwritable(folder: Path, goes_on: bool = False) -> None:
+def check_writable(folder: Path, goes_on: bool = False) -> None:
     """NotRegular for what stands in the way of a file that a run writes into its folder. `goes_on`: a link or a pipe in the
     place of its rows gives way to rows made anew."""
     for name in _APPENDED:
-        files.require_writable(folder / name)
+        files.check_writable(folder / name)
     for name in _TABLES:
-        files.require_writable(folder / name, replaced=goes_on)
+        files.check_writable(folder / name, replaced=goes_on)
     for name in _REPLACED:
-        files.require_writable(folder / name, replaced=True)
-    files.require_own_folder(folder / AVERAGES)
+        files.check_writable(folder / name, replaced=True)
+    files.check_own_folder(folder / AVERAGES)
 
 
 def _fresh(parent: Path, name: str) -> Path:

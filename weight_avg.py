@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     trained = averages.trained(candidates)
     left = len(candidates) - len(trained)
     print(f"Found {len(candidates)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
-    _refuse_leaving_none(options.discard_last, len(trained))
+    _check_leaves_some(options.discard_last, len(trained))
     with _beside_no_training(target):
         values = _average(trained, options)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> aver
         print(warning, file=sys.stderr)
     if damaged and not used:
         raise CheckpointError(f"--restore-path {options.restore_path}: all {len(trained)} checkpoints are damaged")
-    _refuse_leaving_none(options.discard_last, len(used))
+    _check_leaves_some(options.discard_last, len(used))
     used = used[: len(used) - options.discard_last]
     if options.N and len(used) < options.N:
         print(f"-N {options.N}: there are only {len(used)}")
@@ -91,7 +91,7 @@ def _target(filename: str) -> Path:
     return target
 
 
-def _refuse_leaving_none(discarded: int, count: int) -> None:
+def _check_leaves_some(discarded: int, count: int) -> None:
     if not count:
         raise OptionError("there is no checkpoint but that of the initial weights, which are left out; train on first")
     if discarded >= count:

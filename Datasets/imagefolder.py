@@ -63,7 +63,7 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
         raise DataError(f"data set imagefolder: {error}") from None
     class_names.agree(tree.classes, request.num_classes, f"the tree {top}")
     if not request.skip_bad:
-        _refuse_damaged([*tree.train, *(tree.validation or ())][:_LOOKED_AT])
+        _check_pictures([*tree.train, *(tree.validation or ())][:_LOOKED_AT])
     return _source(
         tree.classes, image_folder.FileIndex(tree.train, tree.classes),
         None if tree.validation is None else image_folder.FileIndex(tree.validation, tree.classes),
@@ -73,7 +73,7 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
     )  # fmt: skip
 
 
-def _refuse_damaged(pictures: list[image_folder.Picture]) -> None:
+def _check_pictures(pictures: list[image_folder.Picture]) -> None:
     """DataError for a file that is named like a picture and cannot be taken for one."""
     bad = image_folder.damaged(pictures)
     if bad:

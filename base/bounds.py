@@ -66,7 +66,7 @@ def elements(name: str, shape: Any, most: int) -> int:
     return math.prod(shape)
 
 
-def require_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
+def check_filled(name: str, shape: Any, each: int, size: int, most: int) -> None:
     """ValueError unless an array of elements of `each` bytes with this shape takes exactly `size` bytes, at most `most`."""
     if elements(name, shape, most // each) * each != size:
         raise ValueError(f"{name} claims the shape {brief(shape)} of {each} bytes each, but has {size:,} bytes")

@@ -99,7 +99,7 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
     if not isinstance(called, str) or called not in _KINDS:
         raise ValueError(f"{name} holds {brief(called)}, and only {', '.join(_KINDS)} are read")
     kind = np.dtype(_KINDS[called])
-    bounds.require_filled(name, entry.get("shape"), kind.itemsize, len(data), MOST_BYTES)
+    bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(data), MOST_BYTES)
     value = np.frombuffer(data, kind).reshape(entry["shape"])
     return (value.astype(np.uint32) << 16).view(np.float32) if called == "BF16" else value
 
@@ -115,7 +115,7 @@ def _hdf5(source: Path) -> dict[str, np.ndarray]:
                 raise ImportFailure("Keras 3 leaves the layers' names out of its .h5; save a .npz as --help shows")
             weights = {name: item for name, item in data_sets.items() if "optimizer" not in name}
             bounds.total([_bytes(name, item) for name, item in weights.items()], MOST_BYTES, "its arrays have")
-            _require_written(weights)
+            _check_written(weights)
             return {name: item[()] for name, item in weights.items()}
     except (ImportFailure, ValueError):
         raise
@@ -159,7 +159,7 @@ def _bytes(path: str, item: Any) -> int:
     return max(whole, chunk)  # chunks are unpacked whole
 
 
-def _require_written(data_sets: dict[str, Any]) -> None:
+def _check_written(data_sets: dict[str, Any]) -> None:
     """ValueError unless every data set is in the file whole: HDF5 fills gaps with zeros."""
     for name, item in data_sets.items():
         if item.chunks:

@@ -212,14 +212,14 @@ def _names(folder: Path, *, folders: bool) -> list[str]:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() == folders and not entry.name.startswith("."))
     except OSError as error:
-        _refuse_folder(error)
+        _raise_unreadable(error)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """The files in a folder and below, through links too. A folder that is reached twice counts once, so every walk ends."""
     entered: set[str] = set()
     _is_new(folder, folder, entered)
-    for here, below, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+    for here, below, names in os.walk(folder, onerror=_raise_unreadable, followlinks=True):
         seen = sorted(name for name in below if not name.startswith("."))
         below[:] = [name for name in seen if _is_new(Path(here, name), folder, entered)]
         yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
@@ -237,7 +237,7 @@ def _is_new(folder: Path, walked: Path, entered: set[str]) -> bool:
     return new
 
 
-def _refuse_folder(error: OSError) -> NoReturn:
+def _raise_unreadable(error: OSError) -> NoReturn:
     raise DataError(f"{error.filename} cannot be read: {error.strerror}")
 
 

@@ -36,13 +36,13 @@ def append(path: Path) -> BinaryIO:
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
-def require_writable(path: Path, replaced: bool = False) -> None:
+def check_writable(path: Path, replaced: bool = False) -> None:
     """NotRegular where `append` would meet with anything but a regular file; with `replaced`, where `write_atomically` would
     meet with a folder, the one thing that gives no way to a file."""
     with suppress(FileNotFoundError, NotADirectoryError):
         mode = os.stat(path, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode) or not (replaced or stat.S_ISREG(mode)):
-            raise _refused(path, mode)
+            raise _not_regular(path, mode)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -70,13 +70,13 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def own_folder(path: Path) -> Path:
-    """A folder of that name, made if it is not there; NotRegular as of `require_own_folder`."""
-    require_own_folder(path)
+    """A folder of that name, made if it is not there; NotRegular as of `check_own_folder`."""
+    check_own_folder(path)
     path.mkdir(exist_ok=True)
     return path
 
 
-def require_own_folder(path: Path) -> None:
+def check_own_folder(path: Path) -> None:
     """NotRegular for a link, or a file, where a folder belongs."""
     if path.is_symlink():
         raise NotRegular(errno.ELOOP, "Is a link, and a run writes into its own folder only; remove it", str(path))
@@ -90,15 +90,15 @@ def _open(path: Path, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise _refused(path, os.stat(path, follow_symlinks=False).st_mode) from None
+            raise _not_regular(path, os.stat(path, follow_symlinks=False).st_mode) from None
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise _refused(path, mode)
+        raise _not_regular(path, mode)
     return descriptor
 
 
-def _refused(path: Path, mode: int) -> NotRegular:
+def _not_regular(path: Path, mode: int) -> NotRegular:
     what = "Is a link, which is not followed" if stat.S_ISLNK(mode) else input_files.unfit(mode)
     return NotRegular(errno.EINVAL, f"{what}; remove it", str(path))

@@ -31,10 +31,10 @@ def unfit(mode: int) -> str | None:
 
 def opened(path: str | Path) -> BinaryIO:
     """A regular file for reading; OSError, whose `strerror` says what it is, for anything else."""
-    _require_regular(os.stat(path), path)  # to open some devices is to do something
+    _check_regular(os.stat(path), path)  # to open some devices is to do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _require_regular(os.fstat(descriptor), path)  # it may be another by now
+        _check_regular(os.fstat(descriptor), path)  # it may be another by now
         return os.fdopen(descriptor, "rb", buffering=0)
     except BaseException:
         os.close(descriptor)
@@ -67,7 +67,7 @@ def text(path: str | Path, most: int) -> str:
     return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _require_regular(state: os.stat_result, path: str | Path) -> None:
+def _check_regular(state: os.stat_result, path: str | Path) -> None:
     reason = unfit(state.st_mode)
     if reason:
         raise OSError(errno.EISDIR if stat.S_ISDIR(state.st_mode) else errno.EINVAL, reason, str(path))

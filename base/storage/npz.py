@@ -45,7 +45,7 @@ def _array(member: BinaryIO, size: int, name: str, most: int) -> np.ndarray:
     if kind.hasobject or not kind.itemsize:
         raise ValueError(f"{name} holds no numbers")
     rest = size - member.tell()
-    bounds.require_filled(name, shape, kind.itemsize, rest, most)
+    bounds.check_filled(name, shape, kind.itemsize, rest, most)
     values = np.frombuffer(zips.unpacked(member, rest), kind)
     return values.reshape(shape[::-1]).T if by_column else values.reshape(shape)
 

@@ -153,7 +153,7 @@ def resolve(
     replicas = options.replicas * instances
     if global_batch is not None:
         accumulation = _accumulation(global_batch, micro_batch, replicas)
-    _refuse(options, micro_batch, accumulation, replicas)
+    _check_sizes(options, micro_batch, accumulation, replicas)
     own_devices = options.shards > 1  # every stage has its own
     schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
     # of an update; each is one micro-batch to batch norm
@@ -177,7 +177,7 @@ def resolve(
     )
 
 
-def _refuse(options: DeviceOptions, micro_batch: int, accumulation: int, replicas: int) -> None:
+def _check_sizes(options: DeviceOptions, micro_batch: int, accumulation: int, replicas: int) -> None:
     """PlanError for numbers that do not fit together; `replicas`: of all instances."""
     samples = micro_batch * accumulation * replicas
     if samples > MOST_SAMPLES:

@@ -111,7 +111,7 @@ class Prediction:
         return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}
 
 
-def require_tiles(workload: Workload, system: System) -> None:
+def check_tiles(workload: Workload, system: System) -> None:
     """OptionError where no tile is left to compute."""
     io_tiles = workload.plan.options.num_io_tiles
     if io_tiles >= system.ipu.tiles:

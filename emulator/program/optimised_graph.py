@@ -50,7 +50,7 @@ class CacheEntry(Protocol):
     def load(self) -> OptimisedGraph | None:
         """The optimised graph, if the entry has a whole one."""
 
-    def refuse(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         """The loaded program is of no use."""
 
     def save(self, optimised: OptimisedGraph) -> None:

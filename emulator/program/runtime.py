@@ -97,7 +97,7 @@ class Program:
     ) -> None:  # fmt: skip
         """`write` writes the program into the present graph. `place`: the device of all that `write` places nowhere else.
         `cache_entry`: where the optimised graph is looked for and saved; a group's is built in each process anew."""
-        refuse_missing_devices(stage_devices)
+        check_devices(stage_devices)
         self.phase_ends: list[PhaseEnd] = []
         self._device = ThreadPoolExecutor(1)
         self._cache_entry, self._stage_devices, self._place = cache_entry, stage_devices, place
@@ -109,7 +109,7 @@ class Program:
         except Exception as error:
             if cached is None:
                 raise
-            cache_entry.refuse(error)  # whatever is wrong with it, a program can be built without it
+            cache_entry.reject(error)  # whatever is wrong with it, a program can be built without it
             set_up(None)
 
     def _set_up(
@@ -213,7 +213,7 @@ def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto
     return config
 
 
-def refuse_missing_devices(stage_devices: Sequence[str]) -> None:
+def check_devices(stage_devices: Sequence[str]) -> None:
     """PlanError if the plan counts on more GPUs than TensorFlow finds."""
     needed = len({device for device in stage_devices if device.startswith("/gpu")})
     available = len(tf.config.list_physical_devices("GPU")) if needed else 0

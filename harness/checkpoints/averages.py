@@ -23,7 +23,7 @@ Values = dict[str, "np.ndarray"]
 
 def candidates(folder: Path) -> list[Checkpoint]:
     """Every *ckpt-<n> directly in a folder, in order of n."""
-    find.require_folder(folder)
+    find.check_run_folder(folder)
     numbered = [Checkpoint.of_index(index) for index in find.indices(folder) if updates(index.stem) is not None]
     if not numbered:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")

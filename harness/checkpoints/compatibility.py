@@ -38,13 +38,13 @@ def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
     return {name: value.shape for name, value in values.items()}
 
 
-def require_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
+def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Refuses checkpoints of another network for validation; a line on each that is damaged and left out. A dry run warns
     of values, too, as the validation itself does."""
     main = run.options.main
     readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", thorough=main.dry_run)
     for checkpoint, shapes in readable:
-        require(shapes, model(run), checkpoint)
+        check_shapes(shapes, model(run), checkpoint)
         if main.dry_run:
             damaged += warnings(run, read.tensors(checkpoint, verified=True), checkpoint)
     return damaged
@@ -55,10 +55,10 @@ def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint)
     return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
 
 
-def require_saved(run: Run, newest: Checkpoint) -> None:
+def check_saved(run: Run, newest: Checkpoint) -> None:
     """Refuses a whole checkpoint that a run cannot go on from."""
-    require(read.shapes(newest, verified=True), saved(run), newest)
-    refuse_faulty(run, _values(run, newest), newest, going_on=True)
+    check_shapes(read.shapes(newest, verified=True), saved(run), newest)
+    check_sound(run, _values(run, newest), newest, going_on=True)
 
 
 def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
@@ -66,13 +66,13 @@ def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
     return {} if run.options.training.keep_going else read.tensors(checkpoint, verified=True)
 
 
-def require_beginning(run: Run, path: Path) -> None:
+def check_beginning(run: Run, path: Path) -> None:
     """Refuses weights of --init-path that a run cannot begin with."""
     place = find.initial(path)
     in_folder = isinstance(place, Path)
     chosen = read.latest(place, "--init-path")[0] if in_folder else place
     left = left_out(read.shapes(chosen, verified=in_folder), run, chosen)
-    refuse_faulty(run, without(_values(run, chosen), left), chosen)
+    check_sound(run, without(_values(run, chosen), left), chosen)
 
 
 def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
@@ -81,7 +81,9 @@ def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
     slots = {name: each for name, each in saved(run).items() if name in shapes and name != STEP}
     expected = {**model(run), **slots}
     left = _of_other_classes(shapes, expected, classifier(run))
-    require(shapes, {name: each for name, each in expected.items() if not name.startswith(tuple(left or "?"))}, checkpoint)
+    check_shapes(
+        shapes, {name: each for name, each in expected.items() if not name.startswith(tuple(left or "?"))}, checkpoint
+    )
     return left
 
 
@@ -107,7 +109,7 @@ def _of_other_classes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], 
     return names if alike and len(last) == 1 and all(there != here for there, here in last) else []
 
 
-def require(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
+def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
     """Refuses a checkpoint of another network or optimiser, naming the first difference."""
     problems = [f"{name} is missing" for name in expected if name not in shapes]
     problems += [
@@ -127,7 +129,7 @@ def require(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint
         )
 
 
-def refuse_faulty(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, going_on: bool = False) -> None:
+def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, going_on: bool = False) -> None:
     """Refuses to train with values of no use, unless --keep-going is given. `going_on`: the values are the run's own."""
     faulty = faults(values, saved(run), checkpoint)
     if faulty and not run.options.training.keep_going:

@@ -46,16 +46,16 @@ def indices(folder: Path) -> list[Path]:
 def of_run(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
     """The ckpt-<n> that a run can go on from; CheckpointError if there are none."""
     if option == "--restore-path":
-        require_folder(folder)
+        check_run_folder(folder)
     checkpoints = numbered(folder)
     if not checkpoints:
         raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
     return checkpoints
 
 
-def require_folder(folder: Path) -> None:
+def check_run_folder(folder: Path) -> None:
     """CheckpointError for anything else that --restore-path names where a run folder is needed."""
-    _refuse_address("--restore-path", folder)
+    _check_local("--restore-path", folder)
     if not folder.is_dir():
         raise CheckpointError(f"--restore-path {folder} is not a folder; give the run folder, as in logs/<run>")
 
@@ -63,7 +63,7 @@ def require_folder(folder: Path) -> None:
 def select(path: Path) -> list[Checkpoint]:
     """`--restore-path` of a validation: all checkpoints of a folder (numbered first, then averages in its ckpt/ folder), the
     checkpoints with a common prefix, or weights in a .npz file."""
-    _refuse_address("--restore-path", path)
+    _check_local("--restore-path", path)
     file = npz_weights.located(path)
     if file:
         return [Checkpoint(str(file))]
@@ -80,7 +80,7 @@ def select(path: Path) -> list[Checkpoint]:
         return [Checkpoint.of_index(index)]
     checkpoints = [Checkpoint.of_index(index) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
     if not checkpoints:
-        _refuse_foreign("--restore-path", path)
+        _check_own_format("--restore-path", path)
         raise CheckpointError(
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
             f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
@@ -91,7 +91,7 @@ def select(path: Path) -> list[Checkpoint]:
 def initial(path: Path) -> Checkpoint | Path:
     """`--init-path`: a checkpoint, or a folder that has some. CheckpointError for neither; weights in a .npz file are read,
     so that damaged ones are refused before anything is written."""
-    _refuse_address("--init-path", path)
+    _check_local("--init-path", path)
     file = npz_weights.located(path)
     if file:
         npz_weights.options(file)
@@ -101,7 +101,7 @@ def initial(path: Path) -> Checkpoint | Path:
         return path
     if not path.is_dir() and _index(path).exists():
         return Checkpoint.of_index(_index(path))
-    _refuse_foreign("--init-path", path)
+    _check_own_format("--init-path", path)
     raise CheckpointError(
         f"--init-path {path}: no checkpoint there; give a run folder, a prefix as in logs/<run>/ckpt-500, a .npz file, "
         f"or {' or '.join(npz_weights.BUNDLED)}"
@@ -129,14 +129,14 @@ def run_folder(path: Path) -> Path:
     return path.parent.parent if path.parent.name == AVERAGES else path.parent
 
 
-def _refuse_address(option: str, path: Path) -> None:
+def _check_local(option: str, path: Path) -> None:
     """Nothing is fetched. A path has one slash where an address has two."""
     scheme, _, rest = str(path).partition(":/")
     if rest and scheme.isalnum() and not path.exists():
         raise CheckpointError(f"{option} {scheme}://{rest}: only files here are read; download it first, and give its path")
 
 
-def _refuse_foreign(option: str, path: Path) -> None:
+def _check_own_format(option: str, path: Path) -> None:
     """Other projects' files are named as such."""
     if path.suffix in npz_weights.FOREIGN:
         raise CheckpointError(

@@ -117,7 +117,7 @@ def _entries(index: Path) -> dict[str, _Entry]:
         bounds.total([entry.end - entry.start for entry in entries.values()], _LARGEST_CHECKPOINT, "its tensors take")
     except ValueError as error:
         raise Damaged(str(error)) from None
-    _require_files(entries)
+    _check_files(entries)
     return entries
 
 
@@ -148,7 +148,7 @@ def _dtype(name: str, kind: int) -> np.dtype:
     return np.dtype(_TYPES[kind])
 
 
-def _require_files(entries: Mapping[str, _Entry]) -> None:
+def _check_files(entries: Mapping[str, _Entry]) -> None:
     """Damaged for bytes that are said to be of several tensors, which would be read many times, and for a file that is not
     there or has fewer bytes than are read of it."""
     ends: dict[Path, int] = {}

@@ -103,12 +103,12 @@ def delete(prefix: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def refuse_unwritable(folder: Path, done: int = -1) -> None:
+def check_writable(folder: Path, done: int = -1) -> None:
     """NotRegular for a folder in the place of a file of a checkpoint later than `done` updates, which `delete` leaves."""
     for path in folder.glob("ckpt-*.*"):
         name, dot, rest = path.name.partition(".")
         if NUMBERED.fullmatch(name) and int(name[5:]) > done and _OWN.fullmatch(dot + rest):
-            files.require_writable(path, replaced=True)
+            files.check_writable(path, replaced=True)
 
 
 def sweep(folder: Path) -> None:

@@ -18,7 +18,7 @@ from base.errors import OptionError
 from base.fields import HINT, brief
 from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.options.configs import Block
-from harness.options.exclusive import EXCLUSIVE, losers, refuse_contradictions
+from harness.options.exclusive import EXCLUSIVE, check_exclusive, losers
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, MainOptions, RunOptions
 from harness.options.sources import (
     Given,
@@ -248,7 +248,7 @@ def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any],
     for layer in given_layers:
         converted = {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
         if layer.source != RECORDED:
-            refuse_contradictions(known, layer, converted)
+            check_exclusive(known, layer, converted)
         won = [name for name in converted if name not in values and name not in lost]
         for name in won:
             values[name], sources[name] = converted[name], _source(layer, layer.values[name])

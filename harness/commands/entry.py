@@ -66,7 +66,7 @@ def start(
     notes = (*parsed.notes, *origin.notes(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
     run = replace(run, notes=(*run.notes, *_other_names(run, origin.recorded)))
-    warnings = origin.refuse(run)
+    warnings = origin.check(run)
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
         return None
@@ -84,7 +84,7 @@ def start(
         compiled(run) if compiled else compile_only.report(run, training)
         return None
     if not run.options.checkpoint.predict:
-        profile.refuse_bad_target(run.options.device, os.environ)
+        profile.check_target(run.options.device, os.environ)
     return run
 
 
@@ -117,7 +117,7 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
     call says nothing of the network either, as nobody means all defaults."""
     recorded, file = run_record.options(folder), run_record.file(folder)
     if not recorded:
-        _refuse_lost(file, argv, script)
+        _check_recorded(file, argv, script)
     elif "model" not in recorded and not any(value_of(argv, name, script) for name in TELLING):
         raise CheckpointError(
             f"{file} names no model, so that it is no record of a training: put it back as the run wrote it, or give the "
@@ -142,7 +142,7 @@ def wants_help(argv: list[str]) -> bool:
     return any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
 
 
-def _refuse_lost(file: Path, argv: list[str], script: str) -> None:
+def _check_recorded(file: Path, argv: list[str], script: str) -> None:
     tells = any(value_of(argv, name, script) for name in TELLING)
     if npz_weights.located(file):
         if tells:

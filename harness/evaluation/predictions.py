@@ -50,7 +50,7 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     pictures = image_files.load(paths, run.source.spec, request)
     program = prediction_program(run, request, pictures)
     try:
-        compatibility.require(compatibility.of_values(values), compatibility.model(run), checkpoint)
+        compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
         program.rewind()
         names = _names(run, checkpoint)

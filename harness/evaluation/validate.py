@@ -41,7 +41,7 @@ def validate(
     `global_batch`: samples of one update of its training, which date the checkpoint. StopRequest where one of several
     instances has been told to stop."""
     if values is not None:
-        compatibility.require(compatibility.of_values(values), compatibility.model(run), checkpoint)
+        compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
     program.rewind()
     micro_batches = own_micro_batches(run)

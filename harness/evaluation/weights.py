@@ -21,12 +21,12 @@ class SavedWeights(Origin):
         """`folder`: where the options of their training are `recorded`."""
         self.checkpoints, self.folder, self.recorded = selected, folder, recorded
 
-    def refuse(self, run: Run) -> list[str]:
+    def check(self, run: Run) -> list[str]:
         """Refuses checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on
         each checkpoint that is left out."""
         if run.options.checkpoint.predict:
             for path in run.options.checkpoint.predict:
                 image_headers.read(path)
         else:
-            folders.refuse(run)
-        return compatibility.require_model(run, self.checkpoints)
+            folders.check(run)
+        return compatibility.check_model(run, self.checkpoints)

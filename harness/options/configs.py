@@ -156,7 +156,7 @@ class ConfigFile:
 
     def block(self, name: str) -> dict[str, Entry]:
         """{option: Entry} of one block."""
-        self._refuse_unknown(name)
+        self._check_known(name)
         if name in self._lost:
             first = self._at(self._lost[name])
             twice = f"{self._at(self._blocks[name][0])}: block '{brief(name)}' is defined twice"
@@ -166,12 +166,12 @@ class ConfigFile:
     def values(self) -> dict[str, Any]:
         """The values that a file without blocks gives its keys."""
         for label in self._lost:
-            self._refuse_lost(label)
+            self._check_single(label)
         return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
         """The block that holds a configuration in a release; without a release, in the last that has the name."""
-        self._refuse_unknown(name)
+        self._check_known(name)
         spans = self.spans()
         try:
             return releases.choose(name, release, self.names, spans)
@@ -182,7 +182,7 @@ class ConfigFile:
         """The releases that have each name, as the file's table says."""
         if releases.TABLE not in self._blocks:
             return {}
-        self._refuse_lost(releases.TABLE)
+        self._check_single(releases.TABLE)
         spans = {}
         table = self._blocks[releases.TABLE][1]
         if not isinstance(table, yaml.MappingNode):
@@ -194,7 +194,7 @@ class ConfigFile:
             spans |= {self._key(name): span for name in names.value}
         return spans
 
-    def _refuse_unknown(self, name: str) -> None:
+    def _check_known(self, name: str) -> None:
         if name not in self.names:
             plain = self._plain_names()
             near = get_close_matches(brief(name), [n for n in plain if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
@@ -205,7 +205,7 @@ class ConfigFile:
         """Without the blocks that hold another's older values."""
         return [name for name in self.names if releases.divided(name)[1] is None]
 
-    def _refuse_lost(self, label: str) -> None:
+    def _check_single(self, label: str) -> None:
         if label in self._lost:
             again = self._at(self._blocks[label][0])
             raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(self._lost[label])}")

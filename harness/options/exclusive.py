@@ -35,7 +35,7 @@ def losers(values: Mapping[str, Any]) -> set[str]:
     return lost
 
 
-def refuse_contradictions(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
+def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
     """OptionError for two options of one group in one layer."""
     for group in EXCLUSIVE:
         chosen = [name for name in group if name in values and _takes_part(name, values[name])]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from base.errors import OptionError
 from base.process import command_line
-from emulator.planner.prediction import require_tiles
+from emulator.planner.prediction import check_tiles
 from emulator.planner.systems import System, holding
 from emulator.planner.workload import Workload
 from harness.checkpoints import find
@@ -124,7 +124,7 @@ def _recorded(words: list[str]) -> Mapping[str, Any]:
     path = entry.restore_path(words, "train")
     if not path:
         return {}
-    find.require_folder(Path(path))
+    find.check_run_folder(Path(path))
     return entry.recorded_options(Path(path), words, "train")
 
 
@@ -144,5 +144,5 @@ def cases(request: Request) -> Iterator[Case]:
         work = run.workload(request.processes)
         for name in request.systems or (None,):
             system = holding(name, work.plan.ipus)
-            require_tiles(work, system)
+            check_tiles(work, system)
             yield Case(label or run.name, run, work, system)

@@ -16,7 +16,7 @@ from harness.checkpoints import run_record, write
 from harness.processes.team import Team
 from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
-from log import new_run_folder, record, refuse_folder, refuse_unwritable
+from log import check_folder, check_writable, new_run_folder, record
 
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 
@@ -38,14 +38,14 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
     return replace(run, folders=_listed(everyone) if all_write(run) else ()), folder
 
 
-def refuse(run: Run) -> None:
+def check(run: Run) -> None:
     """LogError or NotRegular if the call's new folder cannot be made, or written, as far as can be told without making one;
     the others' lie beside that of instance 0."""
     logging = run.options.logging
     if logging.logs and not run.cluster.instance and not run.options.device.compile_only:
-        refuse_folder(logging.log_dir, logging.logs_path)
+        check_folder(logging.log_dir, logging.logs_path)
         if logging.logs_path is not None:
-            write.refuse_unwritable(Path(logging.logs_path))
+            write.check_writable(Path(logging.logs_path))
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
@@ -62,7 +62,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
         folder = given.absolute()
     if writes(run):
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_unwritable(folder, goes_on=True)
+        check_writable(folder, goes_on=True)
     return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
 
 

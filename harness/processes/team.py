@@ -87,7 +87,7 @@ class Team:
         """Starts the server, waits for all instances and compares what they were asked for; the seed that all use."""
         if self.size == 1:
             return run.seed
-        refuse_taken_port(self.cluster)
+        check_port(self.cluster)
         tf_runtime.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
         from ipu_utils import WorkerGroup
 
@@ -156,7 +156,7 @@ class Team:
         os._exit(128 + stop.number if stop else 1)
 
 
-def refuse_taken_port(cluster: Cluster) -> None:
+def check_port(cluster: Cluster) -> None:
     """OptionError if another program listens where this instance is to."""
     address = cluster.addresses[cluster.instance]
     port = int(address.rsplit(":", 1)[1])

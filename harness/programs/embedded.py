@@ -68,7 +68,7 @@ class Served:
         return "Latencies - " + ", ".join(f"{name}: {value:.3f} ms" for (name, _), value in zip(_SHOWN, values))
 
 
-def refuse(run: Run) -> None:
+def check(run: Run) -> None:
     """OptionError for options that a frozen program cannot follow."""
     device = run.options.device
     refused = {

@@ -139,12 +139,12 @@ class DiskCacheEntry:
         except FileNotFoundError:
             return None
         except Exception as error:  # a file of others may be anything; the program can be built without it
-            self.refuse(error)
+            self.reject(error)
             return None
         self.hit, self._kernels = True, frozenset(kernels)
         return executable
 
-    def refuse(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         """The entry cannot be used after all."""
         self.warnings.append(f"warning: {self.path} cannot be used ({bounds.reason(error)}) and is built anew")
         self.hit = False
@@ -194,7 +194,7 @@ class DiskCacheEntry:
 def _kernels() -> Path:
     """This process' folder of kernels, removed when the process ends. OSError where they may not find room: XLA ends a run
     that cannot write one."""
-    _require_room(Path(tempfile.gettempdir()))
+    _check_room(Path(tempfile.gettempdir()))
     place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{tf_runtime.KERNELS}"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     for left in place.parent.glob(f"cnn-harness{tf_runtime.KERNELS}*"):
@@ -204,7 +204,7 @@ def _kernels() -> Path:
     return place
 
 
-def _require_room(folder: Path) -> None:
+def _check_room(folder: Path) -> None:
     longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     free = shutil.disk_usage(folder).free
     if free < _ROOM or (longest != resource.RLIM_INFINITY and longest < _ROOM):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from emulator.planner import systems
-from emulator.planner.prediction import Prediction, predict, require_tiles
+from emulator.planner.prediction import Prediction, check_tiles, predict
 
 if TYPE_CHECKING:
     from harness.run.run import Run
@@ -19,7 +19,7 @@ def on_smallest_system(run: Run) -> Prediction | None:
     work = run.workload()
     try:
         system = systems.smallest(run.plan.ipus)
-        require_tiles(work, system)
+        check_tiles(work, system)
     except OptionError:
         return None
     return predict(work, system)

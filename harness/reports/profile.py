@@ -63,7 +63,7 @@ def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) 
     return Request(options.gc_profile or IPU, target, options.gc_profile is not None or bool(around))
 
 
-def refuse_bad_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
+def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
     """OptionError if the named files could not be written; makes their folder. Asked before a run begins."""
     request = requested(options, Path(), environ)
     if request is None or options.profile in (None, AUTO):

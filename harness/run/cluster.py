@@ -103,13 +103,13 @@ def find(options: RunOptions, environ: Mapping[str, str] = os.environ, training:
                 f"must be equal; give poprun --ipus-per-replica {options.device.shards}{_other_release(options)}"
             )
         return cluster
-    _refuse_syncs(options)
+    _check_syncs(options)
     if not options.training.distributed:
         return ALONE
     return _of_tf_config(environ)
 
 
-def _refuse_syncs(options: RunOptions) -> None:
+def _check_syncs(options: RunOptions) -> None:
     for name in ("syncs_per_epoch", "epochs_per_sync"):
         value = getattr(options.training, name)
         if value:

@@ -10,7 +10,7 @@ from base.errors import OptionError
 from emulator.plan.precision import OFF, UPDATE
 from harness.options.sections import flag
 from harness.run.cluster import RANKS, TF_CONFIG
-from harness.run.update_checks import only_moving, refuse_unmatched, trained_names
+from harness.run.update_checks import check_matched, only_moving, trained_names
 from Models import _norms
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def forced_precision(traced: TracedOptions) -> None:
             f"--force-weight-to-fp16 {word} names moving statistics only, and they are kept in FP32; leave it out"
         )
     moving = only_moving(single, trace)
-    refuse_unmatched("--force-weight-to-fp16", half, trace)
-    refuse_unmatched("--force-weight-to-fp32", [word for word in single if word not in moving], trace)
+    check_matched("--force-weight-to-fp16", half, trace)
+    check_matched("--force-weight-to-fp32", [word for word in single if word not in moving], trace)
     for name in trained_names(trace):
         words = [next((word for word in forced if word in name), "") for forced in (half, single)]
         if all(words):

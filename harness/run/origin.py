@@ -23,6 +23,6 @@ class Origin:
         """Lines on what is taken over; OptionError where these options cannot go on from there."""
         return []
 
-    def refuse(self, run: Run) -> list[str]:
+    def check(self, run: Run) -> list[str]:
         """OptionError, or another error of wrong input, for what would stop this run later; lines for its description."""
         return []

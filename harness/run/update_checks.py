@@ -27,10 +27,10 @@ LOSS_SCALES = 2.0**-10, 2.0**20  # beyond which most gradients in FP16 are 0, or
 
 def trained_variables(traced: TracedOptions) -> None:
     """Each word of --variable-filter names a trained variable."""
-    refuse_unmatched("--variable-filter", traced.options.training.variable_filter, traced.trace)
+    check_matched("--variable-filter", traced.options.training.variable_filter, traced.trace)
 
 
-def refuse_unmatched(option: str, words: Sequence[str], trace: Trace) -> None:
+def check_matched(option: str, words: Sequence[str], trace: Trace) -> None:
     """OptionError for a word that no trained variable's name contains."""
     names = trained_names(trace)
     for word in words:

@@ -21,7 +21,7 @@ from harness.run import cluster as clusters
 from harness.run.arguments import RUN_ID
 from harness.run.origin import Origin
 from harness.run.run import Run
-from log import refuse_unwritable
+from log import check_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,15 +50,15 @@ class NewRun(Origin):
         run = replace(run, run_id=team.broadcast_text(_new_id()))
         return *folders.begin(run, team), saved
 
-    def refuse(self, run: Run) -> list[str]:
+    def check(self, run: Run) -> list[str]:
         """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's."""
         given = run.options.training.init_path
         if run.cluster.instance:
             return []
         if given:
-            compatibility.require_beginning(run, Path(given))
+            compatibility.check_beginning(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
-        folders.refuse(run)
+        folders.check(run)
         return []
 
 
@@ -114,7 +114,7 @@ class SavedRun(Origin):
             )
         return [*lines, *self._latest[1]]
 
-    def refuse(self, run: Run) -> list[str]:
+    def check(self, run: Run) -> list[str]:
         """Refuse options that the run cannot go on with; the lines of `overrides`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
@@ -134,13 +134,13 @@ class SavedRun(Origin):
             )
         newest, _, missing = self._latest
         if newest:
-            _refuse_another_seed(run, newest)
-            compatibility.require_saved(run, newest)
+            _check_seed(run, newest)
+            compatibility.check_saved(run, newest)
         last_update(run, self.updates)
         if missing and run.cluster.instance == 0:
             raise missing
-        refuse_unwritable(self.folder, goes_on=True)
-        write.refuse_unwritable(self.folder, self.updates)
+        check_writable(self.folder, goes_on=True)
+        write.check_writable(self.folder, self.updates)
         return overrides(run)
 
     def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
@@ -180,7 +180,7 @@ def overrides(run: Run) -> list[str]:
     ]
 
 
-def _refuse_another_seed(run: Run, newest: Checkpoint) -> None:
+def _check_seed(run: Run, newest: Checkpoint) -> None:
     """One that the record tells, and the states do not: nobody asked for it."""
     saved: Sequence[int] = run_record.seeds(Path(newest.prefix).parent, newest)
     source = run.options.sources.get("seed", "")

@@ -91,7 +91,7 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
         log.note(warning)
     anew = compatibility.left_out(compatibility.of_values(values), run, source)
     taken = compatibility.without(values, anew)
-    compatibility.refuse_faulty(run, taken, source)
+    compatibility.check_sound(run, taken, source)
     program.begin_with(taken)
     log.note(f"Begun with the weights of {source.prefix}")
     if anew:
@@ -138,8 +138,8 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
 def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Values:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     if job.team.first:
-        compatibility.require(compatibility.of_values(saved.values), compatibility.saved(job.run), saved.checkpoint)
-        compatibility.refuse_faulty(job.run, saved.values, saved.checkpoint, going_on=True)
+        compatibility.check_shapes(compatibility.of_values(saved.values), compatibility.saved(job.run), saved.checkpoint)
+        compatibility.check_sound(job.run, saved.values, saved.checkpoint, going_on=True)
     values = job.team.broadcast(saved.values if job.team.first else None)
     saved.values.clear()
     program.load(values)

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     arguments = _parse(argv)
     source, target = Path(arguments.source), Path(arguments.target)
     listing = _listed(arguments, source)
-    _refuse_target_in_source(source, arguments.validation_dir, target)
+    _check_target(source, arguments.validation_dir, target)
     top = (source if source.is_dir() else source.parent).absolute()
 
     def relative_path(file: Path) -> str:
@@ -86,7 +86,7 @@ def _listed(arguments: argparse.Namespace, source: Path) -> Listing:
         raise DataError(f"{number}: {bad[0].file} {bad[0].advice}, or give --skip-bad-files\n{_lines(bad)}")
     if bad:
         print(f"Left out {len(bad)} bad file{'s' * (len(bad) > 1)}:\n{_lines(bad)}")
-    listings.require_every_class(good)
+    listings.check_every_class(good)
     return good
 
 
@@ -94,7 +94,7 @@ def _lines(bad: list[BadFile]) -> str:
     return "\n".join(f"  {file} {reason}" for file, reason in bad)
 
 
-def _refuse_target_in_source(source: Path, validation: str | None, target: Path) -> None:
+def _check_target(source: Path, validation: str | None, target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise DataError(f"{target} is a file; give a new or empty folder")
     for folder in [source] * source.is_dir() + ([Path(validation)] if validation else []):

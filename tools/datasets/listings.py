@@ -84,7 +84,7 @@ def without_bad_files(listing: Listing) -> tuple[Listing, list[BadFile]]:
     return replace(listing, train=good(listing.train), validation=held_out), bad
 
 
-def require_every_class(listing: Listing) -> None:
+def check_every_class(listing: Listing) -> None:
     """Raise if a class has no picture to train on."""
     with_some = {picture.label for picture in listing.train}
     for label, name in enumerate(listing.classes, 1):

@@ -86,7 +86,7 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
-        _refuse_other_content(target, plan)
+        _check_content(target, plan)
         for name, text in (
             (conversion_info.FILE, json.dumps(plan.manifest, indent=2) + "\n"),
             (class_names.FILE, class_names.text(plan.classes)),
@@ -175,7 +175,7 @@ def _finish(file: Path) -> None:
             os.close(descriptor)
 
 
-def _refuse_other_content(target: Path, plan: Plan) -> None:
+def _check_content(target: Path, plan: Plan) -> None:
     ours = {conversion_info.FILE, class_names.FILE, *(shard.name for shard in plan.shards)}
     recorded = conversion_info.content(target / conversion_info.FILE)
     if recorded is not None and recorded != plan.manifest:

@@ -142,11 +142,11 @@ def test_graphics_cards_are_counted_without_tensorflow(tmp_path, monkeypatch):
 
 
 def test_a_plan_for_cards_that_tensorflow_cannot_drive_is_refused(monkeypatch):
-    from emulator.program.runtime import refuse_missing_devices
+    from emulator.program.runtime import check_devices
 
-    refuse_missing_devices(("/cpu:0", "/cpu:3"))
+    check_devices(("/cpu:0", "/cpu:3"))
     with pytest.raises(PlanError, match=r"places stages on 2 GPUs, but TensorFlow can drive 0 here .* give --device cpu"):
-        refuse_missing_devices(("/gpu:0", "/gpu:1"))
+        check_devices(("/gpu:0", "/gpu:1"))
 
 
 def test_compile_only_writes_nothing(tmp_path, monkeypatch):
