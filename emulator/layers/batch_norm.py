@@ -84,8 +84,25 @@ def of_processes(
 def inference(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float
 ) -> tf.Tensor:
-    """Batch norm with the moving mean and variance, [channels] each."""
+    """Batch norm with the moving mean and variance, [channels] each, by TensorFlow's operations."""
     return _fused(x, gamma, beta, moving, epsilon, training=False).y
+
+
+def inference_by_kernels(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    moving: tuple[tf.Tensor, tf.Tensor],
+    epsilon: float,
+    activation: str = LINEAR,
+) -> tf.Tensor | None:
+    """The same, and an activation; None without the native kernels."""
+    kernels = library.load_for(x)
+    if kernels is None:
+        return None
+    return kernels.emulator_batch_norm_inference(
+        x=x, gamma=gamma, beta=beta, mean=moving[0], variance=moving[1], epsilon=epsilon, activation=activation
+    )
 
 
 def _fused(

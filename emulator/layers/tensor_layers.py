@@ -245,6 +245,9 @@ class TensorLayers(Layers):
         names = self.path("moving_mean"), self.path("moving_variance")
         if not self._training:
             moving = self._weights[names[0]], self._weights[names[1]]
+            done = batch_norm.inference_by_kernels(x, gamma, beta, moving, policy.epsilon, activation)
+            if done is not None:
+                return done
             return self._activation(batch_norm.inference(x, gamma, beta, moving, policy.epsilon), activation)
         batch = (x, gamma, beta, self._norm_parts, policy.epsilon)
         activated = None if self._sync_mean else batch_norm.by_kernels(*batch, activation)

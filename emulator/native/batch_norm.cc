@@ -1,5 +1,5 @@
-// Batch norm of training and the activation after it, forward and backward, one operation each; the batch may be of several
-// parts whose statistics are kept apart (Ioffe and Szegedy, arXiv 1502.03167).
+// Batch norm and the activation after it: training's, forward and backward, one operation each, where the batch may be of
+// several parts whose statistics are kept apart; and inference's (Ioffe and Szegedy, arXiv 1502.03167).
 
 #include "emulator/native/norms.h"
 
@@ -146,6 +146,43 @@ class BatchNormGradient : public OpKernel {
   float epsilon_ = 0;
 };
 
+// With the moving mean and variance.
+class BatchNormInference : public OpKernel {
+ public:
+  explicit BatchNormInference(OpKernelConstruction* construction) : OpKernel(construction) {
+    std::string activation;
+    OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
+    OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
+    blocks_ = blocks_of<false>(activation);
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const int64_t last = input.dims() == 4 ? input.dim_size(3) : 0;
+    check_sizes(context, {last, last, last, last});
+    if (!context->status().ok()) return;
+    const Walk walk(input);
+    Tensor* output;  // x itself where nothing else reads it: a value is read before it is written
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, input.shape(), &output));
+    auto data = [&](int k) { return context->input(k).flat<float>().data(); };
+    const float *x = data(0), *gamma = data(1), *beta = data(2), *mean = data(3), *variance = data(4);
+    float* y = output->flat<float>().data();
+    std::vector<float> r(last), factor(last), shift(last);
+    for (int64_t c = 0; c < last; ++c) r[c] = 1.0f / std::sqrt(variance[c] + epsilon_);
+    scale(last, gamma, beta, mean, r.data(), factor.data(), shift.data());
+    run(context, walk,
+        [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
+          const int64_t start = sample * walk.sample_size() + first;
+          blocks_.values(x + start, {factor.data(), shift.data()}, pixels, last, y + start);
+        },
+        1);
+  }
+
+ private:
+  Blocks blocks_;
+  float epsilon_ = 0;
+};
+
 REGISTER_OP("EmulatorBatchNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
@@ -177,6 +214,16 @@ REGISTER_OP("EmulatorBatchNormGradient")
       return tensorflow::OkStatus();
     });
 REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormGradient").Device(tensorflow::DEVICE_CPU), BatchNormGradient);
+
+REGISTER_OP("EmulatorBatchNormInference")
+    .Input("x: float").Input("gamma: float").Input("beta: float").Input("mean: float").Input("variance: float")
+    .Attr("activation: string").Attr("epsilon: float")
+    .Output("y: float")
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->input(0));
+      return tensorflow::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNormInference").Device(tensorflow::DEVICE_CPU), BatchNormInference);
 
 }  // namespace
 }  // namespace native

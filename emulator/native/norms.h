@@ -122,7 +122,7 @@ struct Sums {
   float *slopes, *products, *arriving = nullptr, *scaled = nullptr;
 };
 
-// Work on a block that depends on the activation. No two of the rows overlap, nor do x, dy and the result (ivdep).
+// Work on a block that depends on the activation. No two of the rows overlap, nor do x, dy and a gradient (ivdep).
 struct Blocks {
   void (*values)(const float* x, const Channels& rows, int64_t pixels, int64_t channels, float* y);
   void (*sums)(const float* x, const float* dy, const Channels& rows, int64_t pixels, int64_t channels, const Sums& sums);
@@ -130,8 +130,9 @@ struct Blocks {
   void (*gradients)(const float* x, const float* dy, const Channels& rows, int64_t pixels, int64_t channels, float* dx);
 };
 
+// y may be x.
 template <Activation kind, bool proxy>
-void values(const float* __restrict x, const Channels& rows, int64_t pixels, int64_t channels, float* __restrict y) {
+void values(const float* x, const Channels& rows, int64_t pixels, int64_t channels, float* y) {
   const float *factor = rows.factor, *shift = rows.shift, *centre = rows.centre, *outer = rows.outer;
   for (int64_t p = 0; p < pixels; ++p, x += channels, y += channels) {
 #pragma GCC ivdep

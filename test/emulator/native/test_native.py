@@ -119,6 +119,29 @@ def test_batch_norm_is_that_of_float64(shape, activation):
 
 
 @needs_kernels
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_batch_norm_of_inference_is_that_of_float64(shape, activation):
+    """Where x is read by others too, and where it may be overwritten."""
+    random = np.random.default_rng(8)
+    x, (gamma, beta, mean) = random.normal(0, 2, shape), random.normal(0, 1, (3, shape[-1]))
+    variance = random.uniform(0.1, 2, shape[-1])
+    act = {"linear": lambda z: z, "relu": lambda z: np.maximum(z, 0), "relu6": lambda z: np.clip(z, 0, 6),
+           "swish": lambda z: z / (1 + np.exp(-z))}[activation]  # fmt: skip
+    exact = [act((x + k - mean) / np.sqrt(variance + 1e-3) * gamma + beta) for k in range(3)]
+    with new_graph().as_default() as graph, tf.Session(graph=graph) as session:
+        given = tf.placeholder(tf.float32, shape)
+        rows = [tf.constant(row, tf.float32) for row in (gamma, beta, mean, variance)]
+        read_twice = given + 1.0
+        outputs = [
+            batch_norm.inference_by_kernels(each, *rows[:2], tuple(rows[2:]), 1e-3, activation)
+            for each in (given, read_twice, given + 2.0)
+        ]
+        found = session.run([*outputs, tf.square(read_twice)], {given: x})
+    assert_near(found, [*exact, np.square(x + 1)], 1e-5)
+
+
+@needs_kernels
 def test_variances_are_exact_far_from_zero():
     """Sums of squares would lose them: the mean is 1,000 times the deviation."""
     x = np.random.default_rng(3).normal(1000, 1, (2, 30, 30, 4)).astype(np.float32)
