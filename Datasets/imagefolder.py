@@ -37,7 +37,7 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     if not classes:
         raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
     class_names.agree(classes, request.num_classes, str(top / class_names.FILE))
-    validation = part(shards(top, "validation"), request.percentage)
+    validation = part(shards(top, "validation"), request.percentage, least=1)
     index, held_out, tolerance = open_shards("imagefolder", train, validation, top, request)
     return _source(
         classes, index, held_out,

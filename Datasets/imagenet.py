@@ -30,7 +30,7 @@ def open_imagenet(request: OpenRequest) -> PhotographSource:
     for folder in _candidates(top):
         train = _shards_in(folder, "train")
         if train:
-            splits = [part(split, request.percentage) for split in (train, _shards_in(folder, "validation"))]
+            splits = part(train, request.percentage), part(_shards_in(folder, "validation"), request.percentage, least=1)
             return _source(*splits, folder, request)
     raise DataError(
         f"data set imagenet: no {_TRAIN} in {top} or {top / 'train'}, nor in a folder named {_FOLDER} below it; give "

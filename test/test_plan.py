@@ -210,3 +210,18 @@ def test_what_is_odd_in_a_file_is_printed(tmp_path):
     )
     out = succeed("plan", "--config-path", tmp_path / "old.yml", "--config", "q").out
     assert "old.yml:4: gradient_accumulation is left out" in out
+
+
+def test_a_full_disk_is_no_wrong_input(capsys):
+    assert run("plan", "--config", "quickstart", "--json", "/dev/full").code == 1
+    assert run("plan", "--config", "quickstart", "--json", "/nowhere/plan.json").code == 2
+
+
+def test_one_process_of_several_is_planned(monkeypatch):
+    """TF_CONFIG is no matter of a plan."""
+    cluster = {"cluster": {"worker": ["127.0.0.1:23411", "127.0.0.1:23412"]}, "task": {"index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert (
+        "--distributed: the replicas of one process are planned"
+        in succeed("plan", "--config", "quickstart", "--distributed").out
+    )

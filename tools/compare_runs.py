@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
             parser.error(f"{folder} is not a run's folder: it has no training.csv")
     try:
         print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
-    except ValueError as error:
+    except (ValueError, IsADirectoryError, NotADirectoryError, FileNotFoundError) as error:
         parser.error(bounds.reason(error))
     return 0
 

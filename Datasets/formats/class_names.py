@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 
 from base.errors import DataError
-from base.fields import brief, whole_number
+from base.fields import brief, decimal_number
 from base.storage import input_files
 from Datasets._spec import DataSpec
 
@@ -18,22 +19,28 @@ IMAGENET_CLASSES = 1000
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """The classes in the order of their labels: whole numbers by their value, anything else by its characters."""
+    """The classes in the order of their labels: by value if all are numbers, else by their characters."""
     unique = set(names)
-    if all(name.isascii() and name.isdigit() for name in unique):
-        return tuple(sorted(unique, key=int))
-    return tuple(sorted(unique))
+    values = {name: _number(name) for name in unique}
+    return tuple(sorted(unique, key=values.__getitem__ if None not in values.values() else str))
 
 
 def same_number(names: Sequence[str]) -> tuple[int, int] | None:
-    """The places of two names that are one whole number in two spellings, as 1 and 01 or +1; None without such names. They
+    """The places of two names that are one number in two spellings, as 1 and 01 or 1.0; None without such names. They
     would become two classes."""
-    places: dict[int, int] = {}
+    places: dict[Fraction, int] = {}
     for place, name in enumerate(names):
-        with suppress(ValueError):
-            first = places.setdefault(whole_number(name.strip()), place)
-            if names[first] != name:
-                return first, place
+        value = _number(name.strip())
+        if value is not None and names[places.setdefault(value, place)] != name:
+            return places[value], place
+    return None
+
+
+def _number(name: str) -> Fraction | None:
+    """The value of a name that is a number, as people write them without an exponent."""
+    with suppress(ValueError):
+        decimal_number(name)
+        return None if "e" in name.lower() else Fraction(name)
     return None
 
 

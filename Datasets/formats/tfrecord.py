@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -58,9 +59,9 @@ def shards(folder: Path, split: str) -> list[Path]:
     return [folder / name for name in wanted]
 
 
-def part(files: list[Path], percentage: int) -> list[Path]:
-    """The first `percentage` of the shards; DataError if none is left."""
-    count = len(files) * percentage // 100
+def part(files: list[Path], percentage: int, least: int = 0) -> list[Path]:
+    """The first `percentage` of the shards, `least` of them anyway; DataError if none is left."""
+    count = max(len(files) * percentage // 100, least)
     if files and not count:
         raise DataError(
             f"--dataset-percentage-to-use {percentage} of {len(files)} shards "
@@ -162,7 +163,8 @@ def _save_index(path: Path, index: tuple[np.ndarray, ...]) -> None:
         np.savez(beside, counts=index[0], offsets=index[1], lengths=index[2])
         os.replace(beside, path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may not be entered
+            beside.unlink()
 
 
 def _load_index(path: Path, files: int) -> tuple[np.ndarray, ...] | None:

@@ -16,7 +16,8 @@ from base.process import versions
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-SWITCH = "HARNESS_KERNELS"  # in the environment; 0 does without
+SWITCH = "HARNESS_KERNELS"  # in the environment
+OFF = ("0", "false", "no", "off")  # its values that do without
 FOLDER = Path(__file__).parent
 BUILT = FOLDER / "built"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
@@ -38,7 +39,8 @@ def path() -> Path:
 
 def identity() -> str:
     """The name of the kernels that the programs of this process have; "" for none. Bits depend on them."""
-    return path().stem if os.environ.get(SWITCH, "1") != "0" and path().exists() else ""
+    wanted = os.environ.get(SWITCH, "1").strip().lower() not in OFF
+    return path().stem if wanted and path().exists() else ""
 
 
 def load() -> ModuleType | None:

@@ -3,6 +3,7 @@ files, and the file `checkpoint`, is read."""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from contextlib import suppress
@@ -78,7 +79,7 @@ def select(path: Path) -> list[Checkpoint]:
     index = _index(path)
     if index.exists():
         return [Checkpoint.of_index(index)]
-    checkpoints = [Checkpoint.of_index(index) for index in sorted(path.parent.glob(f"{path.name}*.index"))]
+    checkpoints = [Checkpoint.of_index(index) for index in sorted(path.parent.glob(f"{glob.escape(path.name)}*.index"))]
     if not checkpoints:
         _check_own_format("--restore-path", path)
         raise CheckpointError(

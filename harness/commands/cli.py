@@ -246,7 +246,7 @@ def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any],
     sources: dict[str, str] = {}
     lost: set[str] = set()
     for layer in given_layers:
-        converted = {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
+        converted = _converted(known, layer, values, sources)
         if layer.source != RECORDED:
             check_exclusive(known, layer, converted)
         won = [name for name in converted if name not in values and name not in lost]
@@ -255,6 +255,20 @@ def _merge(known: Catalogue, given_layers: list[Layer]) -> tuple[dict[str, Any],
             spelled[name] = layer.values[name].spelling
         lost |= losers({name: converted[name] for name in won}) - set(values)
     return values, sources, lost, spelled
+
+
+def _converted(known: Catalogue, layer: Layer, values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a layer; OptionError for a wrong one, maybe recorded and wrong for another layer's model alone."""
+    try:
+        return {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
+    except OptionError as error:
+        recorded, model = layer.values.get("model"), values.get("model")
+        if layer.source != RECORDED or recorded is None or model in (None, recorded.raw):
+            raise
+        raise OptionError(
+            f"model {model} ({sources['model']}) is not that of the recorded run, {brief(recorded.raw)}, whose options do "
+            f"not fit it ({error}); leave the model out, or begin a new run"
+        ) from None
 
 
 def _source(layer: Layer, given: Given) -> str:

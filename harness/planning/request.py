@@ -115,6 +115,9 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     options, notes = parsed.options, [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
     if made:
         options = replace(options, sources={**options.sources, "generated_data": "a plan reads no data"})
+    if options.training.distributed:
+        options = replace(options, training=replace(options.training, distributed=False))
+        assumed.append("--distributed: the replicas of one process are planned; give those of all as --replicas")
     run = resolve.prepare(options, alone, training=training, total_replicas=recorded.get("total_replicas"))
     return replace(run, notes=(*notes, *assumed))
 

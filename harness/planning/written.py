@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def values(planned: Planned) -> dict[str, Any]:
 
 def whole(target: str, text: str) -> None:
     """Writes a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
-    be."""
+    be, OSError where the disk is full or fails."""
     path = Path(target)
     if (path.parent / "arguments.json").exists() and path.name.startswith(_OF_A_RUN):
         raise OptionError(
@@ -48,4 +49,6 @@ def whole(target: str, text: str) -> None:
         else:
             files.write_atomically(path.resolve(), text)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise OSError(error.errno, error.strerror, target) from None
         raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None

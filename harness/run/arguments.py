@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from base.fields import LARGEST_COUNT, brief
-from Datasets._spec import DataSpec
+from Datasets._spec import DataSource, DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
 from harness.options.exclusive import EXCLUSIVE
@@ -25,7 +25,8 @@ RUN_ID = "run_id"  # random, one for a run; in every state, too
 SEED = "seed"  # of everything random; in every state, too
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
-_NULLABLE = (CLASSES, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
+RECORDS = "records_digest"
+_NULLABLE = (CLASSES, RECORDS, RUN_ID, SEED, "restored_from")  # their readers say so, where that matters
 _LARGEST = 2**63 - 1
 Rule = tuple[Callable[[Any], bool], str]  # whether a value keeps the rule, and its text
 
@@ -62,11 +63,13 @@ _OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
 _NUMBER: Rule = (_is_finite, KINDS[float])
 _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys((ASKED, "sources"), _OBJECT),
-    **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances", "num_classes"), COUNT),
+    **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances"), COUNT),
+    **dict.fromkeys(("num_classes", "train_images"), COUNT),
     **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
+    "validation_images": WHOLE,
     **dict.fromkeys(("grad_scale", "lr_scale"), _NUMBER),
     **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
-    **dict.fromkeys((RUN_ID, CLASSES, "name", "command", "summary_str", "checkpoint_path"), TEXT),
+    **dict.fromkeys((RUN_ID, CLASSES, RECORDS, "name", "command", "summary_str", "checkpoint_path"), TEXT),
     **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
     CALLS: PAIRS,
     **dict.fromkeys(("instance_folders", "wd_exclude"), _TEXTS),
@@ -88,6 +91,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "lr_scale": scale if linear else 1.0,
         "name": run.name,
         CLASSES: names_digest(run.source.spec),
+        **data_identity(run.source),
         "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
         "parameters": run.trace.parameters,
         "precision": run.plan.precision.name,
@@ -105,6 +109,12 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     }
     requested = {name: values[name] for name in ("global_batch_size", "image_size")}
     return {**values, **derived, **extra, ASKED: requested, "sources": dict(run.options.sources)}
+
+
+def data_identity(source: DataSource) -> dict[str, Any]:
+    """The sizes of a data set's parts, and a digest of some of its records; generated ones have none."""
+    digest = source.digest() if hasattr(source, "digest") else None
+    return {"train_images": source.spec.train_images, "validation_images": source.spec.validation_images, RECORDS: digest}
 
 
 def names_digest(spec: DataSpec) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
 from harness.checkpoints import compatibility, find, read, run_record, write
@@ -18,7 +18,7 @@ from harness.options.sections import RECORDED, RunOptions
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.run import cluster as clusters
-from harness.run.arguments import RUN_ID
+from harness.run.arguments import RECORDS, RUN_ID, data_identity
 from harness.run.origin import Origin
 from harness.run.run import Run
 from log import check_writable
@@ -141,7 +141,7 @@ class SavedRun(Origin):
             raise missing
         check_writable(self.folder, goes_on=True)
         write.check_writable(self.folder, self.updates)
-        return overrides(run)
+        return [*overrides(run), *other_data(run, run_record.arguments(self.folder))]
 
     def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
         """On instance 0 the checkpoint with its tensors, and the run with lines on those that turn out damaged only now."""
@@ -168,6 +168,25 @@ def last_update(run: Run, done: int) -> int:
     if stop_after is not None and stop_after <= done and done:
         raise OptionError(f"--stop-after {stop_after}: the run has done {done} updates already; give a larger number")
     return min(total, stop_after or total)
+
+
+def other_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """A warning where the data are not those that the run recorded: order, length and rates follow from their number."""
+    now = data_identity(run.source)
+    before = {name: recorded.get(name) for name in now}
+    changed = [
+        f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}"
+        for name in ("train_images", "validation_images")
+        if before[name] not in (None, now[name])
+    ]
+    if not changed and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]:
+        changed = ["as many pictures, but others or in another order"]
+    if not changed:
+        return []
+    return [
+        f"warning: the data are not those that the run recorded ({', '.join(changed)}): order, length and rates follow from "
+        "them, so the run does not go on as it would have"
+    ]
 
 
 def overrides(run: Run) -> list[str]:

@@ -163,6 +163,16 @@ def test_the_first_shards(percentage, train, folder):
     assert source.spec.train_images == train
 
 
+def test_one_shard_for_validation_stays_whole(tmp_path):
+    photos.write_imagenet(tmp_path, train=8, validation=4, shards=4)
+    whole, *others = sorted(tmp_path.glob("validation-*"))
+    for file in others:
+        file.unlink()
+    whole.rename(tmp_path / "validation-00000-of-00001")
+    spec = imagenet.open_imagenet(OpenRequest(str(tmp_path), {}, percentage=50)).spec
+    assert spec.train_images == 4 and spec.validation_images > 0
+
+
 def test_a_part_of_a_tree_is_refused(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
@@ -288,6 +298,13 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
     assert len(RecordIndex(files, environ=environ)) == 20
     files[0].write_bytes(files[0].read_bytes() + framed(first.payload(3)))
     assert len(RecordIndex(files, environ=environ)) == 21
+
+
+def test_an_index_that_cannot_be_kept_is_done_without(folder, tmp_path, monkeypatch):
+    """A home that is a file, or that the process may not enter."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tfrecord, "_LEAST_CACHED", 0)
+    assert len(RecordIndex(sorted(folder.glob("train-*")), environ={"XDG_CACHE_HOME": str(tmp_path / "file")})) == 20
 
 
 def test_checksums_with_and_without_the_library():

@@ -726,6 +726,8 @@ def test_a_bad_row_is_named(tmp_path, text, words):
 def test_labels_are_ordered_as_numbers_only_if_all_are():
     assert class_names.ordered(["10", "9", "9"]) == ("9", "10")
     assert class_names.ordered(["10", "9", "b"]) == ("10", "9", "b")
+    assert class_names.ordered(["-1", "10", "-2", "9.5"]) == ("-2", "-1", "9.5", "10")
+    assert class_names.ordered(["1e3", "2"]) == ("1e3", "2")  # a name
 
 
 def test_one_number_in_two_spellings_is_no_two_classes(tmp_path):
@@ -735,6 +737,24 @@ def test_one_number_in_two_spellings_is_no_two_classes(tmp_path):
     (tmp_path / "labels.txt").write_text("2\n1\nx\n+1\n")
     with pytest.raises(DataError, match=r"labels.txt: line 2 \(1\) and line 4 \(\+1\) are one number"):
         class_names.read(tmp_path)
+    (tmp_path / "labels.txt").write_text("1.0\n2\n1\n")
+    with pytest.raises(DataError, match=r"line 1 \(1.0\) and line 3 \(1\) are one number"):
+        class_names.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00001.partial", "labels.txt.partial", "conversion.json.partial"])
+def test_nothing_is_written_through_what_lies_under_a_temporary_name(name, tmp_path):
+    """A link to a file elsewhere, or a pipe, on which a writer would wait for good."""
+    write_tree(tmp_path / "tree", names=("a", "b"))
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for make in (lambda place: place.symlink_to(precious), os.mkfifo):
+        target = tmp_path / make.__name__.strip("<>")
+        target.mkdir()
+        make(target / name)
+        assert command("convert", tmp_path / "tree", target).code == 0
+        assert precious.read_text() == "precious"
+        assert all(file.is_file() and not file.is_symlink() for file in target.iterdir())
 
 
 # --- Verification ----------------------------------------------------------------------------------------------

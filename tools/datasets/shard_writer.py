@@ -92,7 +92,7 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
             (class_names.FILE, class_names.text(plan.classes)),
         ):
             if not _holds(target / name, text):
-                (target / (name + PARTIAL)).write_text(text, encoding="utf-8")
+                _new(target / (name + PARTIAL)).write_text(text, encoding="utf-8")
                 _finish(target / name)
         with ThreadPoolExecutor(_WALKERS) as pool:
             whole = pool.map(lambda shard: _is_whole(target / shard.name, len(shard.pictures)), plan.shards)
@@ -138,7 +138,7 @@ def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress:
 
     from Datasets.formats import tf_example
 
-    partial = target / (shard.name + PARTIAL)
+    partial = _new(target / (shard.name + PARTIAL))
     try:
         with tf.io.TFRecordWriter(str(partial)) as writer:
             for picture, size in shard.pictures:
@@ -148,11 +148,22 @@ def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress:
                 progress.advance()
         if not stop.is_set():
             _finish(target / shard.name)
-    except BaseException:
+    except BaseException as error:
         stop.set()
+        if isinstance(error, tf.errors.OpError):
+            raise OSError(f"{partial} cannot be written: {error.message.rpartition('; ')[2]}") from None
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _new(file: Path) -> Path:
+    """A temporary name that nothing has: a killed conversion may have left it, and a link would be written through."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{file} cannot be replaced: {error.strerror}; remove it") from None
+    return file
 
 
 def _content(file: Path, size: int) -> bytes:

@@ -221,12 +221,12 @@ def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
         "--no-validation --optimiser momentum"
     )
     losses = {}
-    for switch in ("1", "0"):
+    for switch in ("1", "off"):
         monkeypatch.setenv(library.SWITCH, switch)
         result = succeed("train", *words.split(), "--logs-path", tmp_path / switch)
         assert (f"Kernels: {library.path().stem}" in result.out) == (switch == "1")
         losses[switch] = [float(row["loss_batch"]) for row in timeless(tmp_path / switch / "training.csv")]
-    np.testing.assert_allclose(losses["1"], losses["0"], rtol=1e-3)
+    np.testing.assert_allclose(losses["1"], losses["off"], rtol=1e-3)
 
 
 def test_without_a_compiler_a_line_says_so(tmp_path, monkeypatch, capsys):

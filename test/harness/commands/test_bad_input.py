@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from base import plugins
 from harness.checkpoints import read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run import arguments
+from harness.training import resume
 from harness.training.start import known_names
 
 ROOT = plugins.ROOT
@@ -278,6 +280,39 @@ def test_null_stands_for_no_value_that_every_run_has(finished):
         assert arguments.wrong_option({**recorded, "asked": {name: None}}).startswith(told)
     told = arguments.wrong_option({**recorded, "iterations": None, "epochs": None})
     assert told == "iterations is null but must be a number where epochs is null"
+
+
+def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished.folder, folder)
+    record = folder / "arguments.json"
+    restore = ("restore", "--restore-path", folder, "--iterations", 2, "--dry-run")
+    assert "the data are not" not in succeed(*restore).out
+    recorded = json.loads(record.read_text())
+    record.write_text(json.dumps({**recorded, "train_images": 8}))
+    assert f"(8 train images, now {recorded['train_images']:,})" in succeed(*restore).out
+
+
+def test_another_model_than_the_run_recorded_is_named(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished.folder, folder)
+    record = folder / "arguments.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "model": "efficientnet", "model_size": "B0"}))
+    message = refused("restore", "--restore-path", folder, "--model", "resnet", "--dry-run")
+    assert message.startswith("model resnet (command line: --model) is not that of the recorded run, efficientnet")
+
+
+def test_a_path_is_no_pattern(finished):
+    for name in ("ckpt**", "[c]kpt-"):
+        assert "no such folder, and no checkpoint" in refused("validation", "--restore-path", finished.folder / name)
+
+
+def test_other_records_of_the_same_number_are_warned_of():
+    spec = SimpleNamespace(train_images=3, validation_images=2)
+    run = SimpleNamespace(source=SimpleNamespace(spec=spec, digest=lambda: "b"))
+    for digest, said in (("a", True), ("b", False), (None, False)):
+        recorded = {"train_images": 3, "validation_images": 2, "records_digest": digest}
+        assert any("others or in another order" in line for line in resume.other_data(run, recorded)) == said
 
 
 def test_a_run_that_was_alone_has_one_instance():
