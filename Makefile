@@ -2,6 +2,7 @@
 # make test    set up .venv and run the tests, 12 minutes on two slow cores
 # make test-rotating  20 minutes of the tests that make test leaves out, others after each commit
 # make test-slow      all tests, an hour and a half on two slow cores
+# make test-speed     a ResNet-8 beside the same in plain TensorFlow: fails where a quarter of the usual ratio is lost; half a minute
 # make findings  the paper's three findings in miniature: table and picture in logs/findings, 37 minutes on two slow cores
 # make kernels compile the kernels in C++, if there is a compiler; the other targets do so at their first call
 # make bench   this harness beside Keras and PyTorch, in an environment of its own; SHORT=1 for some rows in three rounds
@@ -17,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 RUN = $(VENV)/bin/python
 WORKERS = -n auto --maxprocesses 4 --dist worksteal --durations 25
 
-.PHONY: train findings test test-rotating test-slow bench kernels lint setup clean
+.PHONY: train findings test test-rotating test-slow test-speed bench kernels lint setup clean
 
 train: $(VENV)/.kernels
 	$(RUN) train.py --config quickstart
@@ -33,6 +34,9 @@ test-rotating: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(RUN) -m pytest -q --slow $(WORKERS)
+
+test-speed: $(VENV)/.kernels
+	$(RUN) benchmarks/plain.py --check
 
 bench: $(VENV)/.kernels $(PEERS)/.peers
 	$(RUN) benchmarks/peers.py --torch-python $(PEERS)/bin/python $(if $(SHORT),--short)

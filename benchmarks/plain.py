@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.process import command_line
+from emulator.native import library
 from harness.commands import cli
 from harness.programs.build import training_program
 from harness.run.resolve import prepare
@@ -28,7 +29,9 @@ BATCH, SIDE, CLASSES = 32, 32, 10
 UPDATES = 8  # of one round
 ATTEMPTS = 3
 GROUPS = 4
-USUAL = {"batch norm": 1.05, "group norm": 1.9}  # ratios, with native kernels, on two cores that do nothing else
+# ratios of which a quarter may be lost, with native kernels and without: somewhat below those of two cores of an AMD EPYC,
+# 1.05 and 1.90 with kernels, as other processors were not measured
+USUAL = {"batch norm": (1.0, 0.95), "group norm": (1.6, 1.2)}
 LOST = 0.75
 NORMS = {"batch norm": ("--batch-norm",), "group norm": ("--group-norm", "--groups", str(GROUPS))}
 OPTIONS = ("--dataset", "cifar-10", "--synthetic-data", "--model-size", "8", "--batch-size", str(BATCH), "--iterations", "8",
@@ -120,13 +123,14 @@ def main(rounds: int, check: bool) -> int:
 
 
 def _lost(norm: str, rounds: int, attempts: int) -> bool:
+    usual = USUAL[norm][0 if library.identity() else 1]
     for _ in range(attempts):
         found = ratios(norm, rounds)
         middle = statistics.median(found)
         print(f"ResNet-8, {norm}: {middle:.2f} times the plain loop ({min(found):.2f} to {max(found):.2f})", flush=True)
-        if middle >= LOST * USUAL[norm]:
+        if middle >= LOST * usual:
             return False
-    print(f"{norm} has lost a quarter of its usual ratio, {USUAL[norm]:g}")
+    print(f"{norm} has lost a quarter of its usual ratio, {usual:g}")
     return True
 
 
