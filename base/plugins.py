@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import brief, decimal_number
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_NAME = 100  # characters of a name that others are compared with: the comparison's time grows with their square
@@ -23,11 +24,28 @@ def names(folder: str) -> list[str]:
 def load(folder: str, name: str, where: str = "") -> ModuleType:
     """The plug-in's module; an unknown name is an error with the nearest ones."""
     if name not in names(folder):
+        near = _with_size(name, names(folder)) if folder == "Models" else _a_rate(name)
         raise OptionError(
             f"{where + ': ' if where else ''}no {WHAT[folder]} '{brief(name)}': {folder}/{brief(name)}.py not found"
-            f"{did_you_mean(name, names(folder))}\nThere are: {', '.join(names(folder))}"
+            f"{near or did_you_mean(name, names(folder))}\nThere are: {', '.join(names(folder))}"
         )
     return importlib.import_module(f"{folder}.{name}")
+
+
+def _with_size(name: str, known: list[str]) -> str:
+    """The question behind a model's name with its size, as resnet50 or efficientnet_b0; "" for another name."""
+    model = max((each for each in known if name.lower().startswith(each)), key=len, default=name)
+    size = name[len(model) :].lstrip("-_ ")
+    sized = len(size) <= 8 and size.isascii() and size.isalnum() and any(c.isdigit() for c in size)
+    return f"; did you mean --model {model} --model-size {size.upper()}?" if sized else ""
+
+
+def _a_rate(name: str) -> str:
+    """The option for a number in a schedule's place."""
+    with suppress(ValueError):
+        decimal_number(name)
+        return f"; a rate is given as --abs-learning-rate {name}"
+    return ""
 
 
 def did_you_mean(given: str, known: list[str]) -> str:

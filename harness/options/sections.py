@@ -187,6 +187,7 @@ class TrainingOptions:
         "SGD",
         "weight update rule",
         choices=tuple(UPDATE_RULES),
+        aliases=("optimizer",),
     )
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
     weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))

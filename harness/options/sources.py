@@ -15,6 +15,7 @@ from base.fields import brief
 from harness.options import configs
 from harness.options.catalogue import Catalogue, Option, Spelling, section_options, shown
 from harness.options.configs import Block, Entry
+from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS
 
 COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
@@ -76,10 +77,14 @@ def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
         return matches[0]
     if lenient:
         return written
+    elsewhere = OTHER_NAMES.get(written.removeprefix("--")) if written.startswith("--") else None
+    told = f"; {written} of other tools is {elsewhere} here" if elsewhere else ""
     if matches:
         raise OptionError(
-            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out"
+            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{told}"
         )
+    if elsewhere:
+        raise OptionError(f"{COMMAND_LINE}: unknown option {written}{told}")
     raise OptionError(_unknown_flag(written, flags))
 
 

@@ -21,6 +21,8 @@ from base import plugins
 from base.errors import DataError, OptionError
 from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
+from harness.options import catalogue
+from harness.options.other_names import OTHER_NAMES
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
@@ -661,3 +663,34 @@ def test_lars_has_one_weight_decay_unless_two_are_asked_for():
     assert values(lars, "weight_decay", "lars_weight_decay") == [0.0, 1e-4]
     assert values(lars + " --weight-decay 1e-3", "weight_decay", "lars_weight_decay") == [1e-3, 1e-4]
     assert values("--optimiser momentum --dataset imagenet --data-dir x", "weight_decay") == [1e-4]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model resnet50", "did you mean --model resnet --model-size 50?"),
+        ("--model efficientnet_b0", "did you mean --model efficientnet --model-size B0?"),
+        ("--model resnext-50", "did you mean --model resnext --model-size 50?"),
+        ("--model rensnet", "did you mean resnet"),
+        ("--lr 0.1", "; a rate is given as --abs-learning-rate 0.1"),
+        ("--learning-rate 0.1", "; --learning-rate of other tools is --abs-learning-rate RATE"),
+        ("--batch 4", "; --batch of other tools is --batch-size here"),
+        ("--resume x", "unknown option --resume; --resume of other tools is restore.py --restore-path RUN here"),
+    ],
+)
+def test_what_other_tools_call_it_is_answered_with_the_option_here(words, said):
+    assert said in refused(words)
+
+
+def test_options_of_other_tools_are_none_here_and_answered_with_such_as_are():
+    known = catalogue.catalogue(
+        plugins.load("Models", "resnet").Options, plugins.load("LR_Schedules", "cosine").Options, "train"
+    )
+    flags = {*known.flags(), "--restore-path"}
+    assert not [name for name in OTHER_NAMES if f"--{name}" in flags]
+    for answer in OTHER_NAMES.values():
+        assert [word for word in re.findall(r"--[a-z-]+", answer) if word not in flags] == []
+
+
+def test_optimizer_is_optimiser():
+    assert parse("--optimizer momentum").options.training.optimiser == "momentum"

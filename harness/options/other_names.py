@@ -1,0 +1,52 @@
+"""Options as torchvision, timm, ultralytics and Keras name them: the option here that does the same."""
+
+from __future__ import annotations
+
+_RATE = "--abs-learning-rate RATE, or --base-learning-rate-exponent for a rate that follows the batch"
+_STEPS = "--iterations, in weight updates"
+_DEVICES = "--replicas (data-parallel copies) and --shards (IPUs of one copy)"
+_PLACE = "--logs-path for the run's folder, or --log-dir for the folder of all runs"
+OTHER_NAMES = {
+    "amp": "--precision 16.16",
+    "arch": "--model with --model-size",
+    "batch": "--batch-size",
+    "bf16": "--precision 16.16 or 32.32",
+    "bs": "--batch-size",
+    "checkpoint": "--restore-path of validation.py and restore.py, or --init-path to begin with its weights",
+    "cutmix": "--cutmix-lambda",
+    "data": "--data-dir",
+    "data-path": "--data-dir",
+    "devices": _DEVICES,
+    "eval": "validation.py --restore-path RUN",
+    "fp16": "--precision 16.16",
+    "fp32": "--precision 32.32",
+    "gpus": _DEVICES,
+    "grad-accum-steps": "--gradient-accumulation-count",
+    "half": "--precision 16.16",
+    "img-size": "--image-size",
+    "imgsz": "--image-size",
+    "input-size": "--image-size",
+    "label-smooth": "--label-smoothing",
+    "learning-rate": _RATE,
+    "lr": _RATE,
+    "lr0": _RATE,
+    "max-steps": _STEPS,
+    "mixup": "--mixup-alpha",
+    "network": "--model with --model-size",
+    "num-epochs": "--epochs",
+    "num-workers": "--pipeline-num-parallel",
+    "opt": "--optimiser",
+    "output": _PLACE,
+    "output-dir": _PLACE,
+    "pretrained": "--init-path efficientnet-lite0, or --init-path RUN",
+    "resume": "restore.py --restore-path RUN",
+    "save-dir": _PLACE,
+    "sched": "--lr-schedule",
+    "scheduler": "--lr-schedule",
+    "smoothing": "--label-smoothing",
+    "steps": _STEPS,
+    "warmup": "--warmup-epochs",
+    "wd": "--weight-decay",
+    "weights": "--init-path to begin with them, --restore-path of validation.py to validate them",
+    "workers": "--pipeline-num-parallel",
+}
