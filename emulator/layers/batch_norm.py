@@ -1,6 +1,6 @@
 """Batch norm (Ioffe and Szegedy, arXiv 1502.03167): training's, over one process or several, and inference's.
 
-Where the native kernels are built (emulator/native), they do training's FP32 batch norm and its activation in one operation
+Where the native kernels are built (emulator/native), they do batch norm in FP32 and its activation in one operation
 each way; otherwise TensorFlow's operations do.
 """
 
