@@ -64,7 +64,7 @@ class ServedWeights(SavedWeights):
     """The weights of a server."""
 
     def check(self, run: Run) -> list[str]:
-        """The options that a program for inference alone cannot obey, besides."""
+        """Raise an OptionError for options that a program for inference alone cannot follow, besides the common ones."""
         lines = super().check(run)
         if run.options.training.iterations is None:
             raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
@@ -97,7 +97,7 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
 def _row(
     run: Run, program: FrozenProgram, batches: Batches, checkpoint: Checkpoint, trained_batch: int, served: embedded.Served
 ) -> dict[str, Any]:
-    """As a row of validation.csv; pictures without true labels have accuracies and a loss of -1."""
+    """Return a row like those of validation.csv; pictures without true labels have accuracies and a loss of -1."""
     accuracy = top5 = loss = -1.0
     if embedded.labelled(run):
         accuracy = 100 * served.correct / max(served.samples, 1)
@@ -117,7 +117,8 @@ def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
-    """From its file in the working directory if that holds the same program, otherwise built, and kept there."""
+    """Return the program from its file in the working directory if that holds the same one, otherwise built, and kept
+    there."""
     from harness.programs.build import frozen_program
     from ipu_utils import FrozenProgram
 

@@ -199,13 +199,13 @@ class RunLog:
             self.recorded = True
 
     def training_row(self, row: Mapping[str, Any]) -> None:
-        """One row of training.csv and its line."""
+        """Write a row of training.csv and its line."""
         self.note(TRAINING_LINE.format(**row))
         self._row("training.csv", row)
         self._publish({"training/" + name: row[name] for name in ("loss_avg", "train_acc_avg", "lr", "img_per_sec")}, row)
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
-        """One row of validation.csv and its lines."""
+        """Write a row of validation.csv and its lines."""
         self.note(VALIDATION_LINE.format(**row))
         if row["loss"] != "":
             self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(asked: Request) -> list[Planned]:
-    """One prediction for each configuration and system, in the order of the call."""
+    """Return one prediction for each configuration and system, in the order of the call."""
     return [Planned(name, predict(work, system), run) for name, run, work, system in request.cases(asked)]
 
 

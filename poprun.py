@@ -88,7 +88,7 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology
 
 
 def notes(asked: Mapping[str, Any], directly: bool, instances: int) -> list[str]:
-    """The options that are accepted and have no effect here."""
+    """Return notes on the options that are accepted and have no effect here."""
     idle = [f"--{name}" for name in asked if OPTIONS[name].idle]
     found = [f"without IPUs there is nothing to do for {', '.join(idle)}"] if idle else []
     if directly and instances > 1:

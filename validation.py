@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """The weights that --restore-path names, or random ones, validated one after another by the instances of a team."""
+    """Validate what --restore-path names, or random weights, one after another by the instances of a team."""
     origin = _origin(argv)
     run = entry.start(argv, "validation", origin, training=False)
     if run is None:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _origin(argv: list[str]) -> SavedWeights:
-    """The weights that --restore-path names, with the options of their training."""
+    """Return the weights that --restore-path names, with the options of their training."""
     path = entry.restore_path(argv, "validation")
     if not path:
         if entry.value_of(argv, "predict", "validation"):

@@ -62,7 +62,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """One stream of micro-batches.
+    """A stream of micro-batches.
 
     `start`: position of the first sample in the endless epoch order (training only): position p is element
     p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
@@ -149,5 +149,5 @@ def digest(splits: Iterable[tuple[int, Callable[[int], bytes]]]) -> str:
 
 
 def whole_stream(source: DataSource, request: ReadRequest, training: bool) -> list[InputStage]:
-    """One stage: the whole stream."""
+    """Return the whole stream as a single stage."""
     return [("host", partial(source.train if training else source.validation, request), request.batch_size)]

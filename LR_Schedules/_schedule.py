@@ -1,4 +1,4 @@
-"""The contract of a file of this folder, found as `--lr-schedule NAME`: the run that it is built for, the rate that it
+"""The contract of a file of this folder, to be found as `--lr-schedule NAME`: the run that it is built for, the rate that it
 builds, and the warm-up. A rate is a function of the update's index alone."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from LR_Schedules._schedule import ScheduledRun, ramp, warmup_epochs, warmup_ite
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing but the warm-up: the curve follows from the run's length."""
+    """The warm-up alone: the curve follows from the run's length."""
 
     warmup_epochs: float = warmup_epochs()
 

@@ -43,7 +43,7 @@ class Options:
 
     @property
     def logs_first_rate(self) -> bool:
-        """Whether log rows tell the learning rate of their first update."""
+        """True if log rows tell the learning rate of their first update."""
         return self.poly_lr_early
 
 

@@ -31,7 +31,7 @@ class Initial:
 
 @dataclass(frozen=True)
 class ProxyRule:
-    """The rule for the statistics of a proxy variable: the activation, and the epsilon that is added to the variance."""
+    """The parameters of a proxy variable's statistics: the activation, and the number that is added to the variance."""
 
     activation: str  # "relu", "relu6" or "swish"
     epsilon: float
@@ -39,7 +39,7 @@ class ProxyRule:
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable: its full name, shape, and initial values (a constant or a kernel's).
+    """A variable: its full name, shape, and initial values (a constant or a kernel's).
 
     With a `decay` it is a moving statistic, which batches move and gradients do not:
     value -= (1 - decay) * (value - the batch's). With a `proxy` rule two of its rows follow from the others
@@ -54,7 +54,7 @@ class Variable:
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients move it."""
+        """True if gradients move it."""
         return self.decay is None
 
     @property
@@ -73,8 +73,8 @@ GLOROT = Initial(1.0, "fan_avg", "uniform")
 
 
 class Layers(ABC):
-    """The layer vocabulary of models. `x` is whatever the reader works on: a tensor [batch, height, width, channels]
-    or its shape."""
+    """The operations that a model may use. `x` is whatever the reader works on: a tensor [batch, height, width, channels] or
+    its shape."""
 
     def __init__(self) -> None:
         self._scopes: list[str] = []
@@ -178,9 +178,9 @@ class Layers(ABC):
 
     @abstractmethod
     def dropout(self, x: Any, rate: float) -> Any:
-        """In training, zeroes elements with probability `rate` and divides the rest by 1 - rate."""
+        """Zero elements with probability `rate` in training, and divide the rest by 1 - rate."""
 
     @abstractmethod
     def drop_path(self, x: Any, survival: float) -> Any:
-        """In training, zeroes whole samples with probability 1 - survival and divides the rest by it
-        (stochastic depth, Huang et al. 2016, arXiv 1603.09382)."""
+        """Zero whole samples with probability 1 - survival in training, and divide the rest by it (stochastic depth, Huang
+        et al. 2016, arXiv 1603.09382)."""

@@ -1,4 +1,4 @@
-"""The contract of a file of this folder, found as `--model NAME`."""
+"""The contract of a file of this folder, to be found as `--model NAME`."""
 
 from __future__ import annotations
 

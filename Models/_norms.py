@@ -13,7 +13,7 @@ IPU_GROUP_NORM_EPSILON = 1.53e-5  # the IPU operation's own default, which resid
 
 @dataclass(frozen=True, kw_only=True)
 class NormKind:
-    """A kind of norm, with all that does not depend on a network."""
+    """The properties that all norms of a kind share."""
 
     option: str = ""  # the switch that chooses it; the kind without one is there if no switch is on
     scope: str = ""  # of its variables
@@ -55,7 +55,7 @@ class NormOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NormPolicy:
-    """The normalisation after a convolution, and its constants."""
+    """The kind of normalisation that follows a convolution, and its constants."""
 
     kind: str  # one of KINDS
     epsilon: float = 1e-5
@@ -71,22 +71,22 @@ class NormPolicy:
 
     @property
     def scope(self) -> str:
-        """The scope of its variables; "" without any."""
+        """The scope of its variables."""
         return KINDS[self.kind].scope
 
     @property
     def moving(self) -> bool:
-        """Whether it has moving statistics."""
+        """True if it has moving statistics."""
         return KINDS[self.kind].moving
 
     @property
     def identity(self) -> bool:
-        """Whether it changes nothing."""
+        """True if it changes nothing."""
         return KINDS[self.kind].identity
 
     @property
     def fused(self) -> bool:
-        """Whether it is one function with the activation behind it."""
+        """True if it is one function with the activation behind it."""
         return KINDS[self.kind].fused
 
     def fault(self, channels: int) -> str | None:
@@ -116,5 +116,5 @@ def policy(options: NormOptions, **constants: Any) -> NormPolicy:
 
 
 def residual_policy(options: NormOptions, two_pass: bool) -> NormPolicy:
-    """With epsilon 1e-5, of group norm the IPU operation's."""
+    """Return the policy with epsilon 1e-5; for group norm the epsilon is the IPU operation's."""
     return policy(options, epsilon=IPU_GROUP_NORM_EPSILON if options.group_norm else 1e-5, two_pass=two_pass)

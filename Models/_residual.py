@@ -32,7 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the table of sizes: units per stage and the kind of unit."""
+    """A row of the table of sizes: units per stage and the kind of unit."""
 
     block: str  # "basic" or "bottleneck"
     units: tuple[int, ...]

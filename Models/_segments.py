@@ -11,7 +11,7 @@ from Models._layers import Layers
 
 @dataclass(frozen=True)
 class Segment:
-    """One named function of the model: `apply(layers, x)` returns the next x.
+    """A named function of the model: `apply(layers, x)` returns the next x.
 
     The name is what `--pipeline-splits` and the summary speak of; variables take their names from the scopes
     that `apply` opens, below the scope "all".

@@ -26,7 +26,7 @@ SE_RATIO = 0.25  # of the block's input channels
 
 @dataclass(frozen=True)
 class Stage:
-    """One row of the paper's table."""
+    """A row of the paper's table."""
 
     kernel: int
     repeats: int
@@ -138,7 +138,7 @@ def sizes(family: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block with its numbers filled in; `index` counts from 0 over the whole network."""
+    """A block with its numbers filled in; `index` counts from 0 over the whole network."""
 
     name: str
     kernel: int
@@ -150,13 +150,13 @@ class Block:
 
     @property
     def skips(self) -> bool:
-        """Whether the block has an identity shortcut, and so is one segment."""
+        """True if the block has an identity shortcut, and so is one segment."""
         return self.stride == 1 and self.channels_in == self.channels_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The constants that all blocks share."""
+    """The choices that every block shares."""
 
     norm: NormPolicy
     activation: str
@@ -228,7 +228,7 @@ def blocks(options: Options) -> list[Block]:
 
 
 def notes(options: Options) -> list[str]:
-    """The log's lines about group convolutions whose channels do not divide as --group-dim has it."""
+    """Return log lines on group convolutions whose channels do not divide as --group-dim has it."""
     uneven: dict[str, list[str]] = {}
     for block in blocks(options):
         channels = block.channels_in * block.expand
@@ -284,7 +284,7 @@ def _round_width(channels: int, coefficient: float, options: Options) -> int:
 
 
 def _block_segments(block: Block, parts: Parts) -> list[Segment]:
-    """One segment with a shortcut, or one for each part of a block without."""
+    """Return one segment for a block with a shortcut, or one for each part of a block without."""
     steps = [("", _expand)] if block.expand > 1 else []
     if parts.se and parts.norm.proxy is not None:  # the proxy's factor goes from one to the other
         steps.append(("/b", _spatial_and_gate))
@@ -328,7 +328,7 @@ def _spatial(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
 
 
 def _spatial_and_gate(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
-    """Both with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
+    """Apply both steps with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
     with layers.scope(block.name), layers.scope("b"):
         x, factor = parts.normalise(layers, _spatial_conv(layers, x, block, parts), scaled=False)
     return _squeeze_excite(layers, x, block=block, parts=parts, factor=factor)

@@ -16,7 +16,7 @@ CLASSIFIER = Initial(0.01**2, "fixed")
 
 @dataclass(frozen=True)
 class Fire:
-    """One fire module: a 1x1 squeeze, then 1x1 and 3x3 expansions side by side."""
+    """A fire module: a 1x1 squeeze, then 1x1 and 3x3 expansions side by side."""
 
     name: str
     squeeze: int
@@ -72,7 +72,7 @@ def image_size(options: Options, family: str) -> int:
 
 
 def sizes(family: str) -> tuple[int, ...]:
-    """There is one size only."""
+    """Return no sizes, as there is one only."""
     return ()
 
 

@@ -43,7 +43,7 @@ def opt(
     factors: tuple[str, ...] = (),
     traits: tuple[str, ...] = (),
 ) -> Any:
-    """One option; field name = flag = YAML key.
+    """Declare an option; field name = flag = YAML key.
 
     `aliases`: older spellings with the same value. `rewrites`: older spellings whose value means something
     else (spelling -> function of the raw value giving {option: raw value}).

@@ -51,8 +51,7 @@ def _meminfo(root: Path) -> Mapping[str, int]:
 
 
 def _groups(root: Path) -> Iterator[Limit]:
-    """The limits of every group that this process is in, and of the groups above; in a container its own group lies at the
-    top."""
+    """Yield the limit of each group that this process is in, and of those above; a container's own group lies at the top."""
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -1,7 +1,7 @@
 """The worker process of a peer: Keras on made pictures, `fit` for training, a compiled call for inference.
 
-benchmarks/peers.py starts it: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. It
-says what it is when it is ready, and answers each line of standard input with a round of UPDATES batches.
+benchmarks/peers.py starts it: python benchmarks/_keras_worker.py NETWORK SIDE BATCH UPDATES [--jit] [--inference]. The
+worker describes itself when it is ready, and answers each line of standard input with a round of UPDATES batches.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ class NoPictures(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules that have everything."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        """Of torchvision and all in it."""
+        """Return the spec of torchvision, or of a module in it; None for any other."""
         found = name.split(".")[0] == "torchvision"
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """One that has everything."""
+        """Return a module that has every name."""
         module = MagicMock(name=spec.name)
         module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """Do nothing, as the module is complete."""
 
 
 sys.meta_path.insert(0, NoPictures())

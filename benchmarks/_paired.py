@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Measured:
-    """What one way of running showed."""
+    """The measurements of one way of running."""
 
     speeds: tuple[float, ...]  # samples per second of each round
     peak: float  # MB of memory, at most
@@ -55,7 +55,7 @@ class Worker:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What it says of itself as soon as it is ready."""
+        """The worker's description of itself, sent as soon as it is ready."""
         return self._answer()
 
     @property
@@ -64,7 +64,7 @@ class Worker:
         return self.about["built"]
 
     def round(self) -> float:
-        """One round; its samples per second."""
+        """Run a round; return its samples per second."""
         self.begin_round()
         return self.end_round()
 
@@ -74,7 +74,7 @@ class Worker:
         self._ask("round")
 
     def end_round(self) -> float:
-        """Its samples per second."""
+        """Return the round's samples per second."""
         return self._answer()["speed"]
 
     def alive(self) -> float:
@@ -108,7 +108,7 @@ class Worker:
 
 
 def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measured, Measured]:
-    """Both ways, `rounds` rounds each after one that does not count."""
+    """Measure both ways, `rounds` rounds each after one that does not count."""
     workers = Worker(ours(one)), Worker(ours(other))
     for worker in workers:
         worker.round()
@@ -123,7 +123,7 @@ def pair(one: Sequence[str], other: Sequence[str], rounds: int) -> tuple[Measure
 
 
 def alone(words: Sequence[str], rounds: int = 2) -> Measured:
-    """One way by itself: what its memory shows."""
+    """Measure one way by itself, for its memory."""
     worker = Worker(ours(words))
     speeds = tuple(worker.round() for _ in range(rounds))
     peak = worker.peak()  # before the recording, which takes memory too
@@ -147,7 +147,7 @@ def table(rows: Sequence[tuple[str, str, str, float | None]], words: Sequence[st
 
 
 def ratios(one: Measured, other: Measured) -> list[float]:
-    """How many times as fast the second is, round by round."""
+    """Return the speed of the second relative to the first, round by round."""
     return [b / a for a, b in zip(one.speeds, other.speeds)]
 
 
@@ -157,7 +157,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def machine() -> str:
-    """What the figures are measured on."""
+    """Return a description of the machine that the figures are measured on."""
     names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]

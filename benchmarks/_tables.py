@@ -21,7 +21,7 @@ WIDTH, LEFT, TOP, STEP = 860.0, 330.0, 60.0, 34.0  # pixels
 
 
 def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
-    """Both, of all machines and days there are."""
+    """Write the table and the picture, of all machines and days there are."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     page = DOCS / "measured.md"
     text = page.read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
 
 
 def against(result: Mapping[str, Any], family: str) -> tuple[float, float, float, str] | None:
-    """How many times as fast as the best way of a family of peers: median, least and largest of the rounds, and that way."""
+    """Return the speed relative to the best of a family of peers: median, least and largest of the rounds, and its name."""
     ways = {name: speeds for name, speeds in result["speeds"].items() if name.startswith(family)}
     if not ways:
         return None
@@ -64,7 +64,7 @@ def _table(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Iterator[s
 
 
 def _share(result: Mapping[str, Any]) -> str:
-    """Of the machine's own matrix rate, that an update's multiply-adds come to."""
+    """Return the share of the machine's own matrix rate that an update's multiply-adds come to, as text."""
     if not result["multiply_adds"]:
         return "–"
     rate = 6 * result["multiply_adds"] * statistics.median(result["speeds"]["ours"])

@@ -1,8 +1,8 @@
 """The worker process of a peer: PyTorch with timm's networks on made pictures.
 
 benchmarks/peers.py starts it: python benchmarks/_torch_worker.py NETWORK SIDE BATCH UPDATES ACCUMULATION [--last]
-[--compile] [--inference]. It says what it is when it is ready, and answers each line of standard input with a round of
-UPDATES updates, or batches. --last: channels last in memory; --compile: torch.compile.
+[--compile] [--inference]. --last: channels last in memory; --compile: torch.compile. The worker describes itself when it is
+ready, and answers each line of standard input with a round of UPDATES updates, or batches.
 """
 
 from __future__ import annotations

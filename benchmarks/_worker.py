@@ -66,7 +66,7 @@ def infer(batches: int, words: list[str]) -> None:
 
 
 def version() -> str:
-    """What computes."""
+    """Return the name and the version of the software that computes."""
     return f"this harness, TensorFlow {versions.installed('tensorflow')}"
 
 

@@ -128,7 +128,7 @@ def _batches(stream: Callable[[], tf.data.Dataset]) -> Loader:
 
 
 def compare(name: str, one: Loader, other: Loader, rounds: int, seconds: float, least: float) -> None:
-    """How many times as fast `other` is as `one`."""
+    """Measure the speed of `other` relative to `one`."""
     for loader in (one, other):
         _speed(loader, seconds)
     speeds: tuple[list[float], list[float]] = ([], [])

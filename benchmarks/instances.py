@@ -1,5 +1,5 @@
-"""What several processes cost: two instances of one replica against one instance of two, the bytes that go between them, and
-how much longer they take to start.
+"""The cost of several processes: two instances of one replica against one instance of two, the bytes that go between them,
+and how much longer they take to start.
 
 python benchmarks/instances.py [--rounds 9]
 """
@@ -55,7 +55,7 @@ class Instances:
         return min(worker.end_round() for worker in self.workers)
 
     def end(self) -> None:
-        """Both are gone then."""
+        """End both instances."""
         for worker in self.workers:
             worker.close()
         for worker in self.workers:

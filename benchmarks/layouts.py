@@ -1,4 +1,4 @@
-"""What the device layer costs and saves: speed and memory of layouts against the plain loop, EfficientNet-B0 at 224 px.
+"""The cost of the device layer: speed and memory of layouts against the plain loop, EfficientNet-B0 at 224 px.
 
 python benchmarks/layouts.py                 everything, about 25 minutes on two cores
 python benchmarks/layouts.py speed --rounds 9

@@ -1,4 +1,4 @@
-"""What a norm with its activation costs: forward and backward on one tensor, turn by turn with batch norm + swish.
+"""The cost of a norm with its activation: forward and backward on one tensor, turn by turn with batch norm + swish.
 
 python benchmarks/norms.py [--rounds 15]
 """
@@ -35,7 +35,7 @@ Network = Callable[[TensorLayers, tf.Tensor], tf.Tensor]
 
 
 def weights(channels: int) -> dict[str, tf.Tensor]:
-    """What the norms look for."""
+    """Return the variables that the norms read, by name."""
     ones, zeros = tf.ones([channels]), tf.zeros([channels])
     scopes = ("batch_norm", "GroupNorm")
     found = {f"{scope}/{name}": value for scope in scopes for name, value in (("gamma", ones), ("beta", zeros))}
@@ -78,7 +78,7 @@ def _held(name: str, value: tuple[int, ...] | tf.Tensor, seed: int = 0) -> tf.Te
 
 
 def seconds(session: tf.Session, gradients: list[tf.Tensor]) -> float:
-    """Of one call, the mean of a few."""
+    """Return the seconds of one call, the mean of a few."""
     started = time.perf_counter()
     for _ in range(CALLS):
         session.run(gradients)

@@ -1,5 +1,5 @@
-"""What a person would use instead, side by side: this harness, Keras, and PyTorch with timm, each in a process of its own
-and with its best settings, turn by turn. `make bench` sets PyTorch's environment up and runs it.
+"""A comparison with other frameworks: this harness, Keras, and PyTorch with timm, each in a process of its own and with its
+best settings, turn by turn. `make bench` sets PyTorch's environment up and runs it.
 
 python benchmarks/peers.py [WORD ...] [--rounds 7] [--short]     all words must be in the row's name
 python benchmarks/peers.py --table                               writes docs/measured.md's table and picture from the results
@@ -41,7 +41,7 @@ OURS, KERAS_XLA = "ours", "Keras, XLA"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One comparison. `wanted`: times as fast as Keras, and as the fastest PyTorch; None where nothing is promised."""
+    """A comparison. `wanted`: times as fast as Keras, and as the fastest PyTorch; None where nothing is promised."""
 
     name: str
     options: str  # of train.py, or inference_embedded.py
@@ -137,7 +137,8 @@ def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, 
 
 
 def machine_rates() -> dict[str, float]:
-    """What the machine itself does, by numpy on all cores: float32 operations of a matrix product, bytes of a copy."""
+    """Measure the machine's own rates, by numpy on all cores: float32 operations of a matrix product, bytes of a copy, both
+    per second."""
     a = np.random.default_rng(0).random((2048, 2048), np.float32)
     whole = np.ones(1 << 26, np.float32)
     other = np.empty_like(whole)

@@ -1,5 +1,5 @@
-"""What emulated half precision costs: whole training steps at 224 px in 16.16 against 32.32, and what stochastic rounding of
-the updates adds.
+"""The cost of emulated half precision: whole training steps at 224 px in 16.16 against 32.32, and with stochastic rounding
+of the updates.
 
 python benchmarks/precision.py [WORD ...] [--rounds 7]      all words must be in the row's name
 """

@@ -1,4 +1,4 @@
-"""From the command to the first row: without a cached program, with one, and against TensorFlow's bare import.
+"""The time from the command to the first row: without a cached program, with one, and against TensorFlow's bare import.
 
 python benchmarks/start.py [--rounds 3] [words of a row's name]
 

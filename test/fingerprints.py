@@ -55,7 +55,7 @@ TOGETHER = f"{_CLOTHES} --model-size 8 --batch-size 4 --ckpt-all-instances"
 
 
 def command(script: str, *words: object) -> str:
-    """What a command of this tree prints; an error if it fails."""
+    """Return the output of a command of this tree; an error if it fails."""
     done = subprocess.run([sys.executable, ROOT / f"{script}.py", *map(str, words)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{script}.py {' '.join(map(str, words))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -63,7 +63,7 @@ def command(script: str, *words: object) -> str:
 
 
 def described(folder: Path, out: str) -> dict[str, Any]:
-    """What a run ended in."""
+    """Return the results of a run, as they are compared."""
     return {
         "weights": {file.stem: _digest(file.with_suffix("")) for file in sorted(folder.glob("*.index"))},
         "rows": {file.name: timeless(file) for file in sorted(folder.glob("*.csv"))},

@@ -1,4 +1,4 @@
-"""What the benchmarks ask for can be run, and what they write can be read; no time is measured."""
+"""Benchmarks: the configurations that they ask for can be run, and their results can be read; no time is measured."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def first_gradient(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_gradients_in_fp32_differ_in_the_last_places_only(network, tmp_path):
-    """Of few pictures, so that no activation lies so near 0 that its last place decides whether ReLU lets it pass."""
+    """Few pictures are taken, so that no activation lies so near 0 that its last place decides whether ReLU lets it pass."""
     given = f"{BASE} {NETWORKS[network]} --precision 32.32 --iterations 1 --optimiser SGD --abs-learning-rate 1 --weight-decay 0 --batch-size 1"
     given = f"{given} --gradient-accumulation-count 2 --max-cross-replica-buffer-size 20000".split()
     succeed("train", *given, "--replicas", 4, "--logs-path", tmp_path / "alone")
@@ -203,7 +203,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Instance:
-    """What of a run its folders depend on."""
+    """The parts of a run that its folders depend on."""
 
     options: Asked
     name: str
@@ -368,7 +368,7 @@ def test_fewer_validation_batches_than_instances(tmp_path):
 
 
 def answering(address: str) -> grpc.Server:
-    """What asks for an instance's status at this address is answered."""
+    """Answer requests for an instance's status at this address."""
     answer = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers(

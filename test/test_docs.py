@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def name(page: Path) -> str:
-    """What a test of a page is called by."""
+    """Return the name of a test of a page."""
     return page.name
 
 
@@ -128,7 +128,7 @@ def test_links_between_the_pages_lead_somewhere(page):
 
 
 def anchors(text: str) -> set[str]:
-    """What headings are called in links."""
+    """Return the anchors of headings, as links have them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

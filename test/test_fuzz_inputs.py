@@ -59,7 +59,7 @@ def refusing(*errors: type[Exception]):
 
 
 def bounded(said: str) -> str:
-    """What a message or a table says, which is short however long the input was."""
+    """Return the text of a message or a table; AssertionError unless it is short, however long the input was."""
     assert 0 < len(said) < 60_000, f"{len(said)} characters"
     return said
 

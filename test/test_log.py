@@ -157,7 +157,8 @@ def test_what_is_left_to_say_is_said_where_the_log_cannot_be_written(tmp_path, c
 
 
 def test_syncing_leaves_the_file_the_one_that_rows_go_to(tmp_path):
-    """It runs beside training: a copy in the place of a file with two names would lack the row that is written meanwhile."""
+    """Syncing runs beside training: a copy in the place of a file with two names would lack the row that is written
+    meanwhile."""
     run_log, _ = written(tmp_path)
     os.link(tmp_path / "training.csv", tmp_path / "backup.csv")
     run_log.sync()
@@ -276,7 +277,7 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
-    """Of which a reader has a bound."""
+    """A checkpoint has at most MOST_KEPT rows, as readers have a bound."""
     monkeypatch.setattr(tables, "MOST_KEPT", 1)
     run_log, states = written(tmp_path)
     assert [state["training.csv"] | {"rows": 1} for _, state in states[::2]] == [
@@ -294,7 +295,7 @@ def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
 
 
 def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
-    """Its checkpoints' states hold none. What cannot be rows is told of besides."""
+    """Its checkpoints' states hold none. Lines that cannot be rows are told of besides."""
     _, states = written(tmp_path)
     before = (tmp_path / "training.csv").read_bytes()
     capsys.readouterr()
@@ -314,7 +315,7 @@ def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
 
 @pytest.mark.parametrize("ends_after, told", [(40, "had 1 damaged row, left out"), (30, "")])
 def test_a_last_row_that_was_cut_short_is_told_of_unless_it_comes_again(ends_after, told, tmp_path, capsys):
-    """Of an older version; otherwise it is made anew."""
+    """Only rows of an older version are lost; a row of this one is made anew."""
     written(tmp_path)
     path = tmp_path / "training.csv"
     path.write_bytes(path.read_bytes()[:-1])

@@ -49,7 +49,7 @@ def places(tmp_path_factory) -> dict[str, str]:
 
 
 def launched(command: str, places: dict[str, str]) -> Call:
-    """What a launcher starts: its own words are read by our launcher where it is ours."""
+    """Return the command that a launcher starts: its own words are read by our launcher where it is ours."""
     for sign, path in places.items():
         command = command.replace(sign, path)
     call = Call(shlex.split(command), {"DATA_DIR": places["<DIR>"]})

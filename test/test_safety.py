@@ -157,7 +157,7 @@ MOMENTS = {  # the line after which the process is killed, and for how many seco
 
 
 def killed(words: tuple[object, ...], line: str, seconds: float) -> bool:
-    """Whether the process was still alive when it was killed, `seconds` after the line."""
+    """Return whether the process was still alive when it was killed, `seconds` after the line."""
     process = subprocess.Popen(
         [sys.executable, "-u", *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -166,7 +166,7 @@ FEW = f"{EFFICIENTNET} {GROUP} --batch-size 4 --gradient-accumulation-count 2 --
 
 @pytest.fixture(scope="module")
 def two_updates(pictures) -> dict[str, np.ndarray]:
-    """Of few pictures that are dropped at random."""
+    """Two updates of few pictures that are dropped at random."""
     return trained(FEW, pictures, (2,))
 
 

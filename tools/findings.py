@@ -69,7 +69,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """One network at the end of its training."""
+    """A network at the end of its training."""
 
     label: str
     seed: int
@@ -79,7 +79,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """One training after another on one core, for one label and seed."""
+    """The trainings for one label and seed, one after another on one core."""
 
     label: str
     config: str
@@ -156,7 +156,7 @@ def _traced(config: str) -> tuple[float, int, int]:
 
 
 def _call(core: int, script: str, *words: object) -> None:
-    """One command, held to one core."""
+    """Run one command, held to one core."""
     command = [sys.executable, str(ROOT / script), *map(str, words)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -47,7 +47,7 @@ STEPS = 30
 
 
 class Row(NamedTuple):
-    """One published rate: images a second on a system, of a training given as options of train.py."""
+    """A published rate: images a second on a system, of a training given as options of train.py."""
 
     name: str
     system: str

@@ -1,4 +1,5 @@
-"""Names and layouts of other projects' weights of the networks that are also here, and the names here.
+"""The names and layouts that other projects give the weights of the networks that are also here, and how they are called
+here.
 
 Four ways are known: Keras' EfficientNet; the ResNets of torchvision and timm; timm's EfficientNet; and the PyTorch
 EfficientNet whose layers begin with an underscore, which EfficientNet-Lite was published for. Only names and arrays are
@@ -44,12 +45,13 @@ TIMM_FIRST_PARTS = {**TIMM_PARTS, "conv_dw": "b", "bn1": "b", "conv_pw": "c", "b
 
 
 class ForeignError(Exception):
-    """Weights that are of no network here. One line."""
+    """Weights that are of no network here. The text is one line."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One project's way. `ours` gives our name, None for what is no weight; LookupError: there is no such layer."""
+    """The layout of one project's weights. `ours` gives our name, None for what is no weight; LookupError: there is no such
+    layer."""
 
     title: str
     model: str
@@ -72,7 +74,7 @@ class Layout:
 
 
 def clean(name: str) -> str:
-    """Without what wrappers and file formats add: module.fc.weight, stem_conv/stem_conv/kernel:0."""
+    """Return a name without what wrappers and file formats add: module.fc.weight, stem_conv/stem_conv/kernel:0."""
     name = name.removesuffix(":0")
     if "/" in name:
         layer, kind = name.split("/")[-2:]
@@ -251,7 +253,7 @@ def _candidates(layout: Layout, theirs: Mapping[str, np.ndarray]) -> list[dict[s
 
 
 def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
-    """As many as the classifier has offsets, or ImageNet's without it."""
+    """Return as many classes as the classifier has offsets, or ImageNet's without it."""
     if layout.classifier not in theirs:
         return 1000
     shape = theirs[layout.classifier].shape
@@ -303,5 +305,5 @@ def _dense(kind: str) -> str:
 
 @lru_cache(maxsize=64)
 def _blocks(options: Any) -> tuple[Any, ...]:
-    """The blocks of an EfficientNet, in their order."""
+    """Return the blocks of an EfficientNet, in their order."""
     return tuple(plugins.load("Models", "efficientnet").blocks(options))

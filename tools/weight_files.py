@@ -38,7 +38,7 @@ _KINDS = {
 
 
 class ImportFailure(Exception):
-    """A file that cannot be imported. One line."""
+    """A file that cannot be imported. The text is one line."""
 
 
 def arrays(source: Path) -> dict[str, np.ndarray]:
@@ -86,7 +86,7 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
 
 
 def _begins(item: tuple[str, Any]) -> list[int]:
-    """Where an array lies; refuses an entry without what it needs."""
+    """Return where an array lies; refuses an entry without what it needs."""
     name, entry = item
     places = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(places, list) or [type(place) for place in places] != [int, int] or min(places) < 0:

@@ -29,5 +29,5 @@ class Tolerance:
         print(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})", file=sys.stderr, flush=True)
 
     def known(self, place: str) -> bool:
-        """Whether the place is counted already."""
+        """Return whether the place is counted already."""
         return place in self._places

@@ -29,7 +29,7 @@ Split = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 28, 28], labels uint8 
 
 
 def holds_idx(folder: Path) -> bool:
-    """Whether all four IDX files lie there, packed or not."""
+    """Return whether all four IDX files lie there, packed or not."""
     return all(any(file.is_file() for file in _spellings(folder, name)) for name in IDX_FILES)
 
 
@@ -39,7 +39,7 @@ def idx_paths(folder: Path) -> list[Path]:
 
 
 def read_idx(folder: Path) -> dict[str, Split]:
-    """Both splits as published; DataError where the files are no Fashion-MNIST."""
+    """Return both splits as published; DataError where the files are no Fashion-MNIST."""
     files = dict(zip(IDX_FILES, idx_paths(folder), strict=True))
     return {split: _split(files[f"{split}-images-idx3-ubyte"], files[f"{split}-labels-idx1-ubyte"]) for split, _ in SELECTED}
 

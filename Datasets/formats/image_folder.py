@@ -137,7 +137,7 @@ def damaged(pictures: list[Picture]) -> list[BadFile]:
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether one of the class folders holds a picture."""
+    """Return whether one of the class folders holds a picture."""
     train, _ = _splits(folder)
     return any(_holds_pictures(train / name) for name in _folders(train))
 
@@ -198,7 +198,7 @@ def _loose(top: Path, train: Path) -> tuple[Path, ...]:
 
 
 def _holds_pictures(folder: Path) -> bool:
-    """Whether a file in the folder or below counts as a picture."""
+    """Return whether a file in the folder or below counts as a picture."""
     return any(_is_image(file) for file in _files(folder))
 
 
@@ -226,8 +226,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_new(folder: Path, walked: Path, entered: set[str]) -> bool:
-    """Whether the walk has not entered a folder yet, by whatever name; counts it among the entered ones. DataError for a
-    link out of `walked` to a folder around it: every class would belong to this one."""
+    """Return whether the walk has not entered a folder yet, by whatever name; counts it among the entered ones. DataError
+    for a link out of `walked` to a folder around it: every class would belong to this one."""
     real = os.path.realpath(folder)
     around = os.path.realpath(walked.parent), os.path.dirname(os.path.realpath(walked))
     if any(Path(place).is_relative_to(real) for place in around):
@@ -242,7 +242,7 @@ def _raise_unreadable(error: OSError) -> NoReturn:
 
 
 def _is_image(file: Path) -> bool:
-    """Whether a file counts as a picture: by its suffix, or else by its first bytes."""
+    """Return whether a file counts as a picture: by its suffix, or else by its first bytes."""
     return file.suffix.lower() in _SUFFIXES or image_headers.file_fault(file) is None
 
 

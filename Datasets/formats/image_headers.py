@@ -139,7 +139,7 @@ def _number(data: Bytes, at: int, size: int, order: str = "big") -> int:
 
 
 def _jpeg(data: Bytes) -> tuple[int, int, int]:
-    """From the first frame's header; segments before it are skipped by their lengths, as decoders do."""
+    """Return width, height and pixels by the first frame's header; earlier segments are skipped by their lengths."""
     for marker, at in _segments(data):
         if marker in _FRAMES:
             height, width = _number(data, at + 3, 2), _number(data, at + 5, 2)
@@ -163,7 +163,7 @@ def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
 
 
 def _scans_beyond(data: bytes, most: int) -> bool:
-    """Whether there are more than `most` scans. Bytes behind the picture (phones put films there) do not count."""
+    """Return whether there are more than `most` scans. Bytes behind the picture (phones put films there) do not count."""
     scans = 0
     try:
         if not _takes_scans(data) or data.count(bytes((0xFF, _SCAN))) <= most:
@@ -178,7 +178,7 @@ def _scans_beyond(data: bytes, most: int) -> bool:
 
 
 def _takes_scans(data: bytes) -> bool:
-    """Whether a decoder goes on after the first scan: unless that has all components of a sequential picture."""
+    """Return whether a decoder goes on after the first scan: unless that has all components of a sequential picture."""
     frame = components = 0
     for marker, at in _segments(data):
         if marker in _FRAMES:

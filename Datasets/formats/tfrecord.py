@@ -35,7 +35,7 @@ _DAMAGED = "the file is damaged there (its checksum does not match)"
 
 
 def named(folder: Path, split: str) -> list[re.Match[str]]:
-    """The files that are named as shards of a split, in the order of the names."""
+    """Return the matches of the file names that are those of a split's shards, in the order of the names."""
     return [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name)) and match["split"] == split]
 
 
@@ -110,7 +110,8 @@ class RecordIndex:
         return f"{file}: record {number}"
 
     def payload(self, record: int) -> bytes:
-        """One record's bytes. The file is opened anew: a thousand shards would use up the descriptors."""
+        """Return a record's bytes; DataError if it is damaged. The file is opened anew: a thousand shards would use up the
+        descriptors."""
         payload, whole = self._stored(record)
         if not whole:
             raise DataError(f"{self.name(record)} cannot be used: {_DAMAGED}")

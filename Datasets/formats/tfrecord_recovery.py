@@ -106,7 +106,7 @@ def _length_at(content: mmap.mmap, at: int) -> int | None:
 
 
 def _whole(content: mmap.mmap, record: Record) -> bool:
-    """Whether the payload's checksum matches."""
+    """Return whether the payload's checksum matches."""
     end = record.offset + record.length
     stored = int.from_bytes(content[end : end + FOOTER_BYTES], "little")
     return checksums.masked(content[record.offset : end]) == stored

@@ -22,7 +22,7 @@ def standardise(image: tf.Tensor) -> tf.Tensor:
 
 
 def mean_and_scale(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The moments of each image of whole numbers, float32 [n]: mean, and 1 / deviation, which is at least 1 / sqrt(h w c).
+    """Return the mean of each image of whole numbers and 1 / deviation, at most sqrt(h w c), both float32 [n].
 
     The sums are taken in integers: exact, so no bit depends on how many images are summed together. A factor
     leaves TensorFlow nothing to rewrite, unlike a division by a constant.
@@ -41,7 +41,7 @@ def _standardised(image: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Ten
 
 
 class Cuts(NamedTuple):
-    """For each image: the first row and column of its crop in the framed image, and whether it is mirrored."""
+    """The cuts of images: the first row and column of each crop in the framed image, and whether it is mirrored."""
 
     top: tf.Tensor
     left: tf.Tensor

@@ -68,7 +68,7 @@ class Mixing:
         """The logarithm of a Gamma(alpha) draw for each position, float64; of small alphas the draw itself underflows.
 
         Marsaglia and Tsang, "A simple method for generating gamma variables", ACM TOMS 26 (2000): a Gamma(alpha + 1) draw,
-        times u^(1 / alpha). At least 95 of 100 candidates are accepted, so that eight are enough.
+        times u^(1 / alpha). Eight candidates are enough, as at least 95 in 100 are accepted.
         """
 
         def uniform(use: str, candidate: tf.Tensor | int) -> tf.Tensor:
@@ -89,7 +89,7 @@ class Mixing:
         )
 
     def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """For each micro-batch: where the partner is pasted, bool [n, 1, side, side, 1], and the exact share that
+        """Return for each micro-batch where the partner is pasted, bool [n, 1, side, side, 1], and the exact share that
         stays, float32 [n, 1]."""
         cut = tf.sqrt(1 - self._kept_shares(index)) * side
         cut = tf.cast(tf.round(cut), tf.int32)

@@ -194,7 +194,7 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
 
 
 def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
-    """One record to one image [side, side, 3], float32 from 0 to 255, and its label from 0; not `whole`: decoded only."""
+    """Return one record's image [side, side, 3], float32 from 0 to 255, and label from 0; not `whole`: decoded only."""
     parsed = tf.parse_single_example(element["payload"], _FEATURES)
     stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
     good = tf.logical_and(stored >= 1, stored <= classes)

@@ -38,7 +38,7 @@ class BinarySource:
         return small_images.validation_stream(gather, self.spec.validation_images, request)
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
-        """One stage: reading, augmentation and batching together."""
+        """Return a single stage: reading, augmentation and batching together."""
         return whole_stream(self, request, training)
 
     def digest(self) -> str:

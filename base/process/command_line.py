@@ -115,7 +115,7 @@ def run(
 
 
 def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
-    """Says what went wrong; the exit code. Unforeseen errors are raised again."""
+    """Says what went wrong; the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
         print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)

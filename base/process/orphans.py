@@ -25,12 +25,12 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")  # of this host, since it was st
 
 
 def mark() -> str:
-    """This process, for the environment of those that it starts: host, process namespace, id, and when it began."""
+    """Return this process' mark, for the environment of those that it starts: host, process namespace, id, time of start."""
     return "/".join((socket.gethostname(), _namespace(), str(os.getpid()), began(os.getpid()) or ""))
 
 
 def watch(environ: Mapping[str, str]) -> None:
-    """From now on this process ends when its launcher has; nothing if the environment has no sign of one."""
+    """End this process, from now on, when its launcher has ended; do nothing if the environment has no sign of one."""
     fields = environ.get(MARK, "").split("/")
     marked = len(fields) == 4
     if (marked or _OF_MPIRUN in environ) and threading.current_thread() is threading.main_thread():
@@ -47,7 +47,7 @@ def _watch(poprun: tuple[str, ...] | None, parent: int) -> None:
 
 
 def _has_ended(host: str, namespace: str, pid: str, since: str) -> bool:
-    """Whether a process that is known by its mark has; False of one elsewhere, of which nothing is known."""
+    """Return whether a process that is known by its mark has ended; False for one elsewhere, of which nothing is known."""
     here = (host, namespace) == (socket.gethostname(), _namespace()) and pid.isdigit()
     return here and began(int(pid)) != since
 

@@ -1,9 +1,9 @@
 """Signals that ask a command to end, so that a run can be stopped at any moment without any loss.
 
-The first one asks: a device step ends at its next micro-batch, what is being written is finished, anything else is left
-at once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
-kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. Output to a terminal or a pipe that
-has gone is dropped then.
+The first one asks: a device step ends at its next micro-batch, what is being written is finished, anything else is left at
+once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
+kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. Output that is printed then to a
+terminal or a pipe that has gone is dropped.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Signals:
             self.raise_if_received()
 
     def share(self, ask: Callable[[], None]) -> None:
-        """From now on a signal calls `ask` wherever it comes, and StopRequest waits until the instances of the run have
+        """Let a signal call `ask` from now on wherever it comes, and StopRequest wait until the instances of the run have
         agreed (`follow`): one that left alone would leave the others waiting."""
         self._ask = self._always = ask
 
@@ -169,13 +169,13 @@ class TolerantStream:
         self._stream, self._signals = stream, signals
 
     def write(self, text: str) -> int:
-        """As any stream's."""
+        """Write text as any stream does."""
         with self._dropping():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """As any stream's."""
+        """Flush as any stream does."""
         with self._dropping():
             self._stream.flush()
 

@@ -1,7 +1,7 @@
 """Signals before a command has begun and after it has ended, and missing packages: each ends the process with one line.
 
 The first lines of every script call this, as the imports below them take most of a second, in which an interrupt would
-otherwise be a traceback. So little is imported here for that reason.
+otherwise be a traceback. Few modules are imported here for the same reason.
 """
 
 import os
@@ -14,14 +14,14 @@ INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as impor
 
 
 def begin(prog: str) -> None:
-    """From now on such a signal, or a missing package, ends the process at once, in one line."""
+    """Let such a signal, or a missing package, end the process from now on at once, in one line."""
     for number in asking():
         signal.signal(number, partial(_leave, prog, BEFORE))
     sys.excepthook = partial(_told, prog)
 
 
 def begun(prog: str) -> None:
-    """From now on the command may have changed something when a signal comes, up to its very end."""
+    """Note that the command may have changed something when a signal comes from now on, up to its very end."""
     for number in asking():
         if getattr(signal.getsignal(number), "func", None) is _leave:
             signal.signal(number, partial(_leave, prog, ""))

@@ -97,7 +97,7 @@ def device_error(error: Exception) -> str:
 
 
 def starved(error: BaseException) -> str | None:
-    """One line on an error that comes of too little memory, or of too few threads; None for any other."""
+    """Return a line on an error that comes of too little memory, or of too few threads; None for any other."""
     if isinstance(error, MemoryError):
         return f"out of memory: {_LESS}, or more memory (ulimit -v, ulimit -d)"
     reason = (str(error).splitlines() or [""])[0]

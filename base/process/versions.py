@@ -10,7 +10,7 @@ _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "
 
 
 def installed(package: str) -> str:
-    """As its distribution tells it; otherwise as the package itself does, if it is imported."""
+    """Return the version by a package's distribution; otherwise by the package itself, if it is imported."""
     for name in _DISTRIBUTIONS.get(package, (package,)):
         with suppress(PackageNotFoundError):
             return version(name)

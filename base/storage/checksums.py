@@ -31,7 +31,7 @@ def masked(data: bytes | np.ndarray) -> int:
 
 
 def masked_in_numpy(data: bytes | np.ndarray) -> int:
-    """As `masked`, without a library made for it."""
+    """Return the same as `masked`, without a library made for it."""
     content = np.frombuffer(data, np.uint8)
     if len(content) < _BLOCK:
         return int(masked_rows(content[None])[0])
@@ -59,7 +59,7 @@ def masked_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def masked_header(eight: bytes) -> int:
-    """As `masked`, in plain Python: numpy's calls take longer than so few bytes."""
+    """Return the same as `masked`, in plain Python: numpy's calls take longer than so few bytes."""
     table, crc = _byte_values(), _ALL_ONES
     for byte in eight:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)

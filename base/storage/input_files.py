@@ -55,7 +55,7 @@ def content(path: str | Path, most: int) -> bytes:
 
 
 def fill(file: BinaryIO, buffer: np.ndarray) -> int:
-    """Reads bytes until an array of uint8 is full or the file ends; the number of bytes. One read(2) gives at most 2 GiB."""
+    """Reads bytes until an array of uint8 is full or the file ends; the number of bytes. A read(2) gives at most 2 GiB."""
     view, count = memoryview(buffer), 0
     while read := file.readinto(view[count:]):
         count += read
@@ -63,7 +63,7 @@ def fill(file: BinaryIO, buffer: np.ndarray) -> int:
 
 
 def text(path: str | Path, most: int) -> str:
-    """As `content`, of a file of UTF-8 text, with \\n alone at the ends of lines; UnicodeDecodeError for other bytes."""
+    """Return `content` of a file of UTF-8 text, with \\n alone at the ends of lines; UnicodeDecodeError for other bytes."""
     return content(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 

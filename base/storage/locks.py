@@ -1,4 +1,4 @@
-"""One process at a time writes a run folder."""
+"""A lock, so that only one process at a time writes a run folder."""
 
 from __future__ import annotations
 

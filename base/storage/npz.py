@@ -1,6 +1,6 @@
 """Arrays of a .npz file that others may have made, within bounds.
 
-A header's claims are compared with the bytes that are there before memory is taken for it. Nothing is unpickled.
+A header's claims are compared with the bytes that are there before memory is taken for them. Nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class _Merged:
 
 
 class Table:
-    """One CSV file. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
+    """A CSV file. `lag`: updates after a row's iteration that a checkpoint must have to keep the row: 0 for training rows,
     which go before the checkpoint of their update, 1 for validation rows, which follow it."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], lag: int) -> None:
@@ -85,8 +85,8 @@ class Table:
                 os.fsync(written.fileno())
 
     def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
-        """For the state of a checkpoint after `iteration` updates: the rows since the last checkpoint. `stays`: it is not
-        replaced by the next one, which therefore need not repeat them."""
+        """Return the rows since the last checkpoint, for the training state of the checkpoint after `iteration` updates.
+        `stays`: it is not replaced by the next one, which therefore need not repeat them."""
         own = [cells for cells in self._recent if self._place(cells) + self._lag <= iteration]
         since, before, last = self._bounded(own)
         state = {_SINCE: since, _BEFORE: before, _ROWS: last}
@@ -104,8 +104,8 @@ class Table:
     def rebuild(
         self, iteration: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
     ) -> list[str]:
-        """Before a run goes on from the checkpoint after `iteration` updates: drops the rows that are about to come again,
-        and restores missing and damaged rows. Returns warnings for the log.
+        """Prepare the file for a run that goes on from the checkpoint after `iteration` updates: drop the rows that are
+        about to come again, and restore missing and damaged rows. Returns warnings for the log.
 
         `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: of a run, for
         updates without a state.
@@ -228,7 +228,7 @@ class Table:
             return False
 
     def _fits(self, state: Kept) -> bool:
-        """Whether the rows of a state are of its updates."""
+        """Return whether the rows in the table's part of a checkpoint are of its updates."""
         return all(state.content[_SINCE] < self._place(cells) + self._lag <= state.done for cells in state.content[_ROWS])
 
     def _place(self, cells: Sequence[str]) -> int:
@@ -261,7 +261,8 @@ def _rows(count: int) -> str:
 
 
 def _sound(state: Kept) -> bool:
-    """Whether a state holds what `kept` gives: there is at most one row of each update, and one of the beginning."""
+    """Return whether the table's part of a checkpoint has the form that `kept` gives: at most one row of each update, and
+    one of the beginning."""
     content = state.content
     return (
         isinstance(content, Mapping)

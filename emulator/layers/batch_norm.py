@@ -117,7 +117,7 @@ def _fused(
 
 
 class _Outcome(NamedTuple):
-    """As FusedBatchNormV3 names its outputs."""
+    """The outputs of FusedBatchNormV3, by its names."""
 
     y: tf.Tensor
     batch_mean: tf.Tensor

@@ -54,7 +54,7 @@ def by_rule(kind: str, make: Callable[..., tf.Tensor], x: tf.Tensor, *others: tf
 
 
 def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Tensor | None]:
-    """As tf.gradients, but no gradients of 0 are made for what `with_gradient` hands through and nobody differentiates."""
+    """Like tf.gradients, but make no gradients of 0 for what `with_gradient` hands through and nobody differentiates."""
     graph = tf.get_default_graph()
     with graph._mutation_lock():
         return gradients_util._GradientsHelper(ys, list(xs), given, src_graph=graph, optimize_identity_n=True)
@@ -62,7 +62,7 @@ def gradients(ys: Any, xs: Sequence[tf.Tensor], given: Any = None) -> list[tf.Te
 
 @tf.RegisterGradient(_NAME)
 def _gradient(operation: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
-    """The gradients of the operation's inputs."""
+    """Return the gradients of the operation's inputs by its rule."""
     rule, before = _rules(operation.graph)[operation.name]
     dx = rule(dy)
     of_inputs = [None] * before + list(dx if isinstance(dx, Sequence) else [dx])
@@ -70,7 +70,7 @@ def _gradient(operation: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[tf.
 
 
 def _rules(graph: tf.Graph) -> dict[str, _WrittenOut]:
-    """By the name of the operation."""
+    """Return a graph's rules, by the name of the operation."""
     rules = graph.get_collection_ref(_NAME)
     if not rules:
         rules.append({})

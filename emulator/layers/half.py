@@ -1,8 +1,8 @@
 """Half precision, emulated: FP32 tensors whose values lie on FP16's grid. Whatever an operation does inside, it does in
 FP32, and rounds once.
 
-With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of FP16 numbers.
-Values beyond 65504 after rounding become NaN, as the IPU has it, or 65504 where overflow is to saturate.
+With 24 bits of FP32 for the 11 of FP16 that is FP16's own result for sums, products, quotients and roots of FP16 numbers. A
+result larger than 65504 after rounding becomes NaN, as the IPU has it, or 65504 where overflow is to saturate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Asked = Callable[[], bool]
 
 
 def always() -> bool:
-    """Whether a gradient is rounded where nothing is known of it."""
+    """Return True: a gradient is rounded where nothing is known of it."""
     return True
 
 

@@ -45,11 +45,11 @@ class PrecisionPolicy:
     # Variables
 
     def stored_dtype(self, variable: Variable) -> tf.DType:
-        """The dtype in which a variable is stored."""
+        """Return the dtype that a variable is stored in."""
         return self._dtypes[self.precision.stored_format(variable)]
 
     def slot_dtype(self, variable: Variable) -> tf.DType:
-        """The dtype in which a variable's slots are stored."""
+        """Return the dtype that a variable's slots are stored in."""
         return self._dtypes[self.precision.slot_format(variable)]
 
     def cast_weight(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
@@ -95,7 +95,7 @@ class PrecisionPolicy:
         return self.checked(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
-        """The mean of the gradients that `add_gradient` has added up."""
+        """Return the mean gradient from what `add_gradient` has added up over so many passes."""
         return total / passes if self.precision.accumulator == FP32 else total
 
     def cast_instances_mean(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -44,8 +44,8 @@ def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.flo
 
 @dataclass
 class _Gradient:
-    """The gradient that arrives at a tensor in the backward pass, and who rounds it to FP16. Both are known when the
-    backward pass is built, for by then all readers are."""
+    """The gradient that arrives at a tensor in the backward pass, and the layer that brings it onto FP16's grid. Both are
+    known when the backward pass is built, for by then all readers are."""
 
     segment: str  # in which they read
     rounded: bool  # by the layer whose result the tensor is
@@ -55,15 +55,15 @@ class _Gradient:
     summed: tf.Tensor | None = None  # what readers read, so that what they hand back meets in one place
 
     def needs_rounding(self) -> bool:
-        """In the layer whose result the tensor is."""
+        """Return whether the layer whose result the tensor is rounds the gradient."""
         return self.readers + self.arrives_half != 1 or not self.fp16
 
     def sum_needs_rounding(self) -> bool:
-        """Where several readers' gradients have been added."""
+        """Return whether the sum of several readers' gradients is rounded."""
         return self.readers > 1 and not self.rounded
 
     def summand_needs_rounding(self) -> bool:
-        """Where a reader hands it back."""
+        """Return whether a gradient is rounded where a reader hands it back."""
         return self.readers > 1 or not self.rounded
 
 
@@ -103,7 +103,7 @@ class TensorLayers(Layers):
         self._parameters: set[str] = set()  # names of tensors that are made of weights alone
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
-        """A layer's result, in the precision that the layer computes in."""
+        """Return a layer's output, in the precision that it computes in."""
         if self._rounding is None:
             return x
         gradient = _Gradient(self._segment, rounded=True)
@@ -118,7 +118,7 @@ class TensorLayers(Layers):
         return y
 
     def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
-        """A layer's input. The gradient that leaves a layer is half, and so is the sum of several layers' gradients.
+        """Return a layer's input. The gradient that leaves a layer is half, and so is the sum of several layers' gradients.
         `fp16_gradient`: the layer's own gradient is on FP16's grid, given one that is.
 
         Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
@@ -148,8 +148,7 @@ class TensorLayers(Layers):
         return new
 
     def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
-        """The noise that the next result's random rounding is a function of, [batch, 1, ...]; () if rounding is not
-        random."""
+        """Return the bits that decide the next result's random rounding, [batch, 1, ...]; nothing if it is not random."""
         if self._rounding is None or not self._rounding.stochastic or self._positions is None:
             return ()
         self._rounded += 1
@@ -355,5 +354,5 @@ def _flat(x: tf.Tensor) -> tf.Tensor:
 
 
 def _native_group_gradients(dtype: tf.DType) -> bool:
-    """Whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, and only in FP32."""
+    """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, only in FP32."""
     return dtype == tf.float32 and os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"

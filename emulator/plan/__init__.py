@@ -1,1 +1,1 @@
-"""A run's layout and its costs, worked out without TensorFlow."""
+"""The layout of a run and its cost, worked out without TensorFlow."""

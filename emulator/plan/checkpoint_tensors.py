@@ -31,7 +31,7 @@ def model(variables: Iterable[Variable], precision: Precision) -> dict[str, Chec
 def slots(
     variables: Iterable[Variable], precision: Precision, names: Iterable[str], trained: Callable[[str], bool]
 ) -> dict[str, CheckpointTensor]:
-    """The slots of every variable that an update moves; `names`: the slots of its rule."""
+    """Return the slots of every variable that an update moves, by full name; `names`: the slots of its rule."""
     names = list(names)
     return {
         f"{v.name}/{slot}": CheckpointTensor(v.shape, precision.slot_format(v))

@@ -14,7 +14,7 @@ class DeviceError(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """One id, and the IPUs that are attached with it."""
+    """An id, and the IPUs that are attached with it."""
 
     id: int
     ipus: range

@@ -23,7 +23,7 @@ class Machine:
 
 
 def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    """The cores and GPUs of this machine."""
+    """Return the cores and GPUs of this machine."""
     return Machine(cores(), gpus(environ))
 
 

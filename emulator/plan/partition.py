@@ -1,4 +1,4 @@
-"""From a model's segments to pipeline stages: by the names that the user gives, or balanced by traced cost.
+"""The partition of a model's segments into pipeline stages: by the names that the user gives, or balanced by traced cost.
 
 Only the cuts are decided here, never whether a stage fits into a device's memory.
 """
@@ -80,7 +80,7 @@ def automatic(
 
 
 def allowed(stages: Stages, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> bool:
-    """Whether `automatic` may cut there."""
+    """Return whether `automatic` may cut there."""
     return all(_passes(stage[0], include, exclude) for stage in stages[1:])
 
 
@@ -93,9 +93,10 @@ def segment_costs(trace: Trace) -> tuple[int, ...]:
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Where the second and later parts begin, so that the largest part is as small as can be; no part is empty.
+    """Return where the second and later parts begin, so that the largest part is as small as can be; no part is empty.
 
-    Among several such cuts the most even (least sum of squares), then the one whose last cut comes first, and so on.
+    Among several such cuts the most even is taken (least sum of squares), then the one whose last cut comes first, and so
+    on.
     """
     if not 1 <= parts <= len(costs):
         raise PartitionError(f"{len(costs)} segments cannot be cut into {parts} parts; 1 to {len(costs)} are possible")

@@ -28,7 +28,8 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionPlan:
-    """One weight update: replicas x accumulation micro-batches through the stages, in each of the instances (processes).
+    """The execution of a weight update: replicas x accumulation micro-batches through the stages, in each of the instances
+    (processes).
 
     Global micro-batch m = accumulation step x replicas of all instances + replica, and instance k has the replicas from
     k x replicas on; each instance adds its gradients in that order, then they are added up.
@@ -56,7 +57,7 @@ class ExecutionPlan:
 
     @property
     def overlapped(self) -> bool:
-        """Whether stages work on several passes at once."""
+        """True if stages work on several passes at once."""
         return max(self.max_in_flight) > 1
 
     @property
@@ -84,7 +85,7 @@ class ExecutionPlan:
 
     @property
     def total_replicas(self) -> int:
-        """The number of replicas in all instances."""
+        """The replicas of all instances."""
         return self.options.replicas * self.instances
 
     @property
@@ -213,7 +214,7 @@ def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> t
 
 
 def cuts_itself(options: DeviceOptions) -> bool:
-    """Whether nobody names the stages' cuts: `auto`, or shards without splits outside a pipeline."""
+    """Return whether nobody names the stages' cuts: `auto`, or shards without splits outside a pipeline."""
     automatic = tuple(name.lower() for name in options.pipeline_splits) == (AUTO,)
     return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
 
@@ -239,7 +240,7 @@ def _accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
 
 
 def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: int, stages: int) -> int:
-    """The number of an update's `norm_batches` that share a pass. `auto`: as many, up to eight, as keep one pass's FP32
+    """Return how many of an update's `norm_batches` share a pass. `auto`: as many, up to eight, as keep one pass's FP32
     activations within the budget, and, in a pipeline, at least four passes for each stage to work on."""
     if options.fold != AUTO:
         fold = int(options.fold)

@@ -47,7 +47,7 @@ class Precision:
 
     @classmethod
     def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False) -> Precision:
-        """As the device's options ask for it."""
+        """Return the precision that the device's options ask for."""
         return named(
             options.precision,
             stochastic={"OFF": OFF, "all": ALL}.get(options.stochastic_rounding, UPDATE),
@@ -61,12 +61,12 @@ class Precision:
 
     @property
     def rounds_results(self) -> bool:
-        """Whether results and gradients are rounded to a narrower format than that of the arithmetic."""
+        """True if results and gradients are rounded to a narrower format than that of the arithmetic."""
         return self.compute != FP32
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether weights and slots are, unless a name is forced."""
+        """True if weights and slots are rounded to a narrower format, unless a name is forced."""
         return self.master != FP32
 
     @property
@@ -75,26 +75,26 @@ class Precision:
         return FP32 if self.fp32_accumulators else self.compute
 
     def master_format(self, variable: Variable) -> Format:
-        """The format of a trained variable's values as an update leaves them."""
+        """Return the format of a trained variable's values as an update leaves them."""
         if any(part in variable.name for part in self.force_weight_to_fp32):
             return FP32
         return FP16 if any(part in variable.name for part in self.force_weight_to_fp16) else self.master
 
     def stored_format(self, variable: Variable) -> Format:
-        """The format of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
+        """Return the format of a variable in memory and in checkpoints; moving statistics and proxies are FP32 always."""
         return self.master_format(variable) if variable.trainable and not variable.proxy else FP32
 
     def rounds_updates(self, variables: Iterable[Variable]) -> bool:
-        """Whether an update of any of the variables ends in a narrower format than that of the arithmetic: not where the
-        weights that updates move, or copies of them, are FP32."""
+        """Return whether an update of any of the variables ends in a narrower format than that of the arithmetic: not where
+        the weights that updates move, or copies of them, are FP32."""
         return any(v.trainable and self.master_format(v) != FP32 and not self.has_fp32_copy(v) for v in variables)
 
     def has_fp32_copy(self, variable: Variable) -> bool:
-        """Whether a slot holds the weight in FP32, which updates move in place of the narrower one."""
+        """Return whether a slot holds the weight in FP32, which updates move in place of the narrower one."""
         return self.offload_fp32_weight_copy and self.stored_format(variable) != FP32
 
     def slot_format(self, variable: Variable) -> Format:
-        """The format of a variable's slots, in memory and in checkpoints."""
+        """Return the format of a variable's slots, in memory and in checkpoints."""
         return FP32 if self.has_fp32_copy(variable) else self.stored_format(variable)
 
     @property

@@ -79,9 +79,9 @@ def training(
     trace: Trace, plan: ExecutionPlan, *, slots: int, picture: int, records: int = 0, validated: int = 0,
     trained: Callable[[str], bool],
 ) -> HostMemory:  # fmt: skip
-    """The host memory of a training process. `slots`: of the optimiser, for each weight; `picture`: numbers in one;
-    `records`: bytes of the data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0 without
-    it; `trained`: the names that updates move."""
+    """Return the predicted peak memory of a training process. `slots`: of the optimiser, for each weight; `picture`: numbers
+    in one; `records`: bytes of the data set that stay in memory; `validated`: pictures of one micro-batch in validation, 0
+    without it; `trained`: the names that updates move."""
     moved = [v for v in trace.variables if v.trainable and trained(v.name)]
     saved = sum(_checkpoint_bytes(plan.precision, v, slots) for v in moved)
     saved += sum(FP32.bytes * v.elements for v in trace.variables) - sum(FP32.bytes * v.elements for v in moved)
@@ -97,8 +97,8 @@ def training(
 
 
 def inference(trace: Trace, precision: Precision, batch: int, picture: int, records: int = 0) -> HostMemory:
-    """The host memory of a process that only validates, in micro-batches of `batch` pictures: nothing is kept for a backward
-    pass."""
+    """Return the predicted peak memory of a process that only validates, in micro-batches of `batch` pictures: nothing is
+    kept for a backward pass."""
     return HostMemory(
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
         weights=2 * FP32.bytes * trace.parameters,
@@ -108,7 +108,7 @@ def inference(trace: Trace, precision: Precision, batch: int, picture: int, reco
 
 
 def _compiler(trace: Trace, precision: Precision) -> int:
-    """Bytes that XLA takes where it is needed."""
+    """Return the bytes that XLA takes; 0 where it is not needed."""
     if precision.rounds_results:
         return COMPILER + COMPILED_HALF * len(trace.operations)
     needed = any(o.kind == "swish" or _is_fused_norm(o) or o.kind.startswith("proxy") for o in trace.operations)
@@ -126,8 +126,8 @@ def _checkpoint_bytes(precision: Precision, variable: Variable, slots: int) -> i
 
 
 def _activations(trace: Trace, plan: ExecutionPlan) -> int:
-    """Bytes that the passes in flight keep: with recomputation the input of each segment, and one segment's layers at a
-    time."""
+    """Return the bytes that the passes in flight keep: with recomputation the input of each segment, and one segment's
+    layers at a time."""
     activations = dict.fromkeys(trace.segments, 0)
     inputs: dict[str, int] = {}
     for operation, following in pairwise([*trace.operations, None]):

@@ -27,7 +27,7 @@ class ScheduleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's forward (F) or backward (B) work on one micro-batch; as text `<stage><kind><micro-batch>`."""
+    """A stage's forward (F) or backward (B) work on one micro-batch; as text `<stage><kind><micro-batch>`."""
 
     stage: int
     kind: str
@@ -79,7 +79,7 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
 
 
 def interleaved(stages: int, micro_batches: int) -> Timeline:
-    """One forward, one backward: about half of the activations of Grouped, min(N - j, A) micro-batches live on stage j.
+    """Alternate forwards and backwards: about half of Grouped's activations, min(N - j, A) micro-batches live on stage j.
 
     Stage j first takes in as many micro-batches as it may hold, then another one after each backward.
 
@@ -96,7 +96,7 @@ def interleaved(stages: int, micro_batches: int) -> Timeline:
 
 
 def sequential(stages: int, micro_batches: int) -> Timeline:
-    """One stage at a time, one micro-batch after another; also the order in which stages share one device.
+    """Run one stage at a time, one micro-batch after another; also the order in which stages share one device.
 
     clock    0    1    2    3    4    5    6    7
     stage 0  0F0  .    .    0B0  0F1  .    .    0B1
@@ -155,8 +155,8 @@ def live(timeline: Timeline, stage: int) -> int:
 
 
 class Waits(NamedTuple):
-    """The actions of its own that a stage's actions wait for beyond their data, by micro-batch: `forward[i]`, the stage's
-    backwards between its forwards i - 1 and i; `backward[i]`, its forwards between its backwards i - 1 and i."""
+    """The work that a stage's actions wait for beyond their data, by micro-batch: `forward[i]`, the stage's backwards
+    between its forwards i - 1 and i; `backward[i]`, its forwards between its backwards i - 1 and i."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
@@ -253,8 +253,8 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
 
 
 def needs(action: Action, stages: int) -> tuple[Action, ...]:
-    """The actions that must be done before: a forward needs the forward of the stage before, a backward the stage's own
-    forward and the backward of the stage after."""
+    """Return the actions that must be done before: a forward needs the forward of the stage before, a backward the stage's
+    own forward and the backward of the stage after."""
     i, j = action.micro_batch, action.stage
     if action.kind == FORWARD:
         return (Action(j - 1, FORWARD, i),) if j > 0 else ()
@@ -263,7 +263,7 @@ def needs(action: Action, stages: int) -> tuple[Action, ...]:
 
 
 def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: int, micro_batches: int) -> str | None:
-    """The fault in an action of stage j at clock k after those that are done."""
+    """Return the fault of an action of stage j at clock k after those that are done, or None."""
     if action.stage != j:
         return f"stands in the cell of stage {j}"
     if action.kind not in (FORWARD, BACKWARD):
@@ -284,9 +284,9 @@ def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
 
 
 def render(timeline: Timeline, *, arrow: int | None = None, most: int = MOST_CLOCKS) -> str:
-    """A drawing: stages as rows, clocks as columns, their phase (ramp-up, main, ramp-down) above, "." where a stage
-    waits; an arrow below one clock. Where a timeline has more than `most` clocks, its two ends are drawn, or what
-    surrounds the arrow."""
+    """A drawing: stages as rows, clocks as columns, their phase (ramp-up, main, ramp-down) above, "." where a stage waits;
+    an arrow below one clock. Where a timeline has more than `most` clocks, its two ends are drawn, or the clocks around the
+    arrow."""
     stages = max((len(row) for row in timeline), default=0)
     labels = {k: label for label, clocks in zip(("up", "main", "down"), phases(timeline)) for k in clocks}
     columns = [["clock", "ramp", *(f"stage {j}" for j in range(stages)), ""]]

@@ -30,7 +30,7 @@ class CellTiming:
 
 
 def order(cells: Sequence[CellTiming], stage: int) -> tuple[Action, ...]:
-    """A stage's cells, in the order of their beginnings."""
+    """Return a stage's actions, in the order of their beginnings."""
     own = [cell for cell in cells if cell.action.stage == stage]
     return tuple(cell.action for cell in sorted(own, key=lambda cell: (cell.begin, cell.end)))
 

@@ -21,7 +21,7 @@ class TraceError(Exception):
 
 
 class Shape(NamedTuple):
-    """One sample's activation; a vector is 1 x 1."""
+    """The shape of one sample's activation; a vector is 1 x 1."""
 
     height: int
     width: int
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One layer as the cost model sees it; all counts are for one sample, forward."""
+    """A layer as the cost model sees it; all counts are for one sample, forward."""
 
     segment: str
     name: str

@@ -18,7 +18,8 @@ _ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # a stage takes as much mem
 
 
 def balanced(workload: Workload) -> Workload:
-    """With as many stages, balanced by time as far as they fit on Mk2 IPUs; else cut where they do, or lack less."""
+    """Return the workload with as many stages, balanced by time as far as they fit on Mk2 IPUs; else cut where they do, or
+    lack less."""
     options = workload.plan.options
     filters = options.sharding_include_filter, options.sharding_exclude_filter
     costs = SegmentCosts(workload, MK2, FITTED)
@@ -35,7 +36,7 @@ def balanced(workload: Workload) -> Workload:
 
 
 def restaged(workload: Workload, stages: Stages) -> Workload:
-    """With other cuts."""
+    """Return the workload with other cuts."""
     return replace(workload, plan=replace(workload.plan, stages=stages))
 
 

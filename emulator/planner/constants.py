@@ -1,4 +1,4 @@
-"""Constants that the published rates leave open: the few of the cost model, each with a unit, a prior and bounds.
+"""Constants of the cost model that the published rates leave open, each with a unit, a prior and bounds.
 
 The facts of the machine are in `systems.py`, counts of operations, bytes and launches in `kernels.py`; these constants say
 how much of the machine's rates programs reach. `tools/fit_planner.py` fits them to the rows of published trainings and

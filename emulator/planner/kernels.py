@@ -72,7 +72,7 @@ class Kernels:
 
     @classmethod
     def of(cls, workload: Workload, ipu: Ipu, constants: Constants) -> Kernels:
-        """For a workload's micro-batch, with the default memory proportion."""
+        """Return the kernels for a workload's micro-batch, with the default memory proportion."""
         options = workload.plan.options
         return cls(
             ipu=ipu,
@@ -87,15 +87,15 @@ class Kernels:
         )
 
     def forward(self, operation: Operation) -> Cycles:
-        """Cycles of one micro-batch."""
+        """Return the cycles of an operation's forward work on one micro-batch."""
         if operation.kind in ("conv", "dense"):
             return self._product(operation, _CONV_LAUNCHES, weights=False)
         reads, _, launches, _ = self._counts(operation)
         return self._elements(operation, reads + (self.two_pass and operation.kind == "norm"), launches)
 
     def backward(self, operation: Operation, first: bool = False) -> Cycles:
-        """Cycles of one micro-batch: gradients of the input, unless the operation is the network's `first`, and of the
-        weights."""
+        """Return the cycles of an operation's backward work on one micro-batch: gradients of the input, unless the operation
+        is the network's `first`, and of the weights."""
         if operation.kind in ("conv", "dense"):
             cycles = self._product(operation, _BACKWARD_LAUNCHES, weights=True)
             return cycles if first else cycles + self._product(operation, _BACKWARD_LAUNCHES, weights=False)
@@ -114,7 +114,8 @@ class Kernels:
         return Cycles(elements=cycles, launches=launches * self.constants.launch_cycles)
 
     def _product(self, operation: Operation, launches: int, *, weights: bool) -> Cycles:
-        """One of the three products of a convolution or dense layer; `weights`: the gradient of the weights."""
+        """Return the cycles of one of the three products of a convolution or dense layer; `weights`: the gradient of the
+        weights."""
         kernel = operation.kernel or 1
         groups = operation.groups
         ins, outs = operation.source.channels // groups, operation.result.channels // groups
@@ -155,7 +156,7 @@ class SegmentCosts:
         self._known: dict[tuple[str, float], tuple[Cycles, Cycles]] = {}
 
     def of(self, segment: str, proportion: float) -> tuple[Cycles, Cycles]:
-        """Cycles of one micro-batch, forward and backward."""
+        """Return the cycles of a segment's work on one micro-batch, forward and backward."""
         if (segment, proportion) not in self._known:
             kernels, forward, backward = replace(self._kernels, proportion=proportion), Cycles(), Cycles()
             for operation in self._trace.by_segment[segment]:

@@ -40,7 +40,7 @@ class IpuMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of the fullest tile, times the tiles."""
+        """Bytes of all parts: those of the fullest tile, times the number of tiles."""
         return sum(asdict(self).values())
 
     def __add__(self, other: IpuMemory) -> IpuMemory:
@@ -48,7 +48,7 @@ class IpuMemory:
 
 
 def of_ipus(workload: Workload, ipu: Ipu) -> tuple[IpuMemory, ...]:
-    """One row for each IPU of a replica: for each stage, or one where all stages share an IPU."""
+    """Return one row for each IPU of a replica: for each stage, or one where all stages share an IPU."""
     stages = range(len(workload.plan.stages))
     each = [_stage(workload, ipu, stage) for stage in stages]
     if not workload.one_device:
@@ -145,7 +145,7 @@ def _alive(operation: Operation) -> int:
 
 
 def _product_elements(operation: Operation, batch: int) -> int:
-    """The numbers in a product's input, output and weights; 0 for other operations, which have no temporaries."""
+    """Return the elements of a product's input, output and weights; 0 for any other operation, which has no temporaries."""
     if operation.kind not in ("conv", "dense"):
         return 0
     weights = sum(variable.elements for variable in operation.variables)

@@ -1,4 +1,4 @@
-"""The planner's answer about one workload on one system."""
+"""The planner's answers about one workload on one system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prediction:
 
     @cached_property
     def memories(self) -> tuple[IpuMemory, ...]:
-        """The memory of the IPUs of one replica."""
+        """The memory of each IPU of one replica."""
         return memory.of_ipus(self.workload, self.system.ipu)
 
     @property
@@ -37,7 +37,7 @@ class Prediction:
 
     @property
     def fullest(self) -> IpuMemory:
-        """The memory of the IPU that needs most."""
+        """The memory of the IPU with the least room."""
         return max(self.memories, key=lambda each: each.total)
 
     @property
@@ -47,7 +47,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every IPU has room."""
+        """True if every IPU has room."""
         return self.room >= 0
 
     @property
@@ -65,13 +65,12 @@ class Prediction:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """The energy in kWh of the machines that the plan's IPUs belong to, for the whole training; None without a
-        source."""
+        """Energy (kWh) of the machines that the plan's IPUs belong to, for the whole training; None without a source."""
         watts = self.system.watts
         return None if watts is None else watts * self.workload.plan.ipus * self.timing.hours / 1000
 
     def values(self) -> dict[str, Any]:
-        """For JSON: sizes in bytes, times in seconds."""
+        """Return the values for JSON: sizes in bytes, times in seconds."""
         timing, plan = self.timing, self.workload.plan
         stages = range(len(plan.stages))
         return {

@@ -28,7 +28,7 @@ IO_OVERHEAD = 0.15  # of the host's transfers that I/O tiles do not hide: they a
 
 @dataclass(frozen=True)
 class Cell:
-    """One stage's work on a micro-batch, forward or backward: cycles by parts, and seconds."""
+    """A stage's work on a micro-batch, forward or backward: cycles by parts, and seconds."""
 
     cycles: Cycles
     seconds: float
@@ -187,7 +187,7 @@ class Timing:
 
     @property
     def images_per_second(self) -> float:
-        """Images a second of all replicas."""
+        """Images per second of all replicas."""
         return self.workload.plan.global_batch / self.seconds
 
     @property
@@ -204,7 +204,7 @@ class Timing:
 
     @property
     def hours(self) -> float:
-        """Seconds of the whole training, without validation, compilation and checkpoints."""
+        """Hours of the whole training, without validation, compilation and checkpoints."""
         return self.workload.images / self.images_per_second / 3600
 
 

@@ -85,7 +85,7 @@ def rate(prediction: Prediction) -> float:
 
 
 def _combinations(workload: Workload, system: System, constants: Constants) -> Iterator[Iterator[Prediction]]:
-    """For each combination, its predictions with less and less temporary memory."""
+    """Yield for each combination its predictions with less and less temporary memory."""
     plan = workload.plan
     given = plan.options.available_memory_proportion[:1]
     for micro_batch in _micro_batches(workload):
@@ -121,18 +121,18 @@ def _replicas(plan: ExecutionPlan, micro_batch: int, most: int) -> int:
 
 
 def _schedules(stages: int) -> list[str]:
-    """The candidates to look at: Sequential is no better than any other where stages have IPUs of their own, and all there
-    is where they do not."""
+    """Return the schedules to look at: Sequential is no better than any other where stages have IPUs of their own, and the
+    only one where they do not."""
     return [name for name in SCHEDULES if name != "Sequential"] if stages > 1 else ["Sequential"]
 
 
 def keeps_micro_batch(workload: Workload) -> bool:
-    """Whether another micro-batch would train another network: batch norm's statistics are of one."""
+    """Return whether another micro-batch would train another network: batch norm's statistics are of one."""
     return any(not variable.trainable for variable in workload.trace.variables)
 
 
 def _micro_batches(workload: Workload) -> list[int]:
-    """The candidates to look at."""
+    """Return the sizes of micro-batches to look at."""
     plan = workload.plan
     if keeps_micro_batch(workload):
         return [plan.micro_batch]

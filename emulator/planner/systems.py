@@ -25,8 +25,8 @@ STREAMING = 20e9  # to the machine's DRAM; no source has it: twice the rate that
 
 @dataclass(frozen=True, kw_only=True)
 class Ipu:
-    """One IPU. `tile_memory`: bytes; `clock`: Hz; `half_macs`, `single_macs`: multiply-adds of a tile in a cycle with full
-    matrix units; `exchange`: bytes a tile receives in a cycle; `link`: bytes a second to all other IPUs, both ways."""
+    """An IPU. `tile_memory`: bytes; `clock`: Hz; `half_macs`, `single_macs`: multiply-adds of a tile in a cycle with
+    full matrix units; `exchange`: bytes a tile receives in a cycle; `link`: bytes a second to all other IPUs, both ways."""
 
     name: str
     tiles: int

@@ -12,7 +12,7 @@ LARGEST_PIPELINE = 16  # stages that are looked at
 
 
 def scheduled(workload: Workload, schedule: str) -> Workload:
-    """With the cells of its stages in another order."""
+    """Return the workload with the cells of its stages in another order."""
     options = replace(workload.plan.options, pipeline_schedule=schedule)
     return replace(workload, plan=replace(workload.plan, options=options, schedule=schedule))
 
@@ -21,7 +21,7 @@ def staged(
     workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch: int, accumulation: int, replicas: int,
     schedule: str, recomputation: bool, proportion: float,
 ) -> Workload:  # fmt: skip
-    """With other stages, each on an IPU of its own, in a number of replicas."""
+    """Return the workload with other stages, each on an IPU of its own, in a number of replicas."""
     plan, count = workload.plan, len(stages)
     options = replace(
         plan.options,
@@ -40,8 +40,8 @@ def staged(
 
 
 def scaled(workload: Workload, system: System) -> Workload | None:
-    """With as many replicas as the system holds, and the same global batch as far as a whole accumulation count gives it;
-    None if not one replica fits or the global batch is too small for all of them."""
+    """Return the workload with as many replicas as the system holds, and the same global batch as far as a whole
+    accumulation count gives it; None if not one replica fits or the global batch is too small for all of them."""
     plan = workload.plan
     replicas = system.ipus // plan.options.shards
     accumulation = plan.global_batch // (replicas * plan.micro_batch) if replicas else 0

@@ -1,4 +1,4 @@
-"""The planner's question: a plan with the network and the few facts of a training that cost memory or time."""
+"""The planner's workload: a plan with the network and the few facts of a training that cost memory or time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def bytes_per_element(self) -> int:
-        """Bytes of one number of an activation."""
+        """Bytes of one element of activations."""
         return self.plan.precision.compute.bytes
 
     def operations(self, stage: int) -> tuple[Operation, ...]:
@@ -56,7 +56,7 @@ class Workload:
 
     @property
     def one_device(self) -> bool:
-        """Whether all stages share an IPU."""
+        """True if all stages share an IPU."""
         return self.plan.options.shards == 1
 
     @cached_property
@@ -67,19 +67,19 @@ class Workload:
         return schedules.max_in_flight(plan.schedule, len(plan.stages), plan.accumulation)
 
     def recomputes(self, stage: int) -> bool:
-        """Whether a stage's activations are computed anew. Among several stages the last one's are not, as its backward pass
-        comes right behind its forward pass; a lone stage's are, segment by segment."""
+        """Return whether a stage's activations are computed anew. The last of several stages keeps its own, as its
+        backward pass comes right behind its forward pass; a lone stage computes its own anew, segment by segment."""
         last = len(self.plan.stages) - 1
         return self.training and self.plan.options.enable_recomputation and (stage < last or last == 0)
 
     @property
     def offloads(self) -> bool:
-        """Whether optimiser state lies in streaming memory: by default where micro-batches accumulate or stages flow."""
+        """True if optimiser slots lie in streaming memory: by default where micro-batches accumulate or stages flow."""
         options = self.plan.options
         return self.training and not options.disable_variable_offloading and (self.plan.accumulation > 1 or options.pipeline)
 
     def proportion(self, stage: int) -> float:
-        """The part of tile memory that a convolution's temporaries may take: one value, or two for each stage."""
+        """Return the share of tile memory that a convolution's temporaries may take: one value, or two for each stage."""
         values = self.plan.options.available_memory_proportion
         if not values:
             return DEFAULT_PROPORTION

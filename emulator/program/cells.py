@@ -41,7 +41,7 @@ class Count:
         return self._queue.enqueue_many([tf.zeros([tf.cast(i < self._awaited, tf.int32)], tf.int32)])
 
     def wait(self, i: tf.Tensor) -> tf.Tensor:
-        """Until a cell of the other kind of pass i may run."""
+        """Wait until a cell of the other kind of pass i may run."""
         return self._queue.dequeue_many(tf.gather(self._waits, i))
 
     def release(self) -> tf.Operation:
@@ -50,7 +50,7 @@ class Count:
 
 
 class StageOrder:
-    """The order of a stage's cells over all passes: the counts of cells done, and the record of cells, if one is kept."""
+    """The data that outlives a pass: the counts of cells done, and the record of cells, if one is kept."""
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
@@ -74,7 +74,7 @@ class StageOrder:
         return counts
 
     def first_tokens(self) -> Tokens:
-        """For the loop's first pass. Stages that take one pass at a time need none: the loop itself does."""
+        """Return the tokens for the loop's first pass. Stages that take one pass at a time need none; the loop does."""
         return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
 
     def release(self) -> list[tf.Operation]:
@@ -82,12 +82,12 @@ class StageOrder:
         return [count.release() for counts in self._counts for count in counts.values()]
 
     def count_of(self, stage: int, kind: str) -> Count | None:
-        """The counter of the stage's cells of a kind, if others wait for them beyond their data."""
+        """Return the count of the stage's cells of a kind, or None if no others wait for them beyond their data."""
         return self._counts[stage].get(kind)
 
     @property
     def recording(self) -> bool:
-        """Whether cells are recorded."""
+        """True if cells are recorded."""
         return self._record is not None
 
     def record(self, cell: Sequence[tf.Tensor | int]) -> tf.Tensor:
@@ -102,7 +102,7 @@ class StageOrder:
 
 
 class Cells:
-    """One pass's cells: `begin` holds a tensor back until the cell may run, `end` says that its results exist."""
+    """The cells of one pass: `begin` holds a tensor back until the cell may run, `end` says that its results exist."""
 
     def __init__(self, order: StageOrder, i: tf.Tensor, tokens: Tokens) -> None:
         self._order = order
@@ -149,14 +149,14 @@ class Cells:
 
     @property
     def tokens(self) -> Tokens:
-        """For the next pass."""
+        """The tokens for the next pass."""
         return tuple(
             (self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if before else ()
             for stage, before in enumerate(self._before)
         )
 
     def _gates(self, stage: int, kind: str, x: tf.Tensor) -> list[tf.Tensor]:
-        """The cells that a cell waits for besides its input."""
+        """Return the tensors that the cell waits for besides its input."""
         if not self._before[stage]:
             return []
         backward, forward = self._before[stage]

@@ -51,8 +51,8 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Profile:
-    """One recorded weight update: its metrics and its cells; if asked for, its operations as events of a Chrome trace
-    and the bytes of tensors that were alive at once, at most (the weights not counted)."""
+    """A recorded weight update: its metrics and its cells; if asked for, its operations as events of a Chrome trace and the
+    bytes of tensors that were alive at once, at most (the weights not counted)."""
 
     metrics: Metrics
     cells: tuple[CellTiming, ...]
@@ -83,14 +83,15 @@ class TrainingProgram(Program):
         self._mark_compiled()
 
     def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
-        """One host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
+        """Run a host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
 
         `report` is called in another thread with the loss and accuracy of each update as soon as it is done.
         """
         return self._run(rates, report)
 
     def profile(self, rate: float, operations: bool, report: Report | None = None) -> Profile:
-        """One weight update, and when its cells ran; with `operations` also when each operation did."""
+        """Run one weight update and return its metrics and the times of its cells; with `operations` also those of each
+        operation. ValueError if the program was built without recording."""
         if not self._names["recorded"]:
             raise ValueError("the program was built without recording")
         trace = tf.RunMetadata() if operations else None
@@ -102,7 +103,7 @@ class TrainingProgram(Program):
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
     def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
-        """The tensors that a host step is fed; the same always, as TensorFlow optimises the graph anew for others."""
+        """Return the feeds of a host step; the same tensors always, as TensorFlow optimises the graph anew for others."""
         return dict(zip(self._names["fed"], (np.asarray(rates, np.float32), recording)))
 
     def _run(
@@ -112,7 +113,7 @@ class TrainingProgram(Program):
         recording: bool = False,
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
-        """One host step."""
+        """Run one host step."""
         feeds = self._feeds(rates, recording)
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
         outfeed: list[OutfeedRow] = []
@@ -139,7 +140,8 @@ class TrainingProgram(Program):
         )  # fmt: skip
 
     def stop(self, drop_update: bool) -> None:
-        """From any thread: end the host step after the present update, or at once, dropping it. Until `resume`."""
+        """End the host step after the present update, or at once, dropping it; from any thread. The request holds until
+        `resume`."""
         self.session.run(self._names["drop" if drop_update else "stop"])
 
     def resume(self) -> None:

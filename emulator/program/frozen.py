@@ -64,14 +64,15 @@ def _weights(
 
 
 def _sealed(program: bytes) -> bytes:
-    """With a node at its end whose name is the digest of the rest: still one graph, as messages merge when joined."""
+    """Return the program with a node at its end whose name is the digest of the rest: still one graph, as messages merge
+    when joined."""
     seal = tf.GraphDef()
     seal.node.add(name=f"frozen_digest_{hashlib.sha256(program).hexdigest()}", op="NoOp")
     return program + seal.SerializeToString()
 
 
 def _unsealed(program: bytes) -> bytes:
-    """Without that node; ValueError if the rest is not what was sealed."""
+    """Return a sealed program without that node; ValueError if the rest is not what was sealed."""
     content = program[: -len(_sealed(b""))]
     if _sealed(content) != program:
         raise ValueError("it is damaged, or was not built here")

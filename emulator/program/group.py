@@ -53,7 +53,7 @@ class WorkerGroup:
 
     @property
     def device(self) -> str:
-        """The device scope of this instance, in which its graphs are built."""
+        """The device prefix of this instance; its graphs are built inside."""
         return f"/job:{JOB}/task:{self.instance}"
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
@@ -153,13 +153,14 @@ class WorkerGroup:
         return collective_ops.all_gather(own, self.size, self._key_of(range(self.size), own.device), next(self._keys))
 
     def where(self, holds: bool) -> list[int]:
-        """The instances in which it holds. One graph serves all calls, so that each takes a millisecond or two."""
+        """The instances in which it holds. A single graph serves all calls, so that each takes a millisecond or two."""
         fed, rows, session = self._flags
         return np.flatnonzero(session.run(rows, {fed: [holds]})).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
-        """One flag of every instance: what is fed and fetched."""
+        """The graph of `where`: the tensors that are fed (this instance's flag) and fetched (all instances'), and its
+        session."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fed = tf.placeholder(tf.bool, [1])
             return fed, self._gathered(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
@@ -171,7 +172,7 @@ class WorkerGroup:
             return dict(zip(values, map(float, self._run(graph, added))))
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """Broadcast: the values of instance 0, in every instance; the others' `values` do not matter."""
+        """Return instance 0's values, in every instance; the others' `values` do not matter."""
         first = self.instance == 0
         words = np.frombuffer(_packed(values or {}), np.int32) if first else np.zeros(0, np.int32)
         count = int(self._sent(np.asarray([len(words)], np.int32), 1)[0])
@@ -191,7 +192,7 @@ class WorkerGroup:
             return self._run(graph, [sent, arrival], {fed: words} if self.instance == 0 else {})[0]
 
     def _run(self, graph: tf.Graph, fetches: Any, feeds: Mapping[tf.Tensor, np.ndarray] | None = None) -> Any:
-        """One call of a graph of its own, in all instances."""
+        """Run a graph of its own once, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
             return session.run(fetches, feeds)
 

@@ -23,8 +23,8 @@ from Models._segments import Segment
 
 @dataclass(frozen=True)
 class Score:
-    """The sums of validation: the names of the sums, the sums of a micro-batch from (logits, labels), and the shape of
-    each of them."""
+    """The sums of validation: their names, the function from (logits, labels) to a micro-batch's sums, and the shape of each
+    of them."""
 
     names: tuple[str, ...]
     sums: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
@@ -72,7 +72,7 @@ class InferenceProgram(Program):
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
         """Sums over micro-batches first..end-1, which must be the stream's next ones. An exception that a signal raises ends
-        the call at its next micro-batch, and the program is of no more use then."""
+        the call at its next micro-batch, and then the program is of no more use."""
         with named_faults(lambda: "validation"):
             # the calling thread stays free for signals, which would wait for the end of the session call otherwise
             running = self._device.submit(self.session.run, self._names["step"], dict(zip(self._names["fed"], (first, end))))

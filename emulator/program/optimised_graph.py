@@ -1,6 +1,6 @@
 """A program as TensorFlow runs it: its graph, optimised, and the names of what is fed and fetched.
 
-Nothing that differs from run to run is in it, so that one serves them all. A key that is drawn from the run's seed has a
+Values that differ from run to run are not in it, so that one serves them all. A key that is drawn from the run's seed has a
 placeholder, which gets the key when the graph is loaded; the data set is built beside it, and found by the infeed's name.
 """
 
@@ -30,12 +30,12 @@ class OptimisedGraph:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def files(self) -> dict[str, bytes]:
-        """The contents of the files of the program's cache entry, by name."""
+        """Return the files of the program's cache entry, by name."""
         return {GRAPH: self.graph, NAMES: json.dumps({"names": self.names, "about": self.about, "keys": self.keys}).encode()}
 
     @classmethod
     def of(cls, files: Mapping[str, bytes]) -> OptimisedGraph:
-        """From what `files` gave."""
+        """Return the graph from the files that `files` gave."""
         texts = json.loads(files[NAMES])
         return cls(files[GRAPH], texts["names"], texts["about"], texts["keys"])
 
@@ -45,13 +45,13 @@ class CacheEntry(Protocol):
 
     @property
     def keeps_kernels(self) -> bool:
-        """Whether XLA finds a kernel that it has compiled once in this process."""
+        """True if XLA finds a kernel that it has compiled once in this process."""
 
     def load(self) -> OptimisedGraph | None:
         """The optimised graph, if the entry has a whole one."""
 
     def reject(self, error: Exception) -> None:
-        """The loaded program is of no use."""
+        """Note that the graph that was loaded is of no use."""
 
     def save(self, optimised: OptimisedGraph) -> None:
         """Writes the entry."""

@@ -1,4 +1,4 @@
-"""The base of all programs: a graph with its infeed and variables, built or taken from the program cache, and the
+"""The parts that all programs share: a graph with its infeed and variables, built or taken from the program cache, and the
 session."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INFEED = "infeed"
 
 @dataclass(frozen=True)
 class Stream:
-    """Where micro-batches come from.
+    """The source of micro-batches.
 
     `features`: (seed, next element of the data set, updates done, micro-batch of the update) -> what is left to do on the
     device: {"image", "label", "position"} of the next micro-batch, beside what the loss needs more. `dataset`: makes the
@@ -65,7 +65,7 @@ class Infeed:
             self.rewind = [self._iterator.initializer]
 
     def features(self, seed: Seed) -> NextFeatures:
-        """The infeed of a step's micro-batches, in the present graph."""
+        """Return the function that a step takes its micro-batches from, in the present graph."""
         iterator = None
         if self._stream.dataset:
             iterator = self._iterator
@@ -226,7 +226,7 @@ def check_devices(stage_devices: Sequence[str]) -> None:
 
 @contextmanager
 def named_faults(when: Callable[[], str]) -> Iterator[None]:
-    """A check's finding, as a FloatingPointError that says what happened, where, and `when`."""
+    """Raise a check's finding as a FloatingPointError that says what happened, where, and `when`."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -238,7 +238,7 @@ def named_faults(when: Callable[[], str]) -> Iterator[None]:
 
 def most_alive(trace: tf.RunMetadata) -> int:
     """The bytes of tensors that were alive at once, at most, in a traced session call. Memory that operations hold while
-    they run, or that the allocator keeps for later, does not count."""
+    they run, or that the allocator keeps for later, is not in it."""
     nodes = [node for device in trace.step_stats.dev_stats for node in device.node_stats]
     records = [record for node in nodes for used in node.memory for record in used.allocation_records]
     changes = sorted((record.alloc_micros, record.alloc_bytes) for record in records)

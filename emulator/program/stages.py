@@ -1,4 +1,4 @@
-"""One pass of the network: several micro-batches forward and backward through the stages, each on its device.
+"""A pass of the network: several micro-batches forward and backward through the stages, each on its device.
 
 The backward pass is an explicit chain over chunks of segments: with recomputation a chunk keeps its input only
 and runs forward again when its output's gradient arrives, with the same draws. A gradient never crosses a chunk
@@ -35,7 +35,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The results of a pass."""
+    """The network that a pass computes."""
 
     stages: tuple[tuple[Chunk, ...], ...]
     plan: ExecutionPlan
@@ -46,7 +46,7 @@ class Network:
     sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
 
     def trained_before(self, stage: int, chunk: int) -> bool:
-        """Whether a gradient is wanted of what goes into a chunk."""
+        """Return whether a gradient is wanted of what goes into a chunk."""
         before = [each for chunks in self.stages[:stage] for each in chunks] + list(self.stages[stage][:chunk])
         return any(each.variables for each in before)
 

@@ -31,7 +31,7 @@ class Optimiser(Protocol):
 
 
 class Scale(Protocol):
-    """A loss scale, as the executor needs one."""
+    """The parts of a loss scale that the executor needs."""
 
     scale: float
 
@@ -91,7 +91,7 @@ class Training:
 
     @cached_property
     def policy(self) -> PrecisionPolicy:
-        """The policy that casts each kind of value to its format."""
+        """The way in which each kind of value comes into its format."""
         return PrecisionPolicy(self.plan.precision, self.seed, self.dtype)
 
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
@@ -104,5 +104,5 @@ class Training:
 
 
 def _layer_name(operation: Operation) -> str:
-    """Where a convolution or dense layer lies, as in all/b1/0/1/conv."""
+    """Return the place of a convolution or dense layer, as in all/b1/0/1/conv."""
     return operation.variables[0].name.removesuffix("/kernel").removesuffix("/conv2d")

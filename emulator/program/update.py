@@ -53,8 +53,8 @@ class HostStep:
         return done, stop_requests
 
     def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One weight update, whole or, after a request to stop in between, not at all; whether the update was done, and the
-        request of each instance of a group."""
+        """Make one weight update, whole or, after a request to stop in between, not at all; return whether it was done, and
+        the request of each instance of a group."""
         values = self.weights.read()
         step = self.weights.step.read_value()
         passes, means = Passes(self.training, self.order, self.stop).means(values, step)

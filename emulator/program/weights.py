@@ -53,7 +53,7 @@ class Weights:
 
     @property
     def saved(self) -> dict[str, tf.Variable]:
-        """A checkpoint's tensors, by name."""
+        """The variables that a checkpoint holds, by name."""
         slots = {f"{name}/{slot}": v for name, named in self.slots.items() for slot, v in named.items()}
         return {**self.model, **slots, STEP: self.step}
 
@@ -65,7 +65,7 @@ class Weights:
         }
 
     def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The variables that an update moves: the master weights and the slots."""
+        """Return the values that an update moves: the master weights and the slots."""
         slots = {slot: tf.cast(v.read_value(), self._dtype) for slot, v in self.slots[name].items()}
         return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
 
@@ -113,17 +113,17 @@ class ProgramState:
         return cls(saved, list(weights.model))
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """For an executable; those of the variables' values, feeds and operations."""
+        """Return the names of the variables' values, feeds and operations, for an executable."""
         return {f"{_VARIABLE}{name}": (stored.read, stored.value, stored.set) for name, stored in self.saved.items()}
 
     def about(self) -> dict[str, Any]:
-        """For an executable: kinds and shapes."""
+        """Return the kinds and shapes of the variables, for an executable."""
         kinds = {name: [stored.dtype.name, stored.shape.as_list()] for name, stored in self.saved.items()}
         return {"variables": kinds, "model": list(self.model)}
 
     @classmethod
     def loaded(cls, executable: OptimisedGraph) -> ProgramState:
-        """From what `names` and `about` gave."""
+        """Return the variables from what `names` and `about` gave."""
         saved = {
             name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
             for name, (kind, shape) in executable.about["variables"].items()
@@ -131,7 +131,7 @@ class ProgramState:
         return cls(saved, executable.about["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
-        """The value of every variable."""
+        """Return the values of every variable, by name."""
         return session.run({name: stored.read for name, stored in self.saved.items()})
 
     def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
@@ -141,7 +141,7 @@ class ProgramState:
 
 
 def _variable(name: str, value: Callable[[], tf.Tensor], trainable: bool) -> tf.Variable:
-    """The initial value can be replaced by a fed one."""
+    """Return a variable whose initial value can be replaced by another one that is fed."""
 
     def initial() -> tf.Tensor:
         first = value()

@@ -49,8 +49,8 @@ def _exact(decay: float) -> str:
 def of_run(
     folder: Path, name: str, amount: float, length: TrainingLength, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
-    """One of the `requested` averages of a finished run's checkpoints, the number of these, and a line on each that is left
-    out: damaged, or, with `finite`, with values that are not finite."""
+    """Write one of the `requested` averages of a finished run's checkpoints; return it, the number of these, and a line on
+    each that is left out: damaged, or, with `finite`, with values that are not finite."""
     # a run that was stopped and went on has one more there than the same run in one go
     used = [checkpoint for checkpoint in trained(find.numbered(folder)) if length.is_checkpoint(checkpoint.iteration)]
     if name.startswith("weight_avg_N"):
@@ -97,5 +97,5 @@ def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
 
 
 def _as(like: Values, average: Values) -> Values:
-    """In the types of `like`."""
+    """Return the average in the dtypes of `like`."""
     return {name: average[name].astype(value.dtype) for name, value in like.items()}

@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint fit a run: by names and shapes, before any graph, and by their values."""
+"""Checks that the tensors of a checkpoint fit a run: by names and shapes, before any graph, and by their values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
-    """At most one line, on values that are validated all the same."""
+    """Return at most one line, on values that are validated all the same."""
     return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
 
 
@@ -138,7 +138,7 @@ def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoi
 
 
 def _to_go_back(run: Run, newest: Checkpoint) -> str:
-    """The advice that leads back to sound weights."""
+    """Return the advice for going on from weights that are sound."""
     for older in reversed(find.numbered(Path(newest.prefix).parent)):
         if older.iteration < newest.iteration and _is_sound(run, older):
             return f"move the checkpoints after {older.name} elsewhere to go back to that one"
@@ -146,14 +146,14 @@ def _to_go_back(run: Run, newest: Checkpoint) -> str:
 
 
 def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
-    """Whether a run can go on from a checkpoint."""
+    """Return whether a run can go on from a checkpoint."""
     with suppress(CheckpointError):
         return not faults(read.tensors(checkpoint), saved(run), checkpoint)
     return False
 
 
 def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> list[str]:
-    """At most one line: the first tensor with values that cannot be computed with, and the number of others."""
+    """Return at most one line: the first tensor with values that cannot be computed with, and the number of others."""
     faulty = {
         name: fault
         for name, each in expected.items()

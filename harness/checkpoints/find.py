@@ -131,7 +131,7 @@ def run_folder(path: Path) -> Path:
 
 
 def _check_local(option: str, path: Path) -> None:
-    """Nothing is fetched. A path has one slash where an address has two."""
+    """Refuse an address, as nothing is fetched. A path has one slash where an address has two."""
     scheme, _, rest = str(path).partition(":/")
     if rest and scheme.isalnum() and not path.exists():
         raise CheckpointError(f"{option} {scheme}://{rest}: only files here are read; download it first, and give its path")

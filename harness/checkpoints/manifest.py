@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole: a manifest with the length and the digest of each of its files, written after them."""
+"""Manifests, which prove a checkpoint whole: the length and the digest of each of its files, written after them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 
 
 def write(prefix: Path) -> None:
-    """After all files of the checkpoint are written: they are on the disk then, and the manifest says so."""
+    """Write the manifest after all files of the checkpoint: they are on the disk then, and the manifest says so."""
     described = {file.name: _described(file, sync=True) for file in _files(prefix)}
     files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
 
 
 def there(prefix: Path) -> bool:
-    """Whether a checkpoint has one."""
+    """Return whether a checkpoint has a manifest."""
     return os.path.lexists(_path(prefix))
 
 
 def covers(file: Path, prefix: Path) -> bool:
-    """Whether the manifest of a checkpoint lists one of its files as it is."""
+    """Return whether the manifest of a checkpoint lists one of its files as it is."""
     with suppress(*_UNREADABLE):
         return _renamed(_listed(prefix), prefix).get(file.name) == _described(file)
     return False

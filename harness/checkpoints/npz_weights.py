@@ -36,7 +36,7 @@ BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
 
 
 class NpzError(CheckpointError):
-    """A file of weights that cannot be read. One line, the file named."""
+    """A file of weights that cannot be read. The text is one line that names the file."""
 
 
 def located(path: Path) -> Path | None:

@@ -164,7 +164,8 @@ def _verify(checkpoint: Checkpoint) -> None:
 
 
 def _belongs_elsewhere(checkpoint: Checkpoint, state: Mapping[str, Any]) -> bool:
-    """Whether a state names another run than the options beside it. A checkpoint with a name of its own may be anybody's."""
+    """Return whether a checkpoint's training state names another run than the options beside it. A checkpoint with a name of
+    its own may be anybody's."""
     if not NUMBERED.fullmatch(checkpoint.name):
         return False
     with suppress(CheckpointError):  # unreadable options name no run

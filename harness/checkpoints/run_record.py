@@ -57,7 +57,7 @@ def _sound(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether a file is there and not empty; one that cannot be read counts, as a link that leads nowhere."""
+    """Return whether a file is there and not empty; one that cannot be read counts, as a link that leads nowhere."""
     with suppress(OSError):
         return b"".join(input_files.content(path, saved_state.MOST_JSON).split()) not in (b"", b"{}")
     return os.path.lexists(path)
@@ -103,8 +103,8 @@ def lost(folder: Path) -> str | None:
 
 
 def _is_later(way: Sequence[Call], known: Sequence[Call] | None) -> bool:
-    """Whether the calls of a state go on after the known ones; None: after the call that began the run, which an older
-    version may have left out."""
+    """Return whether the calls of a saved state go on after the known ones; None: after the call that began the run, which
+    an older version may have left out."""
     if known is None:
         return len(way) > 1 or any(since for _, since in way)
     return bool(known) and len(way) > len(known) and way[: len(known)] == known

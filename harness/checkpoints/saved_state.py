@@ -65,7 +65,7 @@ def read(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def unverified(checkpoint: Checkpoint) -> bool:
-    """Whether neither a digest nor a manifest proves a state to be as it was written."""
+    """Return whether neither a digest nor a manifest proves a saved state to be as it was written."""
     return _read(checkpoint)[1]
 
 
@@ -116,7 +116,7 @@ def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
 
 
 def _is_in_lineage(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
-    """Whether the run passed a checkpoint after `done` updates; a state without calls is believed."""
+    """Return whether the run passed a checkpoint after `done` updates; a saved state without calls is believed."""
     if not earlier or not way:
         return True
     ends = {name: following for (name, _), (_, following) in zip(way, [*way[1:], ("", done)])}

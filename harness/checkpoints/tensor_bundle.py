@@ -47,7 +47,8 @@ _IN_PIECES = "it holds a tensor in pieces, and only whole ones are read"
 
 
 class Damaged(ValueError):
-    """A checkpoint that is damaged, or of a form that is not read. One line, the file named without its folder."""
+    """A checkpoint that is damaged, or of a form that is not read. The text is one line that names the file without its
+    folder."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(content: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """Where a block begins and its bytes, and where the next handle may lie."""
+    """Return where a block begins and its bytes, and where the next handle may lie."""
     start, at = _varint(content, at)
     size, at = _varint(content, at)
     return (start, size), at

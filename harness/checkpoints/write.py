@@ -76,7 +76,7 @@ def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
 
 
 def tidy(folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool]) -> None:
-    """After `newest` is written: deletes the safety checkpoints before it, and all but the `count` newest others."""
+    """Delete, after `newest` is written, the safety checkpoints before it and all but the `count` newest others."""
     earlier = [checkpoint for checkpoint in find.numbered(folder) if checkpoint.iteration < newest.iteration]
     rolling = [old for old in earlier if old.iteration and not on_grid(old.iteration) and _rolls(old)]
     others = [old for old in earlier if old not in rolling]

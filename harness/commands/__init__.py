@@ -1,1 +1,1 @@
-"""The parts that all commands share, and the small commands."""
+"""The steps that all commands share, and the small commands."""

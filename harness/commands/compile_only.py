@@ -1,4 +1,4 @@
-"""--compile-only: build a run's programs, print what they are, write nothing."""
+"""The work of --compile-only: builds a run's programs, says what they are, and writes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(run: Run, training: bool) -> None:
 
 
 def _profile(run: Run, log: RunLog, program: TrainingProgram | InferenceProgram) -> None:
-    """Where the time went, if --profile-compilation asks."""
+    """Log where the time went, if --profile-compilation asks."""
     if run.options.device.profile_compilation:
         for line in Compilation(program.phase_ends, compilation.target(None, os.environ)).report():
             log.note(line)

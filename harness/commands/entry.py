@@ -138,7 +138,7 @@ def restore_path(argv: list[str], script: str) -> str | None:
 
 
 def wants_help(argv: list[str]) -> bool:
-    """Whether the call asks for help."""
+    """Return whether the call asks for help."""
     return any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
 
 

@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """An identity that changes when the file is written anew, whatever the clock says; None without one."""
+    """Return a file's inode and modification time in ns: one differs after the file was written anew, whatever the clock
+    says. None without a file."""
     try:
         status = file.stat()
     except OSError:

@@ -48,7 +48,7 @@ def opened_beside(run: Run, team: Team, head: Sequence[str]) -> RunLog:
 
 
 def training_head(run: Run) -> list[str]:
-    """The lines that begin a training's log."""
+    """Return the log lines on the network and the plan that are about to be trained."""
     names = " ".join(v.name for v in run.trace.variables if v.trainable and run.trained(v.name))
     return [
         run.summary(),
@@ -59,7 +59,7 @@ def training_head(run: Run) -> list[str]:
 
 
 def validation_head(run: Run) -> list[str]:
-    """The lines that begin a validation's log."""
+    """Return the log line on the validation that is about to begin."""
     return [f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}"]
 
 

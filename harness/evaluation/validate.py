@@ -1,4 +1,4 @@
-"""One checkpoint's accuracy, loss and speed over the whole validation set, as a row of validation.csv."""
+"""Validation of one checkpoint: accuracy, loss and speed over the whole validation set, as a row of validation.csv."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def row(
 
 
 def own_micro_batches(run: Run, instance: int | None = None) -> int:
-    """The number of the validation set's micro-batches, in this instance or another one."""
+    """Return the number of micro-batches of the validation set, in this instance or another one."""
     whole = -(-run.source.spec.validation_images // run.validation_batch)
     return len(range(run.cluster.instance if instance is None else instance, whole, run.cluster.size))
 

@@ -25,7 +25,7 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Option:
-    """One field of one section."""
+    """A field of one section."""
 
     name: str
     section: str
@@ -82,7 +82,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Spelling:
-    """One way to write an option: how its raw value gives {option: raw value}."""
+    """A way to write an option: how its raw value gives {option: raw value}."""
 
     option: Option
     rewrite: Callable[[Any], dict[str, Any]]

@@ -90,7 +90,7 @@ _NUMBERS = {STANDARD + "int": _Whole, STANDARD + "float": _Decimal}
 
 @dataclass(frozen=True)
 class Entry:
-    """One value of a block and the place of its key."""
+    """A value of a block and the place of its key."""
 
     value: Any
     where: str
@@ -164,13 +164,13 @@ class ConfigFile:
         return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
 
     def values(self) -> dict[str, Any]:
-        """The values that a file without blocks gives its keys."""
+        """Return the value that a file without blocks gives each of its keys."""
         for label in self._lost:
             self._check_single(label)
         return {label: self._value(node, label) for label, (_, node) in self._blocks.items()}
 
     def choice(self, name: str, release: str | None) -> Choice:
-        """The block that holds a configuration in a release; without a release, in the last that has the name."""
+        """Return the block that holds a configuration in a release; without one, in the last that has the name."""
         self._check_known(name)
         spans = self.spans()
         try:
@@ -202,7 +202,7 @@ class ConfigFile:
             raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
 
     def _plain_names(self) -> list[str]:
-        """Without the blocks that hold another's older values."""
+        """Return the names without the blocks that hold another's older values."""
         return [name for name in self.names if releases.divided(name)[1] is None]
 
     def _check_single(self, label: str) -> None:

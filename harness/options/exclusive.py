@@ -59,6 +59,6 @@ def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _takes_part(name: str, value: Any) -> bool:
-    """Whether a value asks for its option. A switch that is off does not, and an exponent of 0 does; --epochs-per-ckpt 0
-    says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
+    """Return whether a value asks for its option. A switch that is off does not, and an exponent of 0 does;
+    --epochs-per-ckpt 0 says 'not in this way', but --ckpts-per-epoch 0 says 'none'."""
     return value is not None and value is not False and not (name == "epochs_per_ckpt" and value == 0)

@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Choice:
-    """One configuration in one release: the block with its values, and a note on them."""
+    """A configuration in one release: the block with its values, and a note on them."""
 
     block: str
     release: str | None  # None where the file says nothing of releases

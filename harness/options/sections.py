@@ -1,6 +1,6 @@
 """Every option of the scripts, typed.
 
-One frozen section per argument group; the device layer declares its own. A section checks nothing that needs another
+Each argument group is a frozen section; the device layer declares its own. A section checks nothing that needs another
 section; rules between options are rows of the tables in `harness/options/exclusive.py` and `harness/run/checks.py`. The
 model's and the schedule's own options are the `Options` classes of their plug-ins.
 """
@@ -130,12 +130,12 @@ class DatasetOptions:
 
     @property
     def random_data(self) -> bool:
-        """Whether random pictures stand in for the data set's files."""
+        """True if random pictures stand in for the data set's files."""
         return self.generated_data or self.synthetic_data
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or cutmix mixes pictures; all random ones are alike."""
+        """True if mixup or cutmix mixes pictures; all random ones are alike."""
         return (self.mixup_alpha > 0 or self.cutmix_lambda < 1) and not self.random_data
 
 
@@ -351,11 +351,11 @@ class RunOptions:
 
     @property
     def two_pass_norms(self) -> bool:
-        """Whether norms read their input twice for the statistics."""
+        """True if norms read their input twice for the statistics."""
         return bool(self.training.stable_norm) and not self.device.force_unstable_norm
 
     def given(self, name: str) -> bool:
-        """Whether the command line gives an option."""
+        """Return whether the command line gives an option."""
         return self.sources.get(name, "").startswith(COMMAND_LINE)
 
     def words(self, name: str) -> str:

@@ -25,7 +25,7 @@ DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 @dataclass(frozen=True)
 class Given:
-    """One value of one layer: as it was written, and where."""
+    """A value of one layer: as it was written, and where."""
 
     raw: Any
     where: str  # "command line: --batch-size" or "configs.yml:12"
@@ -219,8 +219,8 @@ def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
 
 
 def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
-    """Without the keys of old files that changed nothing in their time: those that no release read, and a key with hyphens
-    beside the same with underscores."""
+    """Return the entries without the keys of old files that changed nothing in their time: those that no release read, and a
+    key with hyphens beside the same with underscores."""
     remaining = {}
     for key, entry in entries.items():
         named = NEVER_READ.get(key.replace("-", "_"))
@@ -260,7 +260,7 @@ def every_option(script: str | None) -> list[Option]:
 
 
 def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
-    """For every model and kind of data: the names of all options there are, and the values that the model fills in."""
+    """Return for every model and kind of data the names of all options there are, and the values that the model fills in."""
     tables, shared = [], {option.name for option in every_option(None) if option.section != "model"}
     for model in (plugins.load("Models", name) for name in plugins.names("Models")):
         own = {option.name: option.default for option in section_options("model", model.Options)}
@@ -281,7 +281,7 @@ def _owners(name: str) -> list[str]:
 
 
 def _is_number(token: str) -> bool:
-    """Whether a word that begins with a dash is meant as a number; whether it is one, its option says."""
+    """Return whether a word that begins with a dash is meant as a number; whether it is one, its option says."""
     try:
         float(token)
     except ValueError:

@@ -17,8 +17,8 @@ RMSPROP_DECAY = 0.9  # of the mean square, unless options give another
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """One row. `highest_rate`: published trainings with batches up to 65,536 stay at or below it; momentum 0.9 does the work
-    of a rate ten times as large, and LARS scales by layer."""
+    """A row of the table of update rules. `highest_rate`: published trainings with batches up to 65,536 stay at or below it;
+    momentum 0.9 does the work of a rate ten times as large, and LARS scales by layer."""
 
     slots: Mapping[str, float] = field(default_factory=dict)  # state of each weight by name, with its initial value
     linear: bool = False  # in the gradient: the loss scale may be undone in the learning rate
@@ -65,5 +65,5 @@ def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:
 
 
 def named_by(words: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a variable's name contains one of the words."""
+    """Return a test whether a variable's name contains one of the words."""
     return lambda name: any(word in name for word in words)

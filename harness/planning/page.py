@@ -196,7 +196,7 @@ def _scaling(prediction: Prediction) -> str:
 
 
 def _varied(prediction: Prediction, workload: Workload, system: System) -> Prediction:
-    """The prediction of a workload whose segments cost as much."""
+    """Return the prediction of another workload by a prediction's constants and costs of segments."""
     return predict(workload, system, prediction.timing.constants, prediction.timing.costs)
 
 

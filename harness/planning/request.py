@@ -1,4 +1,4 @@
-"""From the words of a call to what the planner is asked: options as for train.py, and those of plan.py alone."""
+"""The way from the words of a call to the planner's workload: options as for train.py, and those of plan.py alone."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     """The run that train.py, or validation.py, would begin with these words, without its data; with --restore-path, the run
     that goes on.
 
-    Values that a configuration leaves out because it is only the base of others are assumed, as the notes say: ImageNet, and
-    replicas enough for batch norm's span.
+    Options that a configuration leaves out because it is only the base of others are assumed, as the notes say: ImageNet,
+    and replicas enough for batch norm's span.
     """
     alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
     given, words, assumed = list(words), list(words), []
@@ -132,7 +132,7 @@ def _recorded(words: list[str]) -> Mapping[str, Any]:
 
 
 class Case(NamedTuple):
-    """One plan that is asked for."""
+    """A plan that is asked for."""
 
     name: str
     run: Run

@@ -28,7 +28,7 @@ _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 @dataclass(frozen=True)
 class Planned:
-    """One prediction; with --search what was asked for as `given`, and the other plans that were looked at."""
+    """A prediction; with --search what was asked for as `given`, and the other plans that were looked at."""
 
     name: str
     prediction: Prediction
@@ -89,7 +89,7 @@ def fastest(asked: Request) -> list[Planned]:
 
 
 def _smaller(run: Run) -> str:
-    """Remedies for a network that fits nowhere."""
+    """Return the advice for a network that fits nowhere."""
     half = "" if run.plan.precision.compute == FP16 else ", or --precision 16.16"
     return f"give a smaller --image-size or --global-batch-size{half}"
 

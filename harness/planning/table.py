@@ -17,7 +17,7 @@ _OPTIONS = "All other options are those of train.py, and mean the same: python t
 
 
 def help_text(parser: argparse.ArgumentParser) -> str:
-    """The --help of plan.py."""
+    """Return the help of plan.py."""
     parser.description = (
         "Plans a training on an IPU system before anything runs: memory of each IPU, rate, and where the time goes."
     )
@@ -96,7 +96,7 @@ def _stages(prediction: Prediction) -> list[str]:
 
 
 def _found(planned: Planned) -> list[str]:
-    """The plans that the search looked at, and its answer as a configuration."""
+    """Return lines on the plans that the search looked at, and on its answer as a configuration."""
     given, best = planned.given, planned.prediction
     ratio = best.timing.images_per_second / given.timing.images_per_second
     kept = ["  the micro-batch is kept: batch norm's statistics are of one"] if keeps_micro_batch(given.workload) else []

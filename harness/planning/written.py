@@ -17,7 +17,7 @@ _OF_A_RUN = ("arguments", "ckpt-", "checkpoint", "log.txt", "training.", "valida
 
 
 def json_file(planned: Sequence[Planned], target: str) -> None:
-    """One object, or a list of them for several plans; `-`: on standard output."""
+    """Write one object, or a list of them for several plans; `-`: on standard output."""
     each = [values(one) for one in planned]
     text = json.dumps(each[0] if len(each) == 1 else each, indent=1) + "\n"
     if target == "-":
@@ -27,7 +27,7 @@ def json_file(planned: Sequence[Planned], target: str) -> None:
 
 
 def values(planned: Planned) -> dict[str, Any]:
-    """One plan for JSON."""
+    """Return a plan's values for JSON."""
     found = {"configuration": planned.block, "looked_at": planned.looked_at} if planned.given else {}
     given = {"given": planned.given.values()} if planned.given else {}
     return {"name": planned.name, **planned.prediction.values(), "remedies": list(planned.remedies), **found, **given}

@@ -1,6 +1,6 @@
-"""Where the instances of a run write. Instance 0's folder is the run; the others, where they write at all, have folders of
-their own beside it, which are called alike: <name>_worker<k>_XYZ, or under poprun <name>_popdist_instance_<k>_XYZ; or after
-their --name-suffix, where each has another one.
+"""The folders that the instances of a run write to. Instance 0's folder is the run; the others, where they write at all,
+have folders of their own beside it, which are called alike: <name>_worker<k>_XYZ, or under poprun
+<name>_popdist_instance_<k>_XYZ; or after their --name-suffix, where each has another one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Config = dict[str, Any]  # what an instance was asked for: its run's name, and i
 
 
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
-    """This instance's folder for a new run, made if it is to write; the run as it is recorded."""
+    """Return the run as it is recorded, and this instance's folder for a new run, made if it is to write."""
     logging, configs, source = run.options.logging, team.configs, run.cluster.source
     if team.size == 1:
         return run, new_run_folder(run.name, logging.log_dir, logging.logs_path, logging.logs)
@@ -49,7 +49,8 @@ def check(run: Run) -> None:
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
-    """This instance's folder of a run that goes on; `given`: what it was told, instance 0's folder or its own."""
+    """Return the run and this instance's folder of a run that goes on; `given`: what it was told, instance 0's folder or its
+    own."""
     recorded = run_record.arguments(given)
     listed = recorded.get("instance_folders") or []
     listed = [] if _is_copy(given.absolute(), listed) else listed
@@ -67,12 +68,12 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
 
 
 def writes(run: Run) -> bool:
-    """Whether this instance logs or saves."""
+    """Return whether this instance logs or saves."""
     return run.cluster.instance == 0 or all_write(run)
 
 
 def all_write(run: Run) -> bool:
-    """Whether every instance does."""
+    """Return whether every instance logs or saves."""
     return run.options.logging.log_all_instances or run.options.checkpoint.ckpt_all_instances
 
 
@@ -97,20 +98,20 @@ def sibling(top: Path, listed: Sequence[str], instance: int, source: str) -> Pat
 
 
 def _is_copy(top: Path, listed: Sequence[str]) -> bool:
-    """Whether a folder was copied from instance 0's, which is still beside it as the run has recorded it: the others that
-    are listed belong to that one."""
+    """Return whether a folder was copied from instance 0's, which is still beside it as the run has recorded it: the others
+    that are listed belong to that one."""
     for first in (top.parent / Path(name).name for name in listed[:1]):
         return first.is_dir() and not first.samefile(top) and run_record.arguments(first).get("instance") == 0
     return False
 
 
 def _listed(everyone: Sequence[Path]) -> tuple[str, ...]:
-    """As a run records them: those beside the first one by their names."""
+    """Return the folders as a run records them: those beside the first one by their names."""
     return tuple(each.name if each.parent == everyone[0].parent else str(each) for each in everyone)
 
 
 def _names(configs: Sequence[Config], source: str) -> list[str]:
-    """The names of the instances' folders, less the random end."""
+    """Return the names of the instances' folders, less the random end."""
     apart = len({config["name_suffix"] for config in configs}) == len(configs)
     return [config["name"] if apart else f"{config['name']}_{_tag(k, source)}" for k, config in enumerate(configs)]
 

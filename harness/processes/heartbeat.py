@@ -1,4 +1,4 @@
-"""Whether the other instances of a run are alive: each is asked for its status over gRPC, again and again.
+"""The heartbeat of a run's instances: each asks the others for their status over gRPC, again and again.
 
 TensorFlow's server answers by itself, however busy training keeps the process; only a process that has ended, one that is
 stopped, or a network that is cut does not.
@@ -58,12 +58,12 @@ class Heartbeat:
         self._over.set()
 
     def answering(self, instances: Sequence[int] | None = None) -> list[int]:
-        """The instances among the others, or among these, that answer now."""
+        """Return the others, or those of `instances`, that answer now."""
         calls = self._calls(self._peers if instances is None else instances)
         return [k for k, call in calls.items() if call.exception() is None]
 
     def _calls(self, instances: Sequence[int]) -> dict[int, grpc.Future]:
-        """One question to each."""
+        """Ask each once; return the pending answers."""
         return {k: self._ask[k].future(b"", timeout=max(self._every, 0.5)) for k in instances}
 
     def _watch(self) -> None:

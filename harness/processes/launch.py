@@ -38,7 +38,7 @@ _GRACE = 5.0  # seconds that the others have to end by themselves when one has f
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the instances are. `hosts`: that of each instance; `ports`: what each listens on."""
+    """The places of the instances. `hosts`: that of each instance; `ports`: what each listens on."""
 
     replicas: int  # of all instances
     ipus_per_replica: int
@@ -52,11 +52,11 @@ class Topology:
 
     @property
     def local(self) -> bool:
-        """Whether all of them are on this host."""
+        """True if all instances are on this host."""
         return all(host in LOCAL for host in self.hosts)
 
     def variables(self, instance: int) -> dict[str, str]:
-        """The environment that tells an instance its place."""
+        """Return the environment variables that tell an instance its place."""
         replicas = self.replicas // self.instances
         host = self.hosts[instance]
         return {
@@ -70,7 +70,7 @@ class Topology:
         }
 
     def table(self) -> str:
-        """One line for each instance."""
+        """Return a table with one line for each instance."""
         each = self.replicas // self.instances
         lines = [f"{'instance':>8}  {'address':<24} {'replicas':>8}  IPUs"]
         for k, (host, port) in enumerate(zip(self.hosts, self.ports)):
@@ -142,7 +142,7 @@ def _silenced(instance: int, shown: int | None) -> list[str]:
 
 
 def numa_nodes() -> int:
-    """The number of NUMA nodes of this host."""
+    """Return the number of NUMA nodes of this host."""
     return max(1, len(list(_NODES.glob("node[0-9]*"))))
 
 
@@ -194,7 +194,7 @@ class _Children:
             signal.signal(number, handler)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], stdout: int | None = None) -> None:
-        """One more, unless a signal has come."""
+        """Start one more process, unless a signal has come."""
         if self._received:
             return
         child = subprocess.Popen(
@@ -205,7 +205,7 @@ class _Children:
             child.send_signal(self._heard(number))
 
     def wait(self) -> int:
-        """Until all have ended; the first exit code that is not 0, 128 + n for signal n."""
+        """Wait until all have ended; return the first exit code that is not 0, 128 + n for signal n."""
         failed, last, end = 0, [signal.SIGTERM, signal.SIGKILL], math.inf
         while [child for child in self._started if child.poll() is None]:  # all of them are asked
             failed = failed or self._failed()
@@ -236,8 +236,8 @@ class _Children:
                 child.send_signal(number)
 
     def _heard(self, number: int) -> int:
-        """The signal that the instances are sent. mpirun kills its instances a quarter of a second after most signals,
-        before they could save; SIGUSR1 it hands on as it is."""
+        """Return the signal that the processes are sent. mpirun kills its instances a quarter of a second after most
+        signals, before they could save; SIGUSR1 it hands on as it is."""
         again = sum(earlier in URGENT for earlier in self._received) > 1
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
@@ -245,9 +245,9 @@ class _Children:
 
 
 def _ending_with_this_process() -> Callable[[], None] | None:
-    """To be called in a child before its program begins: the kernel sends it SIGUSR1 when this process ends, however it
-    does; once for each of its threads, so that it must be a signal that may come again. None where there is no such thing;
-    instances watch their launcher besides."""
+    """Return the function to call in a child before its program begins: the kernel sends it SIGUSR1 when this process ends,
+    however it does; once for each of its threads, so that it must be a signal that may come again. None where there is no
+    such thing; instances watch their launcher besides."""
     if not sys.platform.startswith("linux"):
         return None
     prctl, this = ctypes.CDLL(None).prctl, os.getpid()
@@ -261,5 +261,5 @@ def _ending_with_this_process() -> Callable[[], None] | None:
 
 
 def joined(command: Sequence[str]) -> str:
-    """As a person would type it."""
+    """Return a command as a person would type it."""
     return shlex.join(command)

@@ -52,7 +52,7 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PoprunOption:
-    """One option: how its text is read (None: it takes none), and what it says; `idle`: it means nothing without IPUs."""
+    """An option: how its text is read (None: it takes none), and what it says; `idle`: it means nothing without IPUs."""
 
     read: Callable[[str], Any] | None
     default: Any
@@ -128,7 +128,7 @@ def _read(name: str, option: PoprunOption, text: str) -> Any:
 
 
 def _kind(option: PoprunOption) -> str:
-    """The rule for a value, in words."""
+    """Return the form that a value must have, in words."""
     try:
         option.read("?'")
     except ValueError as error:

@@ -55,7 +55,7 @@ class Team:
 
     @property
     def first(self) -> bool:
-        """Whether this instance logs and saves for all of them."""
+        """True if this instance logs and saves for all of them."""
         return self.instance == 0
 
     def __enter__(self) -> Team:
@@ -101,11 +101,11 @@ class Team:
         return self.configs[0]["seed"]
 
     def broadcast_text(self, text: str = "") -> str:
-        """The text of instance 0, in every instance."""
+        """Return instance 0's text, in every instance."""
         return self.group.all_gather(text if self.first else "")[0] if self.group else text
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """The tensors of instance 0, in every instance."""
+        """Return instance 0's values, in every instance."""
         return self.group.broadcast(values if self.first else None) if self.group else dict(values or {})
 
     def totals(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -113,7 +113,7 @@ class Team:
         return self.group.totals(values) if self.group else dict(values)
 
     def largest(self, value: float) -> float:
-        """The largest of all instances' values."""
+        """Return the largest of all instances' values."""
         return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
     def stop_together(self, signals: Signals) -> None:
@@ -142,7 +142,7 @@ class Team:
         return self.before_exit is not None
 
     def _lost(self, reason: str) -> None:
-        """In the heartbeat's thread: ends the process, whose main thread may be waiting for the lost one for good."""
+        """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
         told = [text for text in self.group.announced() if text.isascii() and text.isdecimal()]
         stop = StopRequest(signal.SIGTERM, int(told[0])) if told else None
@@ -172,7 +172,7 @@ def check_port(cluster: Cluster) -> None:
 
 
 def introduction(cluster: Cluster) -> list[str]:
-    """For the head of the log."""
+    """Return lines for the head of the log."""
     if cluster.size == 1:
         return []
     port = cluster.addresses[cluster.instance].rsplit(":", 1)[1]
@@ -193,7 +193,7 @@ def code_version() -> str:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    """The values that all instances must have in common, and those that instance 0 decides."""
+    """Return the values that all instances must have in common, and those that instance 0 decides."""
     spec = run.source.spec
     own = with_trait(PER_INSTANCE)
     options = {name: value for name, value in run.options.values().items() if name not in own}

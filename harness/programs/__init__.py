@@ -1,1 +1,1 @@
-"""From a run to its programs: data, loss, update rule; the program cache."""
+"""The programs of a run: data, loss, update rule; the program cache."""

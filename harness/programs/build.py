@@ -1,4 +1,4 @@
-"""From a run to its programs: the data stream, loss and update rule handed to the device layer."""
+"""Programs built from a run: the data stream, loss and update rule handed to the device layer."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
 
 
 def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
-    """The loss of each picture, or of the pictures mixed into it, [batch]."""
+    """Return the loss of each picture, or of what was mixed into it."""
     return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
 
 

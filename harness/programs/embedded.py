@@ -42,7 +42,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Served:
-    """The outcome of the timed calls of all threads."""
+    """The results of the timed calls of all threads."""
 
     latencies: tuple[float, ...]  # seconds
     seconds: float  # from the first timed call to the end of the last one
@@ -93,7 +93,7 @@ def notes(run: Run) -> list[str]:
 
 
 def file_name(run: Run, checkpoint: Checkpoint) -> str:
-    """After model, size, batch, checkpoint, and whether labels are at hand."""
+    """Return the program's file name, after model, size, batch, checkpoint, and whether labels are at hand."""
     size = getattr(run.options.model, "model_size", None) or ""
     parts = (
         f"model_{run.options.main.model}{size}", f"bs_{run.validation_batch}", f"bps_{run.options.device.batches_per_step}",
@@ -157,7 +157,7 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
 
 @dataclass(frozen=True)
 class _Thread:
-    """One thread's calls: their times, micro-batches and answers."""
+    """The work of one thread: when, and which micro-batches with which answers."""
 
     started: float
     ended: float
@@ -215,7 +215,7 @@ def _timed(program: FrozenProgram, batches: Batches, order: Sequence[int]) -> _T
 
 
 def labelled(run: Run) -> bool:
-    """Whether the pictures' labels are true ones."""
+    """Return whether the pictures' labels are true ones."""
     return not run.options.dataset.random_data
 
 

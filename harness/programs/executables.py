@@ -73,8 +73,9 @@ def import_tensorflow(run: Run) -> None:
 
 
 def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
-    """Where the run's programs are cached; None where they are not: several instances and GPUs build theirs each time, and
-    so does a run for which XLA is told more than where its kernels are, as other parts of a graph may be compiled then."""
+    """Return the folder where the run's programs are cached; None where they are not: several instances and GPUs build
+    theirs each time, and so does a run for which XLA is told more than where its kernels are, as other parts of a graph may
+    be compiled then."""
     device = run.options.device
     if not all(word.startswith(_KERNELS_FLAG) for word in environ.get(_XLA_FLAGS, "").split()):
         return None
@@ -95,8 +96,8 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
 
 
 def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
-    """Where the program of this kind ("training", "validation") is cached; None if it is not. `more`: what it depends on
-    beside the run."""
+    """Return the cache entry of the program of this kind ("training", "validation"); None if it is not. `more`: what it
+    depends on beside the run."""
     place = folder(run, os.environ)
     return (
         DiskCacheEntry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
@@ -119,7 +120,7 @@ class DiskCacheEntry:
 
     @property
     def keeps_kernels(self) -> bool:
-        """Whether XLA has a folder of kernels."""
+        """True if XLA has a folder of kernels."""
         return _told(os.environ)
 
     def load(self) -> OptimisedGraph | None:
@@ -164,7 +165,8 @@ class DiskCacheEntry:
         self._files = {}
 
     def report(self) -> list[str]:
-        """For the log, of the time since this entry was asked for: where the program came from, and what went wrong."""
+        """Return lines for the log, of the time since this entry was asked for: where the program came from, and what went
+        wrong."""
         seconds = time.perf_counter() - self._begun
         said = f"taken from {self.path} in {seconds:.1f} s" if self.hit else f"built in {seconds:.1f} s"
         return [*self.warnings, f"The program was {said}."]
@@ -192,8 +194,8 @@ class DiskCacheEntry:
 
 @cache
 def _kernels() -> Path:
-    """This process' folder of kernels, removed when the process ends. OSError where they may not find room: XLA ends a run
-    that cannot write one."""
+    """Return this process' folder of kernels, removed when the process ends. OSError where they may not find room: XLA ends
+    a run that cannot write one."""
     _check_room(Path(tempfile.gettempdir()))
     place = Path(tempfile.mkdtemp(prefix=f"cnn-harness{tf_runtime.KERNELS}"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
@@ -212,7 +214,7 @@ def _check_room(folder: Path) -> None:
 
 
 def _told(environ: Mapping[str, str]) -> bool:
-    """Whether TensorFlow knows a folder of kernels already: this process', or one of the user's own choice."""
+    """Return whether TensorFlow knows a folder of kernels already: this process', or one of the user's own choice."""
     return _FOLDER in environ.get(_XLA_FLAGS, "")
 
 
@@ -247,7 +249,7 @@ def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _processor() -> list[Any]:
-    """The features of the processor that XLA compiles for."""
+    """Return the features of the processor that XLA compiles for."""
     features = [platform.machine(), os.cpu_count(), len(os.sched_getaffinity(0))]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

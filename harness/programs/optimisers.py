@@ -40,7 +40,7 @@ class LossScale:
 
 
 class Optimiser(ABC):
-    """One update rule. `slots`: its state of each variable by name, with its initial value."""
+    """An update rule. `slots`: the names of each variable's slots, with their initial values."""
 
     slots: Mapping[str, float] = {}
 

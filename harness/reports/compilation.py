@@ -1,4 +1,4 @@
-"""Where the time before the first weight update goes: `--profile-compilation`.
+"""The time before the first weight update by its parts: `--profile-compilation`.
 
 Python builds the graph, TensorFlow optimises it, and XLA compiles the norms beside both, or, where programs are not cached,
 while the first update waits, which is why that one is held against the second. A cached program is only loaded. A table goes
@@ -77,7 +77,7 @@ class FirstUpdates:
         self._started = time.perf_counter()
 
     def ended(self, update: int) -> list[str]:
-        """Take note of a host step; the lines to log after the second."""
+        """Note that an update has run; return the lines to log, after the second."""
         if update == self._first:
             self._profile.over("first update")
         return self._profile.again(time.perf_counter() - self._started) if update == self._first + 1 else []
@@ -88,6 +88,6 @@ class FirstUpdates:
 
 
 def target(folder: Path | None, environ: Mapping[str, Any]) -> Path | None:
-    """Where the trace goes: to gc-profile's folder or the run's, if there is one."""
+    """Return where the trace goes: to gc-profile's folder or the run's, if there is one."""
     chosen = environ.get(FOLDER_VARIABLE) or folder
     return Path(chosen) / f"{STEM}.json" if chosen else None

@@ -44,7 +44,7 @@ class Events:
                 self._results = None
 
     def begun(self) -> None:
-        """Write the run's first lines."""
+        """Write the events that come before training: the settings of the run."""
         self._event("cache_clear", True)
         self._event("init_start", kind=START)
         for key, value in _settings(self._run).items():
@@ -70,7 +70,7 @@ class Events:
         return round(self._run.length.epoch(update))
 
     def block_over(self) -> None:
-        """End the block of epochs: a checkpoint is due."""
+        """Write the end of a block, whose checkpoint is due."""
         if self._block >= 0:
             self._event("block_stop", kind=STOP, first_epoch_num=self._epoch(self._block) + 1)
             self._block = -1
@@ -95,7 +95,7 @@ class Events:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """The lines that the rules ask for before training."""
+    """Return the settings that the rules ask for before training."""
     training, plan = run.options.training, run.plan
     lars = training.optimiser == "LARS"
     decay = training.lars_weight_decay if lars else training.weight_decay

@@ -110,7 +110,7 @@ def write_run_svg(run_dir: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel. `outliers`: its extreme points leave the picture instead of stretching the axis."""
+    """A line of a panel. `outliers`: its extreme points leave the picture instead of stretching the axis."""
 
     label: str
     colour: str
@@ -175,8 +175,8 @@ class Panel:
             yield svg.text(x + 28, top - 12, told)
 
     def _legend(self, left: float, right: float) -> list[tuple[float, str]]:
-        """Where each line's entry begins, and what it is called and ends at: at even distances if the entries fit, else one
-        after another, with less said where there is no room for it."""
+        """Return where each line's entry begins, and what it is called and ends at: at even distances if the entries fit,
+        else one after another, with less said where there is no room for it."""
         even = min(370.0, (right - left) / len(self.lines))
         entries = self._entries(" (last: {:.4g})")
         if max(map(_width, entries)) <= even:
@@ -207,7 +207,8 @@ def _points(rows: Rows, column: str) -> Points:
 
 
 def _number(value: Any, otherwise: float = 0.0) -> float:
-    """Values beyond 1e30, which no axis can show, are no numbers; values nearer to 0 than 1e-30 are 0."""
+    """Return a value as a number that an axis can show: 0 where it is nearer to 0 than 1e-30; `otherwise` where it is no
+    number, or beyond 1e30."""
     try:
         number = float(value)
     except (TypeError, ValueError):

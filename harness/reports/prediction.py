@@ -15,7 +15,8 @@ MIB = 2**20
 
 
 def on_smallest_system(run: Run) -> Prediction | None:
-    """On the smallest Mk2 system that holds the run's plan; None where none does, or no tile would compute."""
+    """Return the prediction on the smallest Mk2 system that holds the run's plan; None without one, or if no tile would
+    compute."""
     work = run.workload()
     try:
         system = systems.smallest(run.plan.ipus)
@@ -26,7 +27,7 @@ def on_smallest_system(run: Run) -> Prediction | None:
 
 
 def lines(run: Run) -> list[str]:
-    """For the head of a log, never to be taken for this machine's rate."""
+    """Return lines for the head of a log, never to be taken for this machine's rate."""
     prediction = on_smallest_system(run) if run.trains else None
     if prediction is None:
         return []
@@ -39,7 +40,7 @@ def lines(run: Run) -> list[str]:
 
 
 def compared(run: Run, host_rate: float) -> list[str]:
-    """At the end of a training: the measured rate and the predicted one, clearly apart."""
+    """Return the measured rate and the predicted one, clearly apart, for the end of a training."""
     prediction = on_smallest_system(run)
     if prediction is None or not host_rate:
         return []
@@ -48,7 +49,7 @@ def compared(run: Run, host_rate: float) -> list[str]:
 
 
 def duration(hours: float) -> str:
-    """As people say how long something takes."""
+    """Return a duration as people say it."""
     if hours >= 1:
         return f"{hours:,.1f} hours"
     return f"{60 * hours:.0f} minutes" if hours >= 1 / 60 else f"{3600 * hours:.0f} seconds"

@@ -38,7 +38,7 @@ STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do n
 
 @dataclass(frozen=True)
 class Request:
-    """The profile to record, and its place: the two files' path without its ending."""
+    """The request for a recording: its kind, and the two files' path without its ending."""
 
     kind: str
     target: Path
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def operations(self) -> bool:
-        """Whether single operations are wanted, not only the stages' cells."""
+        """True if single operations are wanted, not only the stages' cells."""
         return self.kind != DEVICE
 
 
@@ -122,7 +122,7 @@ def write_operations(request: Request, title: str, operations: Sequence[Mapping[
 
 
 def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int | None) -> dict[str, Any]:
-    """The stages' part of execution.json; times in milliseconds since the first cell began."""
+    """Return the stages' measurements for execution.json; times in milliseconds since the first cell began."""
     began = min(cell.begin for cell in cells)
     return {
         "schedule": plan.schedule,
@@ -182,7 +182,7 @@ class _Copied:
 
 @contextlib.contextmanager
 def copied_output(request: Request | None) -> Iterator[None]:
-    """Lines that are printed meanwhile go to stdout.txt beside the profile too, if that is wanted."""
+    """Copy everything that is printed meanwhile to stdout.txt beside the profile, if that is wanted."""
     if request is None or not request.reports:
         yield
         return

@@ -1,4 +1,4 @@
-"""One weight update as a picture: stages as rows, forward, backward and idle, as the schedule has it and as it ran."""
+"""A picture of a weight update: stages as rows, forward, backward and idle, as the schedule has it and as it ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_CLOCKS = 64  # drawn; of a longer schedule the beginning, which is what its
 
 @dataclass(frozen=True)
 class _Bar:
-    """One cell as it is drawn: its place on the panel's axis."""
+    """A cell as it is drawn: its place on the panel's axis."""
 
     action: Action
     begin: float

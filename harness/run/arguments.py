@@ -36,7 +36,7 @@ def _is_whole(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number, which need not be finite."""
+    """Return whether a value of JSON is a number, which need not be finite."""
     return type(value) is float or _is_whole(value, -_LARGEST)
 
 
@@ -118,13 +118,13 @@ def data_identity(source: DataSource) -> dict[str, Any]:
 
 
 def names_digest(spec: DataSpec) -> str | None:
-    """The digest of a data set's class names in their order; None if they are not known."""
+    """Return the digest of a data set's class names in their order; None if they are not known."""
     names = json.dumps(spec.class_names).encode()
     return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
 
 
 def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:
-    """Whether a training of as many classes is known to have had other names for them, or another order."""
+    """Return whether a training of as many classes is known to have had other names for them, or another order."""
     before, now = recorded.get(CLASSES), names_digest(spec)
     return None not in (before, now) and before != now and recorded.get("num_classes") == spec.num_classes
 
@@ -180,7 +180,8 @@ def _typed(options: list[Option]) -> Rule:
 
 
 def _fits(option: Option, value: Any) -> bool:
-    """Whether a value of JSON is of the option's type; text that a flag alone stands for was a switch in older versions."""
+    """Return whether a value of JSON is of the option's type; text that a flag alone stands for was a switch in older
+    versions."""
     if option.several and isinstance(value, list):
         return all(_FITTING[option.base](each) for each in value)
     return _FITTING[option.base](value) or (isinstance(value, bool) and bool(option.meta["bare"]))

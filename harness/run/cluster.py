@@ -62,17 +62,17 @@ ALONE = Cluster()
 
 
 def host_of(address: str) -> str:
-    """The host of host:port."""
+    """Return the host of host:port."""
     return address.rsplit(":", 1)[0]
 
 
 def under_poprun(environ: Mapping[str, str]) -> bool:
-    """Whether poprun started this process."""
+    """Return whether poprun started this process."""
     return bool(environ.get(TOTAL))
 
 
 def follows(environ: Mapping[str, str]) -> bool:
-    """Whether the environment says that this is not instance 0, before anything else is known."""
+    """Return whether the environment says that this is not instance 0, before anything else is known."""
     if under_poprun(environ):
         return environ.get(OFFSET, "0") != "0"
     try:
@@ -83,7 +83,7 @@ def follows(environ: Mapping[str, str]) -> bool:
 
 
 def _other_release(options: RunOptions) -> str:
-    """Where else the shards may come from, if a configuration says how many there are."""
+    """Return where else the shards may come from, if a configuration says how many there are."""
     named = options.main.release and options.sources.get("shards", "").startswith(CONFIGURATION)
     return ", or the release whose configuration is meant: --release" if named else ""
 

@@ -21,7 +21,7 @@ GENERATED_VALIDATION = 512  # photographs that are all alike: enough for a speed
 
 
 class NoDataSet(OptionError):
-    """Nothing tells which data set is meant."""
+    """An error for a call that does not tell which data set is meant."""
 
 
 def name_of(
@@ -51,7 +51,7 @@ def family(name: str) -> str:
 
 
 def channels(options: DatasetOptions) -> int:
-    """The channels of a picture on the device: 3, or 4 with fused preprocessing of photographs."""
+    """Return the channels of a picture on the device: 3, or 4 with fused preprocessing of photographs."""
     return 4 if options.fused_preprocessing and family(options.dataset) == "imagenet" else 3
 
 
@@ -81,7 +81,7 @@ def described(options: DatasetOptions) -> DataSource:
 
 
 def for_predictions(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """As `described`, with the names of the classes where the set's folder tells them."""
+    """Return the same as `described`, with the names of the classes where the set's folder tells them."""
     request = OpenRequest(options.data_dir, environ, num_classes=options.num_classes)
     source = described(options)
     names = table("CLASS_NAMES").get(options.dataset)

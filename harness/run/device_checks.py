@@ -59,7 +59,7 @@ def replaced_replicas(resolved: Resolved) -> Iterator[str]:
 
 
 def rounding_everywhere(resolved: Resolved) -> Iterator[str]:
-    """With FP32 weights no update rounds."""
+    """Note that no update rounds with FP32 weights."""
     before = resolved.requested.device.stochastic_rounding
     if before != resolved.run.options.device.stochastic_rounding:
         yield (
@@ -90,7 +90,8 @@ def pipeline_on_one_device(resolved: Resolved) -> Iterator[str]:
 
 
 def memory_proportions(resolved: Resolved) -> Iterator[str]:
-    """One value, or two a shard. A configuration's list may be for other shards than the command line's."""
+    """Refuse a number of values other than one, or two a shard. A configuration's list may be for other shards than the
+    command line's."""
     run, options = resolved.run, resolved.run.options
     values, shards = options.device.available_memory_proportion, options.device.shards
     if len(values) in (0, 1, 2 * shards):

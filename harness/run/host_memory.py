@@ -1,4 +1,4 @@
-"""Whether this machine's memory holds a run: the need, the limits, and the options that lessen the need."""
+"""The check that this machine's memory holds a run: the need, the limits, and the options that lessen the need."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ class TrainingLength:
             start = end
 
     def logs(self, first: int, end: int) -> bool:
-        """Whether the piece completes a host step that has a log row. The row is the whole step's: the piece before a stop
-        has none, and the piece that completes the step has it."""
+        """Return whether the piece completes a host step that has a log row. The row is the whole step's: the piece before a
+        stop has none, and the piece that completes the step has it."""
         whole = self.grid_start(first)
         if end != self.grid_end(first) or not self.log_interval:
             return end == self.grid_end(first) and (whole == 0 or end == self.iterations)
@@ -128,8 +128,8 @@ class TrainingLength:
         return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
 
     def checkpoints(self, first: int, end: int) -> bool:
-        """Whether the piece completes a host step after which the weights are saved and validated, as for `logs`: one in
-        which an epoch, or the period of the options, ends, or the run's last one, however near."""
+        """Return whether the piece completes a host step after which the weights are saved and validated, as for `logs`: one
+        in which an epoch, or the period of the options, ends, or the run's last one, however near."""
         period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):
             return False
@@ -137,7 +137,7 @@ class TrainingLength:
         return end == self.iterations or (late_enough and _crosses(period, self.grid_start(first), end))
 
     def is_checkpoint(self, iteration: int) -> bool:
-        """Whether an unstopped run saves after `iteration` updates."""
+        """Return whether an unstopped run saves after `iteration` updates."""
         first = self.grid_start(iteration - 1) if iteration > 0 else 0
         return iteration > 0 and self.grid_end(first) == iteration and self.checkpoints(first, iteration)
 
@@ -154,7 +154,7 @@ def _host_step(interval: int, batches_per_step: int) -> int:
 
 
 def _crosses(period: int, first: int, end: int) -> bool:
-    """Whether a multiple of `period` lies in (first, end]."""
+    """Return whether a multiple of `period` lies in (first, end]."""
     return end // period > first // period
 
 

@@ -1,4 +1,4 @@
-"""Where a call starts from: nothing, unless --restore-path names a run or weights."""
+"""The origin of a call: nothing, unless --restore-path names a run or weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.run.run import Run
 
 
 class Origin:
-    """The origin of a call that takes over no options. Subclasses say which options they take over, and refuse what a run
-    cannot start from them with."""
+    """The origin of a call that takes over no options. Subclasses say which ones they take over, and what a run cannot start
+    from them with."""
 
     folder: Path | None = None  # of the run, or the weights, whose options are taken over
     recorded: Mapping[str, Any] = {}  # these options, and whatever else arguments.json tells

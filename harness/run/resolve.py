@@ -1,5 +1,5 @@
-"""From options to a run that is ready to build: data found and counted, model traced, batches and updates
-worked out, learning rates known. No TensorFlow, no files written."""
+"""The way from options to a run that is ready to build: data found and counted, model traced, batches and updates worked
+out, learning rates known. No TensorFlow, no files written."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def prepare(
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:
-    """With poprun's number of replicas, or, unless the command line gives one, this instance's part of `total_replicas`.
+    """Return the device's options with poprun's number of replicas, or, unless the command line gives one, with this
+    instance's part of `total_replicas`.
 
     With FP32 weights no update rounds, so stochastic rounding that somebody gives is that of results and gradients. Recorded
     as `all`, it is not taken for the default where the run goes on.

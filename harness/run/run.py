@@ -45,18 +45,19 @@ class Run:
     folders: tuple[str, ...] = ()  # of the instances, where each of them writes
 
     def training_request(self, done: int) -> ReadRequest:
-        """This instance's training stream, from weight update `done` on."""
+        """Return the request for this instance's training stream, from weight update `done` on."""
         plan = self.plan
         block, period = plan.share
         return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, period)
 
     def validation_request(self) -> ReadRequest:
-        """This instance's validation stream: of n instances, instance k has every n-th micro-batch from the k-th on."""
+        """Return the request for this instance's validation stream: of n instances, instance k has every n-th micro-batch
+        from the k-th on."""
         batch, count = self.validation_batch, self.cluster.size
         return self.request(batch, self.cluster.instance * batch, *((batch, count * batch) if count > 1 else (0, 0)))
 
     def request(self, batch_size: int, start: int = 0, block: int = 0, period: int = 0) -> ReadRequest:
-        """One stream of the data source."""
+        """Return the request for a stream of the data source."""
         options = self.options.dataset
         return ReadRequest(
             batch_size=batch_size,
@@ -78,7 +79,7 @@ class Run:
 
     @property
     def channels(self) -> int:
-        """The channels of a picture on the device."""
+        """Channels of a picture on the device."""
         return data.channels(self.options.dataset)
 
     @property
@@ -92,17 +93,17 @@ class Run:
         return self.options.checkpoint.valid_batch_size or self.plan.micro_batch
 
     def decayed(self, name: str) -> bool:
-        """Whether weight decay applies to a variable."""
+        """Return whether weight decay applies to a variable."""
         return not named_by(self.not_decayed)(name)
 
     def trained(self, name: str) -> bool:
-        """Whether updates move a variable: each one, unless --variable-filter names some."""
+        """Return whether updates move a variable: each one, unless --variable-filter names some."""
         words = self.options.training.variable_filter
         return not words or named_by(words)(name)
 
     @property
     def trains(self) -> bool:
-        """Whether weights are updated, not only validated."""
+        """True if weights are updated, not only validated."""
         return self.peak_rate is not None
 
     @property
@@ -138,7 +139,7 @@ class Run:
 
     @cached_property
     def memory(self) -> HostMemory:
-        """The host memory of this process at its peak, as predicted."""
+        """The predicted memory of this process at its peak."""
         return host_memory.of_training(self, self.plan) if self.trains else host_memory.of_validation(self)
 
     def workload(self, processes: int | None = None) -> Workload:

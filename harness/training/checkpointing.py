@@ -50,7 +50,7 @@ class Checkpointer:
 
     @property
     def overdue(self) -> bool:
-        """Whether it is time for a safety checkpoint."""
+        """True if it is time for a safety checkpoint."""
         minutes = self._job.run.options.checkpoint.safety_ckpt_minutes
         return (
             bool(minutes) and self._job.saves and self._job.team.first and time.monotonic() - self._saved_at > 60 * minutes

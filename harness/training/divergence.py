@@ -62,7 +62,7 @@ class Divergence:
             raise self._ended(f"{bad[0]} is not finite after update {iteration}: {self._advice}")
 
     def hopeless(self, loss: float) -> bool:
-        """Whether a host step had better end at an update of this loss."""
+        """Return whether a host step had better end at an update of this loss."""
         return not np.isfinite(loss) and not self._training.keep_going
 
     def report(self) -> None:
@@ -80,12 +80,12 @@ class Divergence:
 
     @property
     def _scale_is_usual(self) -> bool:
-        """Whether the scale is no larger than the default: it alone is seldom to blame for an overflow then."""
+        """True if the scale is no larger than the default: it alone is seldom to blame for an overflow then."""
         return self._training.loss_scaling <= type(self._training).loss_scaling
 
     @property
     def _advice(self) -> str:
-        """Remedies where a loss or weights are no longer finite."""
+        """The advice where a loss or weights are no longer finite."""
         of_scale = self._gradients.advice
         if not of_scale:
             return _ADVICE

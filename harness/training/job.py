@@ -1,4 +1,4 @@
-"""The values that all parts of a training share."""
+"""The objects that all parts of a training share."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Job:
 
     @property
     def saves(self) -> bool:
-        """Whether the run has checkpoints."""
+        """True if the run has checkpoints."""
         return self.run.length.iterations_per_ckpt > 0
 
     @property
     def writes(self) -> bool:
-        """Whether this instance writes them."""
+        """True if this instance writes checkpoints."""
         return self.team.first or self.run.options.checkpoint.ckpt_all_instances

@@ -66,8 +66,8 @@ class TrainingLoop:
         self._finish(last)
 
     def _begin(self) -> None:
-        """The initial checkpoint of a new run. In a run that goes on, the newest is validated if the run ended between
-        saving and validating it."""
+        """Save the initial checkpoint of a new run. If a run that goes on ended between saving and validating its newest
+        checkpoint, that one is validated."""
         resumed = self._start.checkpoint
         with self._signals.asking():
             self._checkpointer.begin(resumed)

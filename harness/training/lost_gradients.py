@@ -1,4 +1,4 @@
-"""The log's lines about gradients that FP16 lost since the last log line."""
+"""Log lines on gradients that FP16 lost since the last log line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LostGradients:
 
     @property
     def advice(self) -> str | None:
-        """Remedies where the loss is no longer finite, if gradients have overflown."""
+        """The advice where the loss is no longer finite, if gradients have overflown; else None."""
         return _remedy("smaller", self._scale) if self._overflown else None
 
     def notes(self) -> list[str]:

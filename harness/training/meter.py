@@ -1,4 +1,4 @@
-"""From the metrics of weight updates to log rows: host-step averages, the averaging window, times.
+"""Log rows from the metrics of weight updates: host-step averages, the averaging window, times.
 
 A host step may be done in pieces, when a run is stopped and restored; its row is the same.
 """
@@ -34,7 +34,7 @@ class Meter:
         self._skip_time = True
 
     def state(self) -> dict[str, Any]:
-        """The meter's part of a checkpoint."""
+        """Return the meter's part of a checkpoint's training state."""
         return {
             "host_steps": self._steps,
             "seconds": self._seconds,
@@ -57,8 +57,7 @@ class Meter:
 
     @property
     def images_per_second(self) -> float:
-        """Images a second of this call's updates so far, its first host step left out where there are others; 0 without
-        any."""
+        """Images per second of this call's updates so far, without its first host step if there are others; 0 if none."""
         updates, seconds = self._timed
         seconds_per_update = seconds / updates if updates else self._first
         return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
@@ -94,8 +93,8 @@ class Meter:
 def state_of_rows(
     rows: Sequence[Mapping[str, str]], length: TrainingLength, step_increment: int, iteration: int
 ) -> dict[str, Any]:
-    """The value of `Meter.state` after so many updates, as far as the rows of training.csv tell: the host steps of the
-    window that have rows. `rows`: up to that update."""
+    """Return the value of `Meter.state` after so many updates, as far as the rows of training.csv tell: the host steps of
+    the window that have rows. `rows`: up to that update."""
     per_step = length.updates_per_step
     steps = -(-iteration // per_step)
     last = rows[-1] if rows else {}

@@ -45,7 +45,7 @@ class UpdateProfiler:
         self._note(self._first_updates.ended(first) if self._first_updates else ())
 
     def records(self, update: int) -> bool:
-        """Whether this instance records the update."""
+        """Return whether this instance records the update."""
         return update == self._update and self._request is not None
 
     def record(self, update: int, rate: float, report: Progress) -> Metrics:

@@ -1,4 +1,4 @@
-"""Where a training starts from: a new run, or one that was saved."""
+"""The start of a training: a new run, or one that was saved."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NewRun(Origin):
     """Initial weights, or those of --init-path."""
 
     def read(self, run: Run) -> tuple[Run, None]:
-        """Nothing: --init-path is read when the program is there."""
+        """Read nothing: --init-path is read when the program is there."""
         return run, None
 
     def join(self, run: Run, team: Team, saved: None) -> tuple[Run, Path, None]:
@@ -115,7 +115,7 @@ class SavedRun(Origin):
         return [*lines, *self._latest[1]]
 
     def check(self, run: Run) -> list[str]:
-        """Refuse options that the run cannot go on with; the lines of `overrides`."""
+        """Raise an OptionError for options that the run cannot go on with; return the lines of `overrides`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
         if run.options.given("init_path"):
@@ -144,7 +144,8 @@ class SavedRun(Origin):
         return [*overrides(run), *other_data(run, run_record.arguments(self.folder))]
 
     def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
-        """On instance 0 the checkpoint with its tensors, and the run with lines on those that turn out damaged only now."""
+        """Return the run with lines on checkpoints that turn out damaged only now, and the newest sound one with its tensors
+        (instance 0 only; None on the others)."""
         if run.cluster.instance:
             return run, None
         checkpoint, values, damaged = read.newest(self.folder, verified=self.newest)
@@ -200,7 +201,7 @@ def overrides(run: Run) -> list[str]:
 
 
 def _check_seed(run: Run, newest: Checkpoint) -> None:
-    """One that the record tells, and the states do not: nobody asked for it."""
+    """Refuse a seed that the record tells and the checkpoints' training states do not: nobody asked for it."""
     saved: Sequence[int] = run_record.seeds(Path(newest.prefix).parent, newest)
     source = run.options.sources.get("seed", "")
     if saved and run.seed not in saved and source.startswith(RECORDED):

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitialState:
-    """`calls`: of the run, that led here, the present one last. A run that goes on has the checkpoint too, its tensors, and
-    the rows of validation.csv by name."""
+    """`calls`: of the run, that led here, the present one last. For a run that goes on there are also the checkpoint, its
+    tensors, and the rows of validation.csv by name."""
 
     meter: Meter
     calls: list[saved_state.Call]
@@ -52,7 +52,7 @@ def initial_state(job: Job, program: TrainingProgram, saved: LoadedCheckpoint | 
 
 
 def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
-    """The values that arguments.json records of this call: the options, and its circumstances."""
+    """Return the values that arguments.json records of this call: the options, and its circumstances."""
     circumstances = {
         "checkpoint_path": str(folder / "ckpt"),
         "datetime": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -102,7 +102,7 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
 
 
 def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
-    """Differences from the training of the weights that cost accuracy."""
+    """Return lines on the ways in which the weights were trained otherwise that cost accuracy."""
     lines = []
     for name in ("symmetric_input", "normalise_input"):
         if recorded.get(name) not in (None, getattr(run.options.dataset, name)):

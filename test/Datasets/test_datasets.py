@@ -366,7 +366,7 @@ def test_imagenet_evaluation_preprocessing_on_training_is_the_same_each_epoch(im
 
 
 def test_crops_keep_to_the_box_and_png_is_read(tmp_path):
-    """One bright square in the dark, boxed: at least a tenth of it is in every crop."""
+    """A bright square in the dark is boxed: at least a tenth of it is in every crop."""
     picture = np.zeros((200, 300, 3), np.uint8)
     picture[150:190, 20:60] = 255
     with tf.Graph().as_default(), tf.Session() as session:

@@ -1,4 +1,4 @@
-"""What a picture's header promises is held against bounds before a decoder believes it, by every command that reads it."""
+"""Bounds on a picture's header: its promises are checked by every command that reads it, before a decoder believes them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def bombs(tmp_path_factory):
 
 @pytest.fixture
 def memory():
-    """What the test takes is bounded: a decoder that believed the header would take 1,200 MB."""
+    """The memory of the test is bounded: a decoder that believed the header would take 1,200 MB."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
@@ -168,7 +168,7 @@ def test_every_decoder_refuses_it(bombs, memory, tmp_path):
 
 
 def test_a_line_of_pixels_is_not_resized_whole(memory):
-    """One pixel by sixty thousand, to 256 rows, would be fifteen million columns."""
+    """A row of sixty thousand pixels, resized to 256 rows, would have fifteen million columns."""
     line = encoded(Image.fromarray(np.arange(60_000, dtype=np.uint32).astype(np.uint8)[None]), "PNG")
     with tf.Graph().as_default(), tf.Session() as session:
         image = session.run(decoding.central_crop(decoding.whole(tf.constant(line)), 224))

@@ -1,4 +1,4 @@
-"""What becomes of photographs on their way to the device: bytes, four channels, blocks, parts of a set, bad records."""
+"""Photographs on their way to the device: bytes, four channels, blocks, parts of a set, bad records."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ BOTH = "--mixup-alpha 0.4 --cutmix-lambda 0.6"
 
 
 def mixed(mixing: Mixing, batch: int, start: int = 0) -> dict[str, np.ndarray]:
-    """What comes of pictures that are filled with their position + 1, which is their label too."""
+    """Return the mixture of pictures that are filled with their position + 1, which is their label too."""
     position = np.arange(start, start + batch)
     image = np.broadcast_to((position + 1.0)[:, None, None, None], (batch, SIDE, SIDE, 3)).astype(np.float32)
     with new_graph().as_default(), tf.Session() as session:

@@ -137,7 +137,7 @@ def part(number: int, value: int | bytes) -> bytes:
 
 
 def entry(*sizes: int, kind: int = 1, rest: bytes = b"") -> bytes:
-    """What a list says of a tensor that begins the file of tensors and has 8 bytes."""
+    """Return a list's entry for a tensor that begins the file of tensors and has 8 bytes."""
     shape = b"".join(part(2, part(1, size)) for size in sizes)
     return part(1, kind) + part(2, shape) + part(5, 8) + (rest or b"\x35" + checksums.masked(bytes(8)).to_bytes(4, "little"))
 
@@ -166,7 +166,8 @@ def stored(prefix: Path, content: bytes) -> None:
 
 
 def tensors_of(folder: Path, content: bytes) -> dict[str, np.ndarray]:
-    """What is read where this is the list; nothing but Damaged is raised, and its shapes are those of the tensors."""
+    """Return the tensors that are read where this is the list; nothing but Damaged is raised, and its shapes are those of
+    the tensors."""
     stored(folder / "x", content)
     shapes = tensor_bundle.shapes(folder / "x.index")
     found = tensor_bundle.tensors(folder / "x.index")
@@ -289,7 +290,7 @@ def test_any_list_gives_arrays_or_one_line(tmp_path, pytestconfig):
 
 
 def test_what_tensorflow_writes_is_read_without_it(tmp_path):
-    """Of every type, and with names that fill several blocks of the list."""
+    """Tensors of every type are read, and names that fill several blocks of the list."""
     kinds = (*tensor_bundle._TYPES.values(), tf.bfloat16.as_numpy_dtype)
     values = {f"{k}/{np.dtype(kind)}": np.arange(6).reshape(2, 3).astype(kind) for k, kind in enumerate(kinds)}
     values |= {f"{k:03d} {'x' * 2000}": np.full((k % 3, 2), k, np.float32) for k in range(300)}

@@ -532,7 +532,7 @@ def test_numbers_that_do_not_divide_are_refused_by_name():
 
 
 def kept(method, positions, amount, *, seed=5, scope="all", training=True, shape=(3, 3, 40)):
-    """What is left of ones."""
+    """Return ones as a dropping method leaves them."""
 
     def make():
         layers = TensorLayers({}, training=training, seed=seed, positions=tf.constant([*positions], tf.int64))

@@ -76,7 +76,7 @@ REFUSED = ("log.txt", "training.csv", ".lock", "any")
 
 @pytest.mark.parametrize("name", WRITERS, ids=named)
 def test_no_link_is_followed(name, folder, precious):
-    """It is refused by name, or replaced by a file of the run's own."""
+    """A link is refused by name, or replaced by a file of the run's own."""
     (folder / name).symlink_to(precious)
     refusal = pytest.raises(files.NotRegular, match=f"^{folder / name}: Is a link, which is not followed")
     with refusal if name in REFUSED else nullcontext():
@@ -109,7 +109,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(name, folder):
 
 
 def test_an_array_is_filled_by_as_many_reads_as_that_takes():
-    """One read(2) gives at most 2,147,479,552 bytes."""
+    """A read(2) gives at most 2,147,479,552 bytes."""
 
     class Slow(io.BytesIO):
         def readinto(self, buffer: memoryview) -> int:

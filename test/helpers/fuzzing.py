@@ -1,4 +1,4 @@
-"""What all fuzzers share: the seed of the day, how many inputs, how bytes are damaged, and the promise that is held.
+"""Common parts of all fuzzers: the seed of the day, how many inputs, how bytes are damaged, and the promise that is held.
 
 The promise: a reader returns, or raises its own type of error with one line. The inputs of a day are the same in every run
 and process; FUZZ_SEED=20260131 asks for those of another day. With --slow there are many more.
@@ -22,7 +22,7 @@ LENGTHS = (0, 1, 2**7 - 1, 2**7, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**31, 2**32 -
 
 
 def seed() -> int:
-    """That of the day (UTC) as 20260131, or what FUZZ_SEED says."""
+    """Return the seed of the day (UTC) as 20260131, or that of FUZZ_SEED."""
     asked = os.environ.get(SEED)
     return int(asked) if asked else int(datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d"))
 
@@ -50,7 +50,7 @@ def hold(
     """Reads `count` inputs that `make` gives; how many were refused.
 
     Each must return or raise `refusal` with one line, and take no more than `memory` bytes if that is given (of Python's and
-    NumPy's). What breaks the promise is reported with the seed, its number and its content.
+    NumPy's). A broken promise is reported with the seed, and the input's number and content.
     """
     refused = 0
     for number in range(count):

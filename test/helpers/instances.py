@@ -18,7 +18,7 @@ ROOT = plugins.ROOT
 
 @dataclass(frozen=True)
 class Ended:
-    """What one process did."""
+    """The result of a process."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ def tf_config(addresses: Sequence[str], index: int | None) -> str:
 def started(
     script: str, words: Sequence[object], environ: Mapping[str, str] | None = None, head: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """One command in the background."""
+    """Start a command in the background."""
     own = ("TF_CONFIG", "DATA_DIR", "TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS")  # of the tests' process
     clean = {k: v for k, v in os.environ.items() if k not in own}
     command = [*head, sys.executable, "-u", *script.split(), *map(str, words)]
@@ -50,7 +50,7 @@ def started(
 def by_tf_config(
     script: str, each: Sequence[Sequence[object]], addresses: Sequence[str] | None = None
 ) -> list[subprocess.Popen]:
-    """One process for each list of words, all of them --distributed."""
+    """Start a process for each list of words, all of them --distributed."""
     addresses = addresses or free_addresses(len(each))
     return [
         started(script, [*words, "--distributed"], {"TF_CONFIG": tf_config(addresses, k)}) for k, words in enumerate(each)

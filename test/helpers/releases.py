@@ -1,5 +1,5 @@
 """The named configurations as the original's releases had them: for each release every name, and every option that its block
-gives. What a block does not give has its default.
+gives. Values that a block does not give have their defaults.
 """
 
 from __future__ import annotations

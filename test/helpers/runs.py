@@ -35,7 +35,7 @@ SCRIPTS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What one command did."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -49,7 +49,7 @@ class Result:
 
 
 def run(script: str, *words: object) -> Result:
-    """One command as the shell would start it."""
+    """Run a command as the shell would start it."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = entry.run_command(script, SCRIPTS[script], [str(word) for word in words])
@@ -57,7 +57,7 @@ def run(script: str, *words: object) -> Result:
 
 
 def succeed(script: str, *words: object) -> Result:
-    """One command that must end well."""
+    """Run a command that must end well."""
     result = run(script, *words)
     assert result.code == 0, result.err + result.out
     return result

@@ -1,4 +1,4 @@
-"""What test/references has recorded of timm's networks."""
+"""Recordings of timm's networks, from test/references."""
 
 from __future__ import annotations
 

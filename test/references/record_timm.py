@@ -96,7 +96,7 @@ def filled(network: Any, layout: foreign.Layout, options: Any) -> dict[str, tupl
 
 
 def record(name: str, folder: Path) -> None:
-    """One network's logits for the generated weights and pictures."""
+    """Return a network's logits for the generated weights and pictures."""
     import timm
     import torch
 

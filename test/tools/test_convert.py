@@ -200,7 +200,7 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
 
 
 def write_tree(top: Path, per_class: int = 3, names: tuple[str, ...] = ("ant", "bee", "cat"), suffix: str = ".JPEG") -> Path:
-    """One folder for each class; every odd kind under one and the same ending."""
+    """Write a folder for each class; every odd kind under one and the same ending."""
     kinds = [data for data, _ in ODD.values()]
     for k, name in enumerate(names):
         (top / name).mkdir(parents=True)
@@ -434,7 +434,7 @@ def test_num_classes_on_the_command_line(tmp_path):
 
 
 def command(name: str, *words: object) -> Result:
-    """One of this folder's commands as the shell would start it."""
+    """Run one of this folder's commands as the shell would start it."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = command_line.run(name, COMMANDS[name], [str(word) for word in words], (DataError,))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """One damaged or missing thing. `record`: its number in the file; None for a whole file or folder."""
+    """A damaged or missing thing. `record`: its number in the file; None for a whole file or folder."""
 
     file: Path
     record: int | None
@@ -146,7 +146,7 @@ def _binaries(folder: Path) -> Work | None:
 
 
 def _binary_check(layout: RecordLayout, classes: int) -> Check:
-    """Without checksums only lengths and labels can be checked."""
+    """Return a check of lengths and labels, as there are no checksums."""
 
     def check(file: Path) -> Checked:
         size, each = regular_size(file), layout.record_bytes

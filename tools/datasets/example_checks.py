@@ -11,7 +11,8 @@ from Datasets.pipeline import decoding
 
 
 class ExampleChecker:
-    """For any number of threads. Without `decode` only the Examples and their labels are checked."""
+    """A check of Examples that any number of threads may use. Without `decode` only the Examples and their labels are
+    checked."""
 
     def __init__(self, decode: bool) -> None:
         self._session = None

@@ -110,7 +110,7 @@ def split_off(listing: Listing, fraction: float, place: Callable[[Path], str], s
 
 
 def shuffled(pictures: list[Picture], place: Callable[[Path], str], key: str) -> list[Picture]:
-    """In an order that follows from `key` and the pictures' places alone."""
+    """Return the pictures in an order that follows from `key` and their places alone."""
 
     def drawn(picture: Picture) -> tuple[bytes, str]:
         name = place(picture.file)
@@ -150,7 +150,7 @@ def _classes(file: Path, rows: list[_Row]) -> tuple[str, ...]:
 
 
 def _columns(first: list[str], where: str) -> Sequence[int]:
-    """For each column the index into path, label, split, by the first line."""
+    """Return for each column the index into path, label, split, by the first line."""
     if first[0].lower() not in _HEADINGS:
         return range(len(first))
     unknown = [cell for cell in first if cell.lower() not in _HEADINGS]

@@ -103,7 +103,7 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
 
 
 def _holds(file: Path, text: str) -> bool:
-    """Whether a file is there and has this content; other class names would be those of other labels."""
+    """Return whether a file is there and has this content; other class names would be those of other labels."""
     expected = text.encode()
     try:
         return input_files.content(file, len(expected)) == expected
@@ -112,7 +112,7 @@ def _holds(file: Path, text: str) -> bool:
 
 
 def _is_whole(file: Path, pictures: int) -> bool:
-    """Whether a shard is there and has a record for each of its pictures."""
+    """Return whether a shard is there and has a record for each of its pictures."""
     try:
         return file.exists() and tfrecord.count(file) == pictures
     except DataError:  # it is cut within a record

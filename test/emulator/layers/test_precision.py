@@ -125,7 +125,7 @@ def test_stochastic_rounding_leaves_halves_alone():
 
 
 def on_layers(build, *arrays: np.ndarray):
-    """What a function of (layers, *tensors) gives in half, and its gradients; the arrays are halves."""
+    """Return the result of a function of (layers, *tensors) in half, and its gradients; the arrays are halves."""
     with new_graph().as_default():
         tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
         y = build(TensorLayers({}, training=True, rounding=Rounding()), *tensors)
@@ -249,7 +249,7 @@ def arriving(graph: tf.Graph, batch: int) -> dict[str, tf.Tensor]:
 
 
 def called(name: str, precision, listeners: list, recompute: bool = False):
-    """One call of a small network, forward and backward, and the layers that took part, in the graph."""
+    """Build a pass of a small network, forward and backward; `listeners` gets the layers that take part. Return its results."""
     model, family, size, changes, side = MODELS[name]
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
@@ -312,7 +312,7 @@ def _used(variable):
 @pytest.mark.parametrize("kind", ["batch", "group", "proxy"])
 @pytest.mark.parametrize("activation", ["relu", "swish"])
 def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
-    """What arrives at the first convolution's result is half, and so is the gradient of the norm inside."""
+    """The gradient that arrives at the first convolution's result is half, and so is the gradient of the norm inside."""
     draw = np.random.default_rng(4)
     policy = NormPolicy(kind="batch" if kind == "batch" else "group", epsilon=1e-3, groups=4)
     x = draw.normal(size=(4, 6, 6, 16)).astype(np.float16).astype(np.float32)

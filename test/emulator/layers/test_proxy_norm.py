@@ -121,7 +121,7 @@ def test_value_and_gradient_are_those_of_the_whole_map(rule, scaled):
 
 @pytest.fixture(autouse=True)
 def short(short_efficientnet) -> None:
-    """Of all networks here."""
+    """A short network, for all tests here."""
 
 
 def prepared(words: str) -> Run:

@@ -1,4 +1,4 @@
-"""What goes wrong in the arithmetic is named: the layer and the update of the first exception, and how many gradients FP16 lost."""
+"""Faults of the arithmetic are named: the layer and the update of the first exception, and how many gradients FP16 lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prepared(words: str):
 
 
 def planted(program, name: str, value: float) -> None:
-    """One variable filled with a value that is too large for what follows."""
+    """Fill a variable with a value that is too large for the layers behind it."""
     values = program.values()
     values[name] = np.full_like(values[name], value)
     program.load(values)

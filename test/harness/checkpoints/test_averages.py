@@ -37,7 +37,7 @@ def tensors(prefix: Path) -> dict[str, np.ndarray]:
 
 
 def averaged(folder: Path, words: str) -> dict[str, np.ndarray]:
-    """What weight_avg.py makes of a folder."""
+    """Return the weights that weight_avg.py makes of a folder."""
     succeed("weight_avg", "--restore-path", folder, "--filename", folder / "out" / "average", *words.split())
     return tensors(folder / "out" / "average")
 
@@ -246,7 +246,7 @@ def test_a_run_averages_its_checkpoints_and_validates_the_averages(tmp_path):
 
 
 def test_the_last_epochs_are_counted_in_tenths(tmp_path):
-    """Of 8 updates of 100 pictures, of 10,000: updates 6 and 8, epochs 0.06 and 0.08, are both at epoch 0.1."""
+    """The run has 8 updates of 100 pictures, of 10,000: updates 6 and 8, epochs 0.06 and 0.08, are both at epoch 0.1."""
     folder = trained(tmp_path, "--ckpts-per-epoch 50 --log-freq 2 --batches-per-step 2 --weight-avg-N 0 --no-validation")
     used = [variables(folder, n) for n in (6, 8)]
     assert_same_bits(tensors(folder / "ckpt" / "weight_avg_N_0"), expected_mean(used))

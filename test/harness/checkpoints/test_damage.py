@@ -245,7 +245,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
 
 
 def spoil(chance: random.Random, folder: Path) -> None:
-    """One fault in a run folder."""
+    """Put a fault into a run folder."""
     files = sorted(file for file in folder.iterdir() if file.name.startswith("ckpt-") or file.suffix == ".csv")
     file = chance.choice(files)
     kind = chance.choice(["bytes", "bytes", "gone", "swapped", "renumbered", "link", "pipe"])

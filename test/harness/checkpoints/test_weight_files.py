@@ -163,7 +163,7 @@ def test_archives_as_numpy_writes_them_are_read_to_the_bit(tmp_path):
 
 
 def test_what_unpacks_to_more_than_a_network_can_be(tmp_path):
-    """A true bomb and one that hides its size; nothing of either is unpacked. What a file adds up to counts."""
+    """A true bomb and one that hides its size; nothing of either is unpacked. The limit is on the sum over a file."""
     bomb = zipped(zipfile.ZIP_DEFLATED, a=headed("|u1", f"({64 << 20},)", bytes(64 << 20)))
     assert len(bomb) < 1 << 17
     claimed = patched(bomb, SIZE, struct.pack("<I", 2**31 - 1))
@@ -278,7 +278,7 @@ def test_safetensors_as_the_package_writes_them(tmp_path):
 
 
 def hdf5(path: Path, fill) -> bytes:
-    """What `fill` puts into a file."""
+    """Return the bytes of a file that `fill` has filled."""
     with h5py.File(path, "w") as file:
         fill(file)
     return path.read_bytes()
@@ -343,7 +343,7 @@ def test_hdf5_in_circles_ends(tmp_path):
 
 
 class Tensor:
-    """One that claims what it likes; it cannot be read."""
+    """A tensor that claims what it likes; it cannot be read."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape

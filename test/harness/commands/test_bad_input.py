@@ -1,4 +1,4 @@
-"""What the commands say to wrong input: one complete line on standard error, exit code 2, nothing written over."""
+"""Answers of the commands to wrong input: one complete line on standard error, exit code 2, nothing written over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process may lack: standard streams, memory, threads, a clock that only goes forward."""
+"""Processes that lack something: standard streams, memory, threads, a clock that only goes forward."""
 
 from __future__ import annotations
 

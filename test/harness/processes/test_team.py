@@ -34,7 +34,7 @@ def test_a_request_to_end_while_another_instance_is_lost_tells_where_the_run_is(
 
 
 def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_place():
-    """One that left alone then would be missed by the others."""
+    """An instance that left alone then would be missed by the others."""
     team, signals, asked = Team(), Signals(), []
 
     def where(holds: bool) -> list[int]:

@@ -39,7 +39,7 @@ def prepared(*words: object) -> Run:
 
 
 def test_a_kept_program_ends_in_the_same_bits_whatever_the_seed(tmp_path):
-    """One seed's program serves another seed; from another folder; and without one."""
+    """A seed's program serves another seed; from another folder; and without one."""
     words, said = [*SMALL, "--executable-cache-path", tmp_path / "first"], {}
     said["built"] = succeed("train", *words, "--seed", 1, "--logs-path", tmp_path / "built").out
     assert "The program was built in" in said["built"]

@@ -1,4 +1,4 @@
-"""What a profile shows is what ran: stages that overlap, in the schedule's order, in a trace and a picture."""
+"""Profiles show the cells as they ran: stages that overlap, in the schedule's order, in a trace and a picture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def profiled(words: str, operations: bool = False, **device: str) -> tuple[ExecutionPlan, Profile]:
-    """One recorded update after one that warms up."""
+    """Return a recorded update after one that warms up."""
     options = cli.parse(words.split(), "train", environ={}).options
     prepared = prepare(replace(options, device=replace(options.device, **device)), {})
     built = training_program(prepared, 0, recording=True)
@@ -91,7 +91,7 @@ def test_recording_changes_no_bit(tmp_path):
 
 
 def bars(path: Path) -> list[str]:
-    """What the picture says of its cells, for the mouse."""
+    """Return the picture's texts on its cells, for the mouse."""
     return [title.text for title in ET.parse(path).iter(f"{SVG}title")]
 
 

@@ -18,7 +18,7 @@ BASE = "--dataset cifar-10 --generated-data --model-size 8"
 
 
 def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
-    """Of a prepared training."""
+    """Return the notes of a prepared training."""
     parsed = cli.parse(shlex.split(f"{BASE} {words}"), "train", environ={})
     return list(prepare(parsed.options, environ or {}).notes)
 

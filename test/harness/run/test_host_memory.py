@@ -161,7 +161,7 @@ def test_what_is_named_is_enough(monkeypatch):
 
 
 def test_a_batch_that_cannot_be_halved_is_divided_otherwise(monkeypatch):
-    """It named --micro-batch-size 1 for every odd batch."""
+    """The advice was --micro-batch-size 1 for every odd batch."""
     with_limits(monkeypatch, machine(2.0))
     with pytest.raises(OptionError, match=r": give --micro-batch-size (25|15) --gradient-accumulation-count [35] "):
         asked(f"{R18} --precision 32.32 --micro-batch-size 75")

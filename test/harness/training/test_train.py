@@ -37,7 +37,7 @@ VALIDATION_LINE = re.compile(
 
 @pytest.fixture(scope="module", autouse=True)
 def small_cifar10(tmp_path_factory):
-    """What is found without --dataset and --data-dir."""
+    """The data set that is found without --dataset and --data-dir."""
     folder = small_sets.cifar10(tmp_path_factory.mktemp("cifar"), 1250, 200)
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("DATA_DIR", str(folder))
