@@ -43,8 +43,10 @@ def main(argv: list[str]) -> int:
             parser.error(f"{folder} is not a run's folder: it has no training.csv")
     try:
         print(plot.write_comparison(list(zip(labels, folders)), arguments.title, Path(arguments.output)))
-    except (ValueError, IsADirectoryError, NotADirectoryError, FileNotFoundError) as error:
+    except ValueError as error:
         parser.error(bounds.reason(error))
+    except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        parser.error(f"--output {arguments.output} cannot be written: {error.strerror}; give the name of a file")
     return 0
 
 

@@ -512,7 +512,8 @@ def test_comparing_runs(tmp_path, capsys):
     assert compared(run, "--output", tmp_path / "new" / "folder" / "a.svg") == 0
     assert (tmp_path / "new" / "folder" / "a.svg").read_text().endswith("</svg>\n")
     (tmp_path / "file").touch()
-    assert compared(run, "--output", tmp_path / "file" / "a.svg") == 1
+    assert compared(run, "--output", tmp_path / "file" / "a.svg") == 2
+    assert compared(run, "--output", tmp_path) == 2
     assert compared(run, "--labels", "a", "b") == 2
     assert compared(tmp_path) == 2
     for content, said in ((b"epoch\n\xff", "can't decode"), (b'"' + b"x" * 200_000, "field larger")):
