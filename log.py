@@ -235,7 +235,7 @@ class RunLog:
         averaged = [row["name"] for row in self.rows("validation.csv") if int(row["iteration"]) < 0]
         lost = [name for name in averaged if name not in remade]
         if lost:
-            self.note(f"validation.csv loses the rows of averages that this call does not ask for: {', '.join(lost)}")
+            self.note(f"validation.csv loses the rows of averages that this call does not validate: {', '.join(lost)}")
 
     def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
         """The rows that the state of a checkpoint keeps, by table."""

@@ -172,7 +172,7 @@ def test_rows_of_averages_that_are_not_made_anew_are_told_of(tmp_path, capsys):
     run_log = log.RunLog(tmp_path)
     for name, iteration in (("ckpt-4", 4), ("weight_avg_N_1", -1), ("weight_avg_exp_0.9", -1)):
         run_log.validation_row({**dict.fromkeys(log.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
-    told = "validation.csv loses the rows of averages that this call does not ask for: "
+    told = "validation.csv loses the rows of averages that this call does not validate: "
     for remade, lost in ((["weight_avg_N_1"], "weight_avg_exp_0.9"), ([], "weight_avg_N_1, weight_avg_exp_0.9"), (
         ["weight_avg_N_1", "weight_avg_exp_0.9", "weight_avg_exp_0.5"], None
     )):  # fmt: skip

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from base.storage import files
-from harness.checkpoints import find, read, write
+from harness.checkpoints import find, read, slots, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, updates
+from harness.checkpoints.slots import SlotUnits
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
 from log import AVERAGES
@@ -49,18 +50,21 @@ def _exact(decay: float) -> str:
 def of_run(
     folder: Path, name: str, amount: float, length: TrainingLength, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
-    """Write one of the `requested` averages of a finished run's checkpoints; return it, the number of these, and a line on
-    each that is left out: damaged, or, with `finite`, with values that are not finite."""
-    # a run that was stopped and went on has one more there than the same run in one go
-    used = [checkpoint for checkpoint in trained(find.numbered(folder)) if length.is_checkpoint(checkpoint.iteration)]
+    """Write one of the `requested` averages of a finished run's checkpoints; return it, the number of these, and lines on
+    those left out: damaged ones, with `finite` those with values that are not finite, and those off the checkpoint grid."""
+    there = trained(find.numbered(folder))
     if name.startswith("weight_avg_N"):
         first = round(round(length.epochs, 1) - amount, 1)  # so that the last one always counts
-        used = [checkpoint for checkpoint in used if round(length.epoch(checkpoint.iteration), 1) >= first]
-    used, damaged = read.whole(used, finite=finite)
+        there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.iteration), 1) >= first]
+    # a run that was stopped and went on has one more there than the same run in one go
+    beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.iteration)]
+    used, notes = read.whole([each for each in there if each.name not in beside], finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
+    if beside:
+        notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(beside))}")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    return write.weights(files.own_folder(folder / AVERAGES) / name, values), len(used), damaged
+    return write.weights(files.own_folder(folder / AVERAGES) / name, values), len(used), notes
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:
@@ -81,10 +85,13 @@ def exponential(used: Sequence[Checkpoint], decay: float) -> Values:
 
 
 def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
-    """Each whole checkpoint's tensors, with the first one's names and shapes."""
+    """Each whole checkpoint's tensors, with the first one's names and shapes, and the slots in the last one's units."""
     shapes: dict[str, tuple[int, ...]] = {}
+    last = SlotUnits.of_checkpoint(used[-1])
     for checkpoint in used:
-        values = read.tensors(checkpoint, verified=True)
+        values, before = read.tensors(checkpoint, verified=True), SlotUnits.of_checkpoint(checkpoint)
+        if last:
+            values = slots.converted(values, before, last, checkpoint)
         own = {name: value.shape for name, value in values.items()}
         shapes = shapes or own
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))

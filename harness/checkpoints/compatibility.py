@@ -12,8 +12,9 @@ import numpy as np
 from emulator.plan import checkpoint_tensors
 from emulator.plan.checkpoint_tensors import STEP, CheckpointTensor
 from emulator.plan.precision import Format
-from harness.checkpoints import find, read
+from harness.checkpoints import find, read, slots
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
+from harness.checkpoints.slots import SlotUnits
 from harness.options.catalogue import LARGEST
 from harness.options.update_rules import UPDATE_RULES
 
@@ -29,8 +30,8 @@ def model(run: Run) -> dict[str, CheckpointTensor]:
 def saved(run: Run) -> dict[str, CheckpointTensor]:
     """The tensors that a training saves, and needs to go on."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
-    slots = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
-    return {**model(run), **slots, STEP: CheckpointTensor(())}
+    own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
+    return {**model(run), **own, STEP: CheckpointTensor(())}
 
 
 def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
@@ -57,13 +58,23 @@ def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint)
 
 def check_saved(run: Run, newest: Checkpoint) -> None:
     """Refuses a whole checkpoint that a run cannot go on from."""
-    check_shapes(read.shapes(newest, verified=True), saved(run), newest)
-    check_sound(run, _values(run, newest), newest, going_on=True)
+    going_on(run, newest, read.tensors(newest, verified=True))
 
 
-def _values(run: Run, checkpoint: Checkpoint) -> Mapping[str, np.ndarray]:
-    """The tensors of a whole checkpoint; none where they are taken as they are."""
-    return {} if run.options.training.keep_going else read.tensors(checkpoint, verified=True)
+def going_on(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the tensors of a run's own checkpoint as the run goes on with them, and lines on what was converted.
+    CheckpointError for tensors of another network or optimiser, or of no use."""
+    check_shapes(of_values(values), saved(run), newest)
+    before, now = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
+    others = slots.of_another_rule(values, before, now)
+    if others:
+        raise CheckpointError(
+            f"checkpoint {newest.prefix} does not fit the optimiser asked for: {others[0]} is of --optimiser "
+            f"{before.optimiser}, and means another thing to {now.optimiser}; give the --optimiser that it was trained with"
+        )
+    taken = slots.converted(values, before, now, newest)
+    check_sound(run, taken, newest, going_on=True)
+    return taken, slots.conversion(before, now)
 
 
 def check_beginning(run: Run, path: Path) -> None:
@@ -71,15 +82,32 @@ def check_beginning(run: Run, path: Path) -> None:
     place = find.initial(path)
     in_folder = isinstance(place, Path)
     chosen = read.latest(place, "--init-path")[0] if in_folder else place
-    left = left_out(read.shapes(chosen, verified=in_folder), run, chosen)
-    check_sound(run, without(_values(run, chosen), left), chosen)
+    beginning(run, chosen, read.tensors(chosen, verified=in_folder))
+
+
+def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the tensors of --init-path that a new run begins with, and lines on those that begin anew or were converted.
+    CheckpointError for tensors of another network, or of no use."""
+    anew = left_out(of_values(values), run, source)
+    before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
+    others = slots.of_another_rule(values, before, now)
+    taken = slots.converted(without(values, [*anew, *others]), before, now, source)
+    taken = slots.with_fp32_copies(taken, run)
+    check_sound(run, taken, source)
+    lines = slots.conversion(before, now)
+    if anew:
+        why = "it has another number of classes there" if set(anew) & values.keys() else "those weights have none"
+        lines.append(f"{classifier(run)} begins anew: {why}")
+    if others:
+        lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {before.optimiser}")
+    return taken, lines
 
 
 def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
     """The classifier's variables where a new run has another number of classes than the checkpoint. Every other difference
     is refused."""
-    slots = {name: each for name, each in saved(run).items() if name in shapes and name != STEP}
-    expected = {**model(run), **slots}
+    present = {name: each for name, each in saved(run).items() if name in shapes and name != STEP}
+    expected = {**model(run), **present}
     left = _of_other_classes(shapes, expected, classifier(run))
     check_shapes(
         shapes, {name: each for name, each in expected.items() if not name.startswith(tuple(left or "?"))}, checkpoint
@@ -131,8 +159,10 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
 
 def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, going_on: bool = False) -> None:
     """Refuses to train with values of no use, unless --keep-going is given. `going_on`: the values are the run's own."""
+    if run.options.training.keep_going:
+        return
     faulty = faults(values, saved(run), checkpoint)
-    if faulty and not run.options.training.keep_going:
+    if faulty:
         remedy = _to_go_back(run, checkpoint) if going_on else "give other weights"
         raise CheckpointError(f"{faulty[0]}; {remedy}, or --keep-going to go on with these all the same")
 
@@ -154,21 +184,29 @@ def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
 
 def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> list[str]:
     """Return at most one line: the first tensor with values that cannot be computed with, and the number of others."""
-    faulty = {
+    return [f"weights {checkpoint.prefix}: {fault}" for fault in faulty(values, expected)]
+
+
+def faulty(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
+    """Return at most one line, as `faults` without the checkpoint's name."""
+    found = {
         name: fault
         for name, each in expected.items()
         if name in values and (fault := _fault(name, values[name], each.format))
     }
-    more = f" (and {len(faulty) - 1} more)" if len(faulty) > 1 else ""
-    return [f"weights {checkpoint.prefix}: {name} holds {fault}{more}" for name, fault in list(faulty.items())[:1]]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return [f"{name} holds {fault}{more}" for name, fault in list(found.items())[:1]]
 
 
 def _fault(name: str, value: np.ndarray, number_format: Format) -> str:
-    if not np.isfinite(value).all():
+    if not value.size:
+        return ""
+    least, most = float(value.min()), float(value.max())  # NaN if one of the values is
+    largest = max(abs(least), abs(most))
+    if not np.isfinite(largest):
         return "values that are not finite"
-    largest = np.abs(value.astype(np.float64)).max(initial=0)
     if largest >= number_format.overflow:
         return f"values beyond {number_format.name}'s {number_format.largest:g} (see --precision)"
     if largest > LARGEST:
         return f"values beyond FP32's {LARGEST:.4g}"
-    return "negative values" if name.endswith("moving_variance") and (value < 0).any() else ""
+    return "negative values" if name.endswith("moving_variance") and least < 0 else ""

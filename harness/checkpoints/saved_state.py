@@ -17,7 +17,22 @@ from base.storage import input_files
 from base.storage.tables import UNVERIFIED
 from harness.checkpoints import find, manifest
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.run.arguments import CALLS, COUNT, PAIRS, RUN_ID, SEED, SWITCH, TEXT, WHOLE, Rule, broken, is_number
+from harness.run.arguments import (
+    CALLS,
+    COUNT,
+    LR_SCALE,
+    OPTIMISER,
+    PAIRS,
+    POSITIVE,
+    RUN_ID,
+    SEED,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    Rule,
+    broken,
+    is_number,
+)  # fmt: skip
 
 ITERATION = "iteration"  # the updates that the run had done
 ROLLING = "rolling"  # true in a checkpoint that the next one replaces
@@ -40,6 +55,8 @@ _RULES: Mapping[str, Rule] = {
     RUN_ID: TEXT,
     SEED: WHOLE,
     CALLS: PAIRS,
+    OPTIMISER: TEXT,
+    LR_SCALE: POSITIVE,
     "host_steps": WHOLE,
     "updates_per_step": COUNT,
     "seconds": (lambda value: is_number(value) and 0 <= value < math.inf, "a number from 0 on"),

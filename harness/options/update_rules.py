@@ -47,6 +47,12 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
 }
 
 
+def lr_scale(options: TrainingOptions) -> float:
+    """Return the factor on the gradients that a rule computes with, slots included: the loss scale where the learning rate
+    is divided by it, and 1 where gradients are."""
+    return options.loss_scaling if UPDATE_RULES[options.optimiser].linear else 1.0
+
+
 def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:
     """--rmsprop-decay, or 1 - global batch x 2^--rmsprop-base-decay-exp, or 0.9; OptionError for a product above 1, or lost
     beside 1."""

@@ -16,13 +16,14 @@ from Datasets._spec import DataSource, DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
 from harness.options.exclusive import EXCLUSIVE
-from harness.options.update_rules import UPDATE_RULES
+from harness.options.update_rules import lr_scale
 from harness.run.run import Run
 from Models import _norms
 
 CALLS = "calls"  # the calls of the run that led here; in the state of every checkpoint, too
 RUN_ID = "run_id"  # random, one for a run; in every state, too
 SEED = "seed"  # of everything random; in every state, too
+OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on; in every state, too
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
 RECORDS = "records_digest"
@@ -60,14 +61,14 @@ TEXT: Rule = (lambda value: isinstance(value, str), "text")
 _TEXTS: Rule = (_are_texts, "a list of names")
 PAIRS: Rule = (_are_pairs, "pairs of a name and a whole number")
 _OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
-_NUMBER: Rule = (_is_finite, KINDS[float])
+POSITIVE: Rule = (lambda value: _is_finite(value) and value > 0, "a number above 0")
 _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys((ASKED, "sources"), _OBJECT),
     **dict.fromkeys(("total_replicas", "total_batch_size", "batch_size", "image_size", "instances"), COUNT),
     **dict.fromkeys(("num_classes", "train_images"), COUNT),
     **dict.fromkeys(("parameters", "instance", "fold_used", "iterations_per_epoch", "total_iterations", SEED), WHOLE),
     "validation_images": WHOLE,
-    **dict.fromkeys(("grad_scale", "lr_scale"), _NUMBER),
+    **dict.fromkeys(("grad_scale", LR_SCALE), POSITIVE),
     **dict.fromkeys(("seed_specified", "restoring"), SWITCH),
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, "name", "command", "summary_str", "checkpoint_path"), TEXT),
     **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
@@ -79,16 +80,16 @@ _DERIVED: Mapping[str, Rule] = {
 def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The content of arguments.json: every option's value and source, and the values that follow from them."""
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
-    linear, scale = UPDATE_RULES[run.options.training.optimiser].linear, run.options.training.loss_scaling
+    scale, in_rate = run.options.training.loss_scaling, lr_scale(run.options.training)
     derived = {
         "batch_size": run.plan.micro_batch,
         "command": command,
         "data_dir": run.data_dir,
         "fold_used": run.plan.fold,
         "global_batch_size": run.plan.global_batch,
-        "grad_scale": 1.0 if linear else scale,
+        "grad_scale": scale / in_rate,
         "iterations_per_epoch": run.length.iterations_per_epoch,
-        "lr_scale": scale if linear else 1.0,
+        LR_SCALE: in_rate,
         "name": run.name,
         CLASSES: names_digest(run.source.spec),
         **data_identity(run.source),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from harness.checkpoints import averages, find, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.saved_state import Call
+from harness.checkpoints.slots import SlotUnits
 from harness.checkpoints.write import SaveError
 from harness.run.arguments import CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
@@ -39,7 +40,7 @@ class Checkpointer:
         if resumed is None:
             if job.saves:
                 self.save(0, INITIAL)
-                self._job.writer.settle()
+                self.settle()
             return
         self.saved = resumed.iteration
         initial = Checkpoint.at(job.folder, 0)
@@ -67,8 +68,7 @@ class Checkpointer:
         checkpoint, values = Checkpoint.at(job.folder, iteration), self._program.values()
         self.saved, self._saved_at = iteration, time.monotonic()
         self._unvalidated = None if kind else (checkpoint, values)
-        model = {name: values[name] for name in self._program.state.model}
-        self._divergence.judge_weights(model, iteration)
+        self._divergence.judge_values(values, iteration)
         if not job.writes:
             return
         state = {
@@ -78,8 +78,11 @@ class Checkpointer:
             CALLS: self._calls,
             RUN_ID: job.run.run_id,
             SEED: job.run.seed,
+            **SlotUnits.of_options(job.run.options.training).as_state(),
             **job.log.kept(iteration, stays=kind != SAFETY),
         }
+
+        model = {name: values[name] for name in self._program.state.model}
 
         def write_files() -> None:
             self._sync_rows()

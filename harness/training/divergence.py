@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from harness.checkpoints import compatibility
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.lost_gradients import LostGradients
@@ -55,11 +56,13 @@ class Divergence:
             raise self._ended(reason)
         self._job.log.note(f"warning: {reason}")
 
-    def judge_weights(self, model: Mapping[str, np.ndarray], iteration: int) -> None:
-        """The model's weights after so many updates: those that are not finite are no use to anyone."""
-        bad = [name for name, value in model.items() if not np.isfinite(value).all()]
-        if bad and not self._training.keep_going:
-            raise self._ended(f"{bad[0]} is not finite after update {iteration}: {self._advice}")
+    def judge_values(self, values: Mapping[str, np.ndarray], iteration: int) -> None:
+        """The weights and slots after so many updates: no run goes on from those that are not finite, or beyond their
+        format."""
+        if self._training.keep_going:
+            return
+        for fault in compatibility.faulty(values, compatibility.saved(self._job.run)):
+            raise self._ended(f"after update {iteration}, {fault}: {self._advice}")
 
     def hopeless(self, loss: float) -> bool:
         """Return whether a host step had better end at an update of this loss."""
@@ -72,7 +75,7 @@ class Divergence:
 
     def _ended(self, reason: str) -> FloatingPointError:
         self._job.team.agreed_to_stop = True  # every instance has this loss, and these weights
-        if not self._gradients.advice:
+        if not self._blamed_on_scale:
             return FloatingPointError(f"{reason}; {_OR}")
         scale, usual = self._training.loss_scaling, type(self._training).loss_scaling
         gentler = ["--loss-scaling", f"{min(scale / 16, usual):.3g}"]
@@ -84,9 +87,17 @@ class Divergence:
         return self._training.loss_scaling <= type(self._training).loss_scaling
 
     @property
+    def _blamed_on_scale(self) -> bool:
+        """True if gradients of layers have overflown, or if a large scale may have let those of weights, which are not
+        watched."""
+        half = self._job.run.plan.precision.rounds_results
+        return self._gradients.overflown or (half and not self._scale_is_usual)
+
+    @property
     def _advice(self) -> str:
         """The advice where a loss or weights are no longer finite."""
-        of_scale = self._gradients.advice
-        if not of_scale:
+        if not self._blamed_on_scale:
             return _ADVICE
-        return f"{of_scale}, and so may a lower learning rate" if self._scale_is_usual else of_scale
+        of_scale = self._gradients.smaller_scale
+        seen = self._gradients.overflown and not self._scale_is_usual
+        return of_scale if seen else f"{of_scale}, and so may a lower learning rate"

@@ -20,7 +20,7 @@ class LostGradients:
         self._sum = np.zeros([len(layers), 2])
         self._updates = 0
         self._said = {"underflow": MUCH / 2, "overflow": 0.0}
-        self._overflown = False
+        self.overflown = False  # whether gradients have
 
     def add(self, first: int, lost: np.ndarray) -> None:
         """[updates, layers, 2]: of updates from `first` on. The run's very first one does not count: where a scale begins at
@@ -28,12 +28,12 @@ class LostGradients:
         counted = lost[1:] if first == 0 else lost
         self._sum += counted.sum(0, dtype=np.float64)
         self._updates += len(counted)
-        self._overflown |= bool(lost[..., 1].any())
+        self.overflown |= bool(lost[..., 1].any())
 
     @property
-    def advice(self) -> str | None:
-        """The advice where the loss is no longer finite, if gradients have overflown; else None."""
-        return _remedy("smaller", self._scale) if self._overflown else None
+    def smaller_scale(self) -> str:
+        """The advice where gradients overflow."""
+        return _remedy("smaller", self._scale)
 
     def notes(self) -> list[str]:
         """Lines for the log; the next ones are of the updates to come."""

@@ -89,14 +89,11 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
     source, values, damaged = read.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    anew = compatibility.left_out(compatibility.of_values(values), run, source)
-    taken = compatibility.without(values, anew)
-    compatibility.check_sound(run, taken, source)
+    taken, lines = compatibility.beginning(run, source, values)
     program.begin_with(taken)
     log.note(f"Begun with the weights of {source.prefix}")
-    if anew:
-        why = "it has another number of classes there" if set(anew) & values.keys() else "those weights have none"
-        log.note(f"{compatibility.classifier(run)} begins anew: {why}")
+    for line in lines:
+        log.note(line)
     for warning in _differences(run, run_record.arguments(find.run_folder(Path(source.prefix)))):
         log.note(f"warning: {warning}")
 
@@ -137,11 +134,13 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
 
 def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Values:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
+    taken: Values = {}
     if job.team.first:
-        compatibility.check_shapes(compatibility.of_values(saved.values), compatibility.saved(job.run), saved.checkpoint)
-        compatibility.check_sound(job.run, saved.values, saved.checkpoint, going_on=True)
-    values = job.team.broadcast(saved.values if job.team.first else None)
+        taken, lines = compatibility.going_on(job.run, saved.checkpoint, saved.values)
+        for line in lines:
+            job.log.note(line)
     saved.values.clear()
+    values = job.team.broadcast(taken if job.team.first else None)
     program.load(values)
     return values
 

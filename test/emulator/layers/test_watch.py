@@ -132,13 +132,13 @@ def test_the_log_speaks_of_lost_gradients_once_until_it_is_worse():
         "gradients underflow: 30 % of those that arrive at second are 0 in FP16, and at 1 other layer; a larger --loss-scaling "
         "than 128 may help"
     ]
-    assert after(3, [[0.1, 0], [0.5, 0], [0.2, 0]]) == [] and lost.advice is None
+    assert after(3, [[0.1, 0], [0.5, 0], [0.2, 0]]) == [] and not lost.overflown
     assert len(after(4, [[0.1, 0], [0.7, 0], [0.2, 0]])) == 1
     (note,) = after(5, [[0, 0.5], [0, 0.25], [0, 0]], [[0, 0.5], [0, 0], [0, 0]])
     assert note.startswith(
         "gradients overflow: 12.5 % of those that arrive at second are beyond FP16, and at 1 other layer; a sm"
     )
-    assert lost.advice == "a smaller --loss-scaling than 128 may help"
+    assert lost.overflown and lost.smaller_scale == "a smaller --loss-scaling than 128 may help"
 
 
 @pytest.mark.parametrize(

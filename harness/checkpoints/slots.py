@@ -1,0 +1,111 @@
+"""The units of an optimiser's slots in a checkpoint, and their conversion for a run that takes them over. No TensorFlow.
+
+Slots of one name differ between update rules: `Momentum` sums gradients for momentum, and steps of the weight for LARS. The
+slots of rules that are linear in the gradient sum gradients that the loss scale has multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from emulator.plan.checkpoint_tensors import FP32_COPY
+from emulator.plan.precision import FP32
+from harness.checkpoints import find, run_record, saved_state
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.options.sections import TrainingOptions
+from harness.options.update_rules import UPDATE_RULES, lr_scale
+from harness.run.arguments import LR_SCALE, OPTIMISER
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from harness.run.run import Run
+
+Values = Mapping[str, "np.ndarray"]
+
+
+class SlotUnits(NamedTuple):
+    """The update rule that slots belong to, and the factor on the gradients in them: the loss scale, or 1."""
+
+    optimiser: str
+    lr_scale: float
+
+    @classmethod
+    def of_options(cls, training: TrainingOptions) -> SlotUnits:
+        """Return the units of a training with these options."""
+        return cls(training.optimiser, lr_scale(training))
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
+        """Return the units in a checkpoint's training state, or else in the record of its run; None if neither tells."""
+        with suppress(CheckpointError):
+            sources = (saved_state.read(checkpoint), run_record.arguments(find.run_folder(Path(checkpoint.prefix))))
+            return next((cls(s[OPTIMISER], s[LR_SCALE]) for s in sources if {OPTIMISER, LR_SCALE} <= s.keys()), None)
+        return None
+
+    def as_state(self) -> dict[str, Any]:
+        """Return the entries of a training state that tell the units."""
+        return {OPTIMISER: self.optimiser, LR_SCALE: self.lr_scale}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The slots of the rule, as they are called below each variable."""
+        return tuple(UPDATE_RULES[self.optimiser].slots) if self.optimiser in UPDATE_RULES else ()
+
+
+def of_another_rule(values: Values, before: SlotUnits | None, now: SlotUnits) -> list[str]:
+    """Return the names of slots that the rule asked for would take for its own, though they are another rule's. Slots of
+    unknown units are taken for those asked for."""
+    if before is None or before.optimiser == now.optimiser:
+        return []
+    shared = {*before.names} & {*now.names}
+    return [name for name in values if name.rpartition("/")[2] in shared and name.rpartition("/")[0] in values]
+
+
+def converted(values: Values, before: SlotUnits | None, now: SlotUnits, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Return the tensors with the slots of one and the same rule in other units, rounded to their own dtypes.
+    CheckpointError for sums that their dtype cannot hold."""
+    import numpy as np
+
+    new = dict(values)
+    if before is None or before == now or before.optimiser != now.optimiser:
+        return new
+    for name in (name for name in values if name.rpartition("/")[2] in now.names):
+        with np.errstate(over="ignore"):
+            new[name] = (values[name].astype(np.float64) * (now.lr_scale / before.lr_scale)).astype(values[name].dtype)
+        if np.isfinite(values[name]).all() and not np.isfinite(new[name]).all():
+            raise CheckpointError(
+                f"--loss-scaling {now.lr_scale:g}: {name} of checkpoint {checkpoint.prefix}, which sums gradients times the "
+                f"loss scale {before.lr_scale:g}, would be beyond {values[name].dtype}; give a smaller scale"
+            )
+    return new
+
+
+def conversion(before: SlotUnits | None, now: SlotUnits) -> list[str]:
+    """Return a line on slots that `converted` changes."""
+    if before is None or before == now or before.optimiser != now.optimiser or not now.names:
+        return []
+    return [
+        f"The optimiser's slots sum gradients times the loss scale, which was {before.lr_scale:g}: multiplied by "
+        f"{now.lr_scale / before.lr_scale:g} for {now.lr_scale:g}"
+    ]
+
+
+def with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
+    """Return the tensors of --init-path with an FP32 copy of each weight that the run keeps one of; and with the copy as the
+    weight where the run keeps that in FP32 itself."""
+    import numpy as np
+
+    precision, new = run.plan.precision, dict(values)
+    for variable in run.trace.variables:
+        name, copy = variable.name, f"{variable.name}/{FP32_COPY}"
+        if name not in values or not variable.trainable:
+            continue
+        if precision.has_fp32_copy(variable) and run.trained(name):
+            new.setdefault(copy, values[name].astype(np.float32))
+        elif copy in values and precision.stored_format(variable) == FP32:
+            new[name] = values[copy]
+    return new

@@ -1,0 +1,140 @@
+"""Slots that a run takes over from another optimiser, loss scale or precision."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from runs import assert_same_bits, run, succeed, variables
+
+from harness.checkpoints import averages, read, saved_state, write
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.commands import cli
+from harness.run.resolve import prepare
+from harness.training.divergence import Divergence, remedies
+
+KERNEL = "all/fc1/dense/kernel"
+BASE = [
+    "--dataset",
+    "fashion-mnist",
+    "--model-size",
+    "8",
+    "--batch-size",
+    "8",
+    "--seed",
+    "3",
+    "--no-validation",
+    "--abs-learning-rate",
+    "0.05",
+]
+MOMENTUM = [*BASE, "--precision", "32.32", "--optimiser", "momentum"]
+SMALL = 16  # the ratio of the loss scales, a power of two: FP32 rounds alike at both
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """A run of 8 updates, after 4 of them."""
+    folder = tmp_path_factory.mktemp("slots") / "run"
+    succeed("train", *MOMENTUM, "--iterations", 8, "--stop-after", 4, "--logs-path", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(stopped) -> Path:
+    """The run at its end."""
+    folder = shutil.copytree(stopped, stopped.parent / "whole")
+    succeed("restore", "--restore-path", folder)
+    return folder
+
+
+def in_small_scale(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value / np.float32(SMALL) if name.endswith("/Momentum") else value for name, value in values.items()}
+
+
+def test_another_loss_scale_changes_no_weight(stopped, whole, tmp_path):
+    """Resumed, averaged, and resumed once more from the checkpoint of the first scale."""
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    out = succeed("restore", "--restore-path", folder, "--loss-scaling", 128 / SMALL).out
+    assert f"which was 128: multiplied by {1 / SMALL:g} for {128 / SMALL:g}" in out
+    assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
+    exact = [averages.mean([Checkpoint.at(each, k) for k in (4, 8)]) for each in (folder, whole)]
+    assert_same_bits(exact[0], in_small_scale(exact[1]))
+    for file in folder.glob("ckpt-8.*"):
+        file.unlink()
+    succeed("restore", "--restore-path", folder)  # the last call's record has the other scale
+    assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
+
+
+def test_weights_and_slots_of_another_loss_scale_to_begin_with(stopped, tmp_path):
+    for k, scale in enumerate((128, 128 / SMALL)):
+        words = [*MOMENTUM, "--iterations", 2, "--init-path", stopped, "--loss-scaling", scale]
+        succeed("train", *words, "--logs-path", tmp_path / str(k))
+    assert_same_bits(variables(tmp_path / "1", 2), in_small_scale(variables(tmp_path / "0", 2)))
+
+
+def test_states_of_older_versions_go_by_the_record(stopped, whole, tmp_path):
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    newest, units = Checkpoint.at(folder, 4), ("optimiser", "lr_scale")
+    state = {name: value for name, value in saved_state.read(newest).items() if name not in units}
+    write.save(newest, read.tensors(newest), state)
+    succeed("restore", "--restore-path", folder, "--loss-scaling", 128 / SMALL)
+    assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
+
+
+def test_slots_of_another_rule_are_no_momenta(stopped, tmp_path):
+    lars = ("--optimiser", "LARS")
+    refused = run("restore", "--restore-path", stopped, *lars)
+    said = "/Momentum is of --optimiser momentum, and means another thing to LARS"
+    assert refused.code == 2 and said in refused.err
+    folder = tmp_path / "run"
+    out = succeed("train", *BASE, "--precision", "32.32", *lars, "--iterations", 1, "--init-path", stopped,
+                  "--logs-path", folder).out  # fmt: skip
+    assert f"The optimiser's slots begin anew: those of {stopped / 'ckpt-4'} are of --optimiser momentum" in out
+    source, start = variables(stopped, 4), variables(folder, 0)
+    assert not any(value.any() for name, value in start.items() if name.endswith("/Momentum"))
+    assert start[KERNEL].tobytes() == source[KERNEL].tobytes()
+
+
+def test_momenta_that_a_larger_scale_takes_beyond_half_precision(tmp_path):
+    folder, half = tmp_path / "run", [*BASE, "--precision", "16.16", "--optimiser", "momentum"]
+    succeed("train", *half, "--iterations", 1, "--logs-path", folder)
+    newest, values = Checkpoint.at(folder, 1), variables(folder, 1)
+    values[f"{KERNEL}/Momentum"][3, 4] = 6e4
+    write.save(newest, values, saved_state.read(newest))
+    words = ("restore", "--restore-path", folder, "--iterations", 4, "--dry-run", "--loss-scaling")
+    refused = run(*words, 256)
+    assert refused.code == 2 and f"--loss-scaling 256: {KERNEL}/Momentum of checkpoint" in refused.err
+    assert run(*words, 64).code == 0
+
+
+def test_fp32_copies_are_of_the_weights_to_begin_with(stopped, tmp_path):
+    """The updates move the copies; with copies of other weights the first one would undo the beginning."""
+    copied, back = tmp_path / "copied", tmp_path / "back"
+    half = ("--precision", "16.16", "--offload-fp32-weight-copy", "--optimiser", "momentum")
+    source = variables(stopped, 4)
+    succeed("train", *BASE, *half, "--iterations", 1, "--init-path", stopped, "--logs-path", copied)
+    start, after = variables(copied, 0), variables(copied, 1)
+    assert start[f"{KERNEL}/fp32"].tobytes() == source[KERNEL].tobytes()
+    assert start[KERNEL].tobytes() == source[KERNEL].astype(np.float16).tobytes()
+    assert np.abs(after[KERNEL] - source[KERNEL]).max() < 0.1 * np.abs(source[KERNEL]).max()
+    succeed("train", *MOMENTUM, "--iterations", 1, "--init-path", copied, "--logs-path", back)
+    assert variables(back, 0)[KERNEL].tobytes() == after[f"{KERNEL}/fp32"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "gentler"),
+    [("", "--abs-learning-rate 0.025"), ("--precision 16.16 --loss-scaling 4096", "--loss-scaling 128")],
+)
+def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentler):
+    """A checkpoint with them would be the newest, and no run could go on from it."""
+    asked = prepare(cli.parse([*MOMENTUM, *words.split(), "--iterations", "4"], "train", environ={}).options, {})
+    judge = Divergence(SimpleNamespace(run=asked, team=SimpleNamespace()), ["first"])
+    values = {KERNEL: np.ones([64, 10], np.float32), f"{KERNEL}/Momentum": np.full([64, 10], np.inf, np.float32)}
+    with pytest.raises(
+        FloatingPointError, match=f"after update 3, {KERNEL}/Momentum holds values that are not finite"
+    ) as end:
+        judge.judge_values(values, 3)
+    assert remedies(end.value, asked) == gentler.split()
