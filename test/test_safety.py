@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base import plugins
-from harness.checkpoints import find
+from harness.checkpoints import find, write
 
 ROOT = plugins.ROOT
 WORDS = (
@@ -58,10 +58,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_once(tmp_path):
     assert numbers(tmp_path / "run") == [0]
 
 
-def test_keep_going_goes_on_and_says_so_once(tmp_path):
+def test_keep_going_goes_on_and_says_so_once(tmp_path, monkeypatch):
+    """After a lost initial checkpoint, and a lost loss."""
+    whole = write._write_tensors
+
+    def with_a_full_disk_first(prefix, values):
+        if prefix.name == "ckpt-0":
+            raise OSError(28, "No space left on device")
+        whole(prefix, values)
+
+    monkeypatch.setattr(write, "_write_tensors", with_a_full_disk_first)
     result = succeed("train", *WORDS, *HOPELESS, *PERIODS, "--keep-going", "--logs-path", tmp_path / "run")
     assert len(re.findall("warning: the loss of update", result.out)) == 1
-    assert numbers(tmp_path / "run") == [0, 3, 6, 9]
+    assert len(re.findall("warning: checkpoint .*ckpt-0 cannot be written: No space left", result.out)) == 1
+    assert numbers(tmp_path / "run") == [3, 6, 9]
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
