@@ -50,7 +50,7 @@ class OpenRequest:
 
     `percentage`: the share of the shards to use, from the first on. `num_classes`: the number of classes, where the files do
     not have it. `skip_bad`: the number of unusable records and damaged places to pass over, each with a line on
-    standard error.
+    standard error. `validation_split`: the part of every class of a folder that validates instead of training.
     """
 
     data_dir: str | None = None
@@ -58,6 +58,7 @@ class OpenRequest:
     percentage: int = 100
     num_classes: int | None = None
     skip_bad: int = 0
+    validation_split: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

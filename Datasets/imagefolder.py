@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names, conversion_info, image_folder
+from Datasets.formats import class_names, conversion_info, image_folder, splits
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
 from Datasets.sources import locate
@@ -37,6 +38,11 @@ def open_imagefolder(request: OpenRequest) -> PhotographSource:
     if not classes:
         raise DataError(f"data set imagefolder: no {class_names.FILE} in {top}, which must name the classes of its shards")
     class_names.agree(classes, request.num_classes, str(top / class_names.FILE))
+    if request.validation_split:
+        raise DataError(
+            f"data set imagefolder: --validation-split {request.validation_split:g} is for folders of pictures, and {top} "
+            "has shards; leave it out, and convert with --validation"
+        )
     validation = part(shards(top, "validation"), request.percentage, least=1)
     index, held_out, tolerance = open_shards("imagefolder", train, validation, top, request)
     return _source(
@@ -58,7 +64,7 @@ CLASS_NAMES = {"imagefolder": names_of_classes}
 
 def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
     try:
-        tree = image_folder.tree(top)
+        tree = _split(image_folder.tree(top), top, request.validation_split)
     except DataError as error:
         raise DataError(f"data set imagefolder: {error}") from None
     class_names.agree(tree.classes, request.num_classes, f"the tree {top}")
@@ -68,9 +74,18 @@ def _of_tree(top: Path, request: OpenRequest) -> PhotographSource:
         tree.classes, image_folder.FileIndex(tree.train, tree.classes),
         None if tree.validation is None else image_folder.FileIndex(tree.validation, tree.classes),
         f"no pictures for validation in {' or '.join(f'{name}/' for name in image_folder.VALIDATION_FOLDERS)} of {top}; "
-        "put them there and the others in train/, let Datasets.convert take a part with --validation",
+        "put them there and the others in train/, give --validation-split, as in 0.2",
         Tolerance(request.skip_bad), tree.notes,
     )  # fmt: skip
+
+
+def _split(tree: image_folder.Listing, top: Path, fraction: float) -> image_folder.Listing:
+    """The tree, with a part of its training pictures for validation if so asked: those that Datasets.convert takes, too."""
+    if not fraction:
+        return tree
+    if tree.validation:
+        raise DataError(f"{top} has pictures for validation of its own; leave --validation-split out")
+    return splits.split_off(tree, fraction, lambda file: os.path.relpath(file, top), 0, "--validation-split")
 
 
 def _check_pictures(pictures: list[image_folder.Picture]) -> None:

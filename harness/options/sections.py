@@ -120,6 +120,12 @@ class DatasetOptions:
         check=at_least(1),
         traits=(NOT_IN_GRAPH,),
     )
+    validation_split: float = opt(
+        0.0,
+        "imagefolder: the part of every class that validates instead of training, the same pictures each time; 0 is none",
+        check=between(0, 1),
+        traits=(NOT_IN_GRAPH,),
+    )
     skip_bad_records: int = opt(
         0,
         "ImageNet: go on past so many records that cannot be used; the next good one stands in",

@@ -42,6 +42,7 @@ EVERY_RUN: tuple[Rule[Resolved], ...] = (
     data_checks.model_notes,
     data_checks.mixed_bytes,
     data_checks.photographs_only,
+    data_checks.validation_split,
     data_checks.shuffled,
     data_checks.normalised_on_device,
     device_checks.forced_statistics,

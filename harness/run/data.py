@@ -66,6 +66,7 @@ def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSour
             percentage=options.dataset_percentage_to_use,
             num_classes=options.num_classes,
             skip_bad=options.skip_bad_records,
+            validation_split=options.validation_split,
         )
     )
 

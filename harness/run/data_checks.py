@@ -68,6 +68,16 @@ def photographs_only(resolved: Resolved) -> Iterator[str]:
             yield f"{words} is ignored: {options.dataset} has no photographs"
 
 
+def validation_split(resolved: Resolved) -> None:
+    """Only a folder of pictures is split; every other data set has pictures for validation of its own."""
+    options = resolved.run.options.dataset
+    if options.validation_split and options.dataset != "imagefolder":
+        raise OptionError(
+            f"--validation-split {options.validation_split:g} is for folders of --dataset imagefolder: {options.dataset} "
+            "has pictures for validation of its own; leave it out"
+        )
+
+
 def shuffled(resolved: Resolved) -> Iterator[str]:
     """Blocks of neighbouring records are permuted, so one block is never out of order."""
     options, images = resolved.run.options.dataset, resolved.run.source.spec.train_images

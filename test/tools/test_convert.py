@@ -236,7 +236,7 @@ def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path
     assert source.spec.validation_images == 0
     with pytest.raises(
         DataError,
-        match="no pictures for validation in val/ or validation/ or test/ of .*--validation, or train with --no-validation",
+        match="no pictures for validation in val/ or validation/ or test/ of .*--validation-split, as in 0.2, or train with --no-v",
     ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
@@ -485,6 +485,34 @@ def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
         spec = opened(tmp_path / "out", name).spec
         assert (spec.num_classes, spec.train_images, spec.validation_images) == (2, 10, 2)
         assert spec.class_names == opened(tmp_path / "pets").spec.class_names
+
+
+def test_a_tree_is_split_as_a_conversion_splits(tmp_path):
+    """The same pictures validate, wherever the tree lies, and none that trains."""
+    names, per_class = ("ant", "bee"), 7
+    for name in names:
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for k in range(per_class):
+            (tmp_path / "pets" / name / f"{k}.png").write_bytes(encoded(plain_picture(ord(name[0]) + 1000 * k), "PNG"))
+    converted(tmp_path / "pets", tmp_path / "out", "--validation", 0.3)
+    (tmp_path / "pets").rename(tmp_path / "moved")
+    source = opened(tmp_path / "moved", validation_split=0.3)
+    assert (source.spec.train_images, source.spec.validation_images) == (10, 4)
+    for split, index in (("train", source._train), ("validation", source._validation)):
+        pictures = {index.payload(k) for k in range(len(index))}
+        assert {file for _, _, file in stored(tmp_path / "out", split)} == {
+            tf.train.Example.FromString(each).features.feature["image/encoded"].bytes_list.value[0] for each in pictures
+        }
+    for folder, said in ((tmp_path / "out", "is for folders of pictures, and .*out has shards; leave it out"),
+                         (_split_tree(tmp_path / "split"), "has pictures for validation of its own; leave --val")):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            opened(folder, validation_split=0.3)
+    with pytest.raises(
+        DataError, match="--validation-split 0.01 takes no picture of any class: the largest has 7; give 0.14"
+    ):
+        opened(tmp_path / "moved", validation_split=0.01)
+    refused = run("train", "--dataset", "fashion-mnist", "--validation-split", 0.1, "--dry-run")
+    assert refused.code == 2 and "is for folders of --dataset imagefolder: fashion-mnist has pictures for" in refused.err
 
 
 def test_the_same_call_gives_the_same_bytes_wherever_the_source_lies(tmp_path):

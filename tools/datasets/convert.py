@@ -23,7 +23,7 @@ from pathlib import Path
 
 from base.errors import DataError
 from base.process import command_line
-from Datasets.formats import conversion_info, image_folder
+from Datasets.formats import conversion_info, image_folder, splits
 from Datasets.formats.image_folder import BadFile, Listing
 from tools.datasets import listings, shard_writer
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         return os.path.relpath(file.absolute(), top)
 
     if arguments.validation is not None:
-        listing = listings.split_off(listing, arguments.validation, relative_path, arguments.seed)
+        listing = splits.split_off(listing, arguments.validation, relative_path, arguments.seed, "--validation")
     options = {"validation part": arguments.validation}
     plan = shard_writer.plan(listing, relative_path, arguments.seed, arguments.shards, options)
     with shard_writer.exclusive(target, plan) as unwritten:

@@ -25,7 +25,7 @@ from base.storage import input_files
 from Datasets.formats import class_names, conversion_info, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MOST_BYTES
-from tools.datasets.listings import shuffled
+from Datasets.formats.splits import shuffled
 from tools.datasets.progress import Progress
 
 PARTIAL = ".partial"

@@ -50,7 +50,7 @@ SHARED = {
         "hostside_norm": (bool, False), "standard_imagenet": (bool, False), "mixup_alpha": (float, 0.0),
         "cutmix_lambda": (float, 1.0), "cutmix_version": (int, 1), "hostside_image_mixing": (bool, False),
         "eight_bit_io": (bool, False), "dataset_percentage_to_use": (int, 100), "fused_preprocessing": (bool, False),
-        "shuffle_block": (int, 1), "skip_bad_records": (int, 0), "dataset_benchmark": (bool, False),
+        "shuffle_block": (int, 1), "skip_bad_records": (int, 0), "validation_split": (float, 0.0), "dataset_benchmark": (bool, False),
     },
     "training": {
         "micro_batch_size": (int, None), "gradient_accumulation_count": (int, 1), "global_batch_size": (int, None),
@@ -361,6 +361,7 @@ ELSEWHERE = {
     "config_path": "test_configs.py::test_a_file_like_that_of_meme",
     "release": "test_recipes.py::test_every_block_of_a_release",
     "skip_bad_records": "test_inputs.py::test_one_bad_record_too_many_is_an_error",
+    "validation_split": "test_convert.py::test_a_tree_is_split_as_a_conversion_splits",
     "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
     "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",
     "safety_ckpt_minutes": "test_safety.py::test_safety_checkpoints_change_nothing",
