@@ -65,8 +65,8 @@ def train(job: Job, saved: LoadedCheckpoint | None = None) -> None:
         start = initial_state(job, program, saved)
         profiler = UpdateProfiler(job, program, recording, done, last)
         with Validator(job, start.validated) as validator:
-            TrainingLoop(job, program, start, validator, profiler).run(last)
-            endings.finished(job, last, validator.newest, start.meter.images_per_second)
+            done = TrainingLoop(job, program, start, validator, profiler).run(last)
+            endings.finished(job, done, validator, start.meter.images_per_second)
 
 
 if __name__ == "__main__":

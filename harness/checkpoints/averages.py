@@ -48,13 +48,15 @@ def _exact(decay: float) -> str:
 
 
 def of_run(
-    folder: Path, name: str, amount: float, length: TrainingLength, finite: bool = True
+    folder: Path, name: str, amount: float, length: TrainingLength, done: int, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
-    """Write one of the `requested` averages of a finished run's checkpoints; return it, the number of these, and lines on
-    those left out: damaged ones, with `finite` those with values that are not finite, and those off the checkpoint grid."""
+    """Write one of the `requested` averages of the checkpoints of a run that has ended after `done` updates; return it, the
+    number of these, and lines on those left out: damaged ones, with `finite` those with values that are not finite, and
+    those between the points at which this call saves."""
     there = trained(find.numbered(folder))
     if name.startswith("weight_avg_N"):
-        first = round(round(length.epochs, 1) - amount, 1)  # so that the last one always counts
+        epochs = length.epochs if done == length.iterations else length.epoch(done)
+        first = round(round(epochs, 1) - amount, 1)  # so that the last one always counts
         there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.iteration), 1) >= first]
     # a run that was stopped and went on has one more there than the same run in one go
     beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.iteration)]

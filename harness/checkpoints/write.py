@@ -75,11 +75,14 @@ def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
     return Checkpoint(str(prefix))
 
 
-def tidy(folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool]) -> None:
-    """Delete, after `newest` is written, the safety checkpoints before it and all but the `count` newest others."""
+def tidy(
+    folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool], spared: str = ""
+) -> None:  # fmt: skip
+    """Delete, after `newest` is written, the safety checkpoints before it and all but the `count` newest others and the one
+    of the name `spared`."""
     earlier = [checkpoint for checkpoint in find.numbered(folder) if checkpoint.iteration < newest.iteration]
     rolling = [old for old in earlier if old.iteration and not on_grid(old.iteration) and _rolls(old)]
-    others = [old for old in earlier if old not in rolling]
+    others = [old for old in earlier if old not in rolling and old.name != spared]
     surplus = max(0, len(others) + 1 - count) if count else 0
     for old in rolling + others[:surplus]:
         delete(Path(old.prefix))

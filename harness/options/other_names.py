@@ -17,6 +17,7 @@ OTHER_NAMES = {
     "data": "--data-dir",
     "data-path": "--data-dir",
     "devices": _DEVICES,
+    "early-stopping": "--patience",
     "eval": "validation.py --restore-path RUN",
     "fp16": "--precision 16.16",
     "fp32": "--precision 32.32",

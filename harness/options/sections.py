@@ -256,6 +256,15 @@ class CheckpointOptions:
     ckpt_epochs_offset: float = opt(0.0, "first epoch with a checkpoint", check=at_least(0), traits=(LENGTH,))
     ckpt_all_instances: bool = opt(False, "every instance writes checkpoints, each in a folder of its own", bare="true")
     max_ckpts_to_keep: int | None = opt(None, "keep only the newest checkpoints (default: all)", check=at_least(1))
+    keep_best_ckpt: bool = opt(
+        False, "with --max-ckpts-to-keep, keep the checkpoint with the best validation accuracy, too", traits=(NOT_IN_GRAPH,)
+    )
+    patience: int = opt(
+        0,
+        "end the run after so many validations in a row that bring no better accuracy; 0 is off",
+        check=at_least(0),
+        traits=(NOT_IN_GRAPH,),
+    )
     safety_ckpt_minutes: float = opt(
         10.0, "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
         "replaces it; 0 is off",

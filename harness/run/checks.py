@@ -58,6 +58,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     data_checks.mixing,
     data_checks.cutmix_version,
     update_checks.averages,
+    update_checks.validations,
     data_checks.pictures_to_learn_from,
     data_checks.pictures_to_validate_on,
     update_checks.decays_of_one,

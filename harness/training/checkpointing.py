@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints import averages, find, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
@@ -25,10 +26,13 @@ INITIAL, SAFETY = "initial ", "safety "  # kinds of checkpoints, as the log name
 class Checkpointer:
     """Saves the program's variables, and whatever else a run goes on from, while training goes on."""
 
-    def __init__(self, job: Job, program: TrainingProgram, meter: Meter, calls: list[Call], divergence: Divergence) -> None:
-        """`calls`: of the run up to this one."""
+    def __init__(
+        self, job: Job, program: TrainingProgram, meter: Meter, calls: list[Call], divergence: Divergence,
+        best: Callable[[], Mapping[str, Any] | None],
+    ) -> None:  # fmt: skip
+        """`calls`: of the run up to this one; `best`: the row of the best validation so far."""
         self._job, self._program, self._meter, self._calls = job, program, meter, calls
-        self._divergence = divergence
+        self._divergence, self._best = divergence, best
         self.saved = -1  # updates that the newest checkpoint of this call has
         self._unvalidated: tuple[Checkpoint, Values] | None = None
         self._saved_at = time.monotonic()
@@ -82,6 +86,8 @@ class Checkpointer:
             **job.log.kept(iteration, stays=kind != SAFETY),
         }
 
+        best = self._best() if job.run.options.checkpoint.keep_best_ckpt else None
+        spared = best["name"] if best else ""
         model = {name: values[name] for name in self._program.state.model}
 
         def write_files() -> None:
@@ -94,7 +100,7 @@ class Checkpointer:
                 f"  fingerprint of the weights: {write.fingerprint(model)}"
             )
             most = job.run.options.checkpoint.max_ckpts_to_keep
-            write.tidy(job.folder, checkpoint, most, job.run.length.is_checkpoint)
+            write.tidy(job.folder, checkpoint, most, job.run.length.is_checkpoint, spared)
 
         self.settle()
         self._job.writer.begin(write_files)
@@ -115,14 +121,14 @@ class Checkpointer:
         if self._job.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
             self.save(done)
 
-    def averages(self) -> list[tuple[Checkpoint, Values]]:
-        """The averages of the finished run's checkpoints, saved, with their tensors."""
+    def averages(self, done: int) -> list[tuple[Checkpoint, Values]]:
+        """The averages of the checkpoints of a run that has ended after `done` updates, saved, with their tensors."""
         job, pairs = self._job, []
         for name, amount in averages.requested(job.run.options.training):
             average, values = Checkpoint(str(job.folder / name), -1), None
             if job.team.first:
                 finite = not job.run.options.training.keep_going
-                average, count, damaged = averages.of_run(job.folder, name, amount, job.run.length, finite)
+                average, count, damaged = averages.of_run(job.folder, name, amount, job.run.length, done, finite)
                 for warning in damaged:
                     job.log.note(warning)
                 job.log.note(f"Saved the average of {count} checkpoint{'s' * (count > 1)} to {average.prefix}")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.reports import plot, prediction
 from harness.training.job import Job
+from harness.training.validating import Validator
 
 
-def finished(job: Job, done: int, validated: Mapping[str, Any] | None, host_rate: float) -> None:
-    """Log the end of a call that has done what was asked. `validated`: the row of the newest checkpoint that was;
-    `host_rate`: images a second on this machine."""
+def finished(job: Job, done: int, validator: Validator, host_rate: float) -> None:
+    """Log the end of a call that has done what was asked. `host_rate`: images a second on this machine."""
     note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return
+    validated, best = validator.newest, validator.best
     if validated:
         accuracy = f"validation top-1 accuracy: {float(validated['val_acc']):.2f}%"
         final = int(validated["iteration"]) == done
         note(f"Final {accuracy}" if final else f"Newest {accuracy}, of {validated['name']}; the run has done {done} updates")
+        if float(best["val_acc"]) > float(validated["val_acc"]):
+            note(f"Best validation top-1 accuracy: {float(best['val_acc']):.2f}%, of {best['name']}")
     for line in prediction.compared(run, host_rate):
         note(line)
     if not run.options.logging.logs:
@@ -29,7 +29,7 @@ def finished(job: Job, done: int, validated: Mapping[str, Any] | None, host_rate
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder)}")
     if not job.team.first:  # instance 0's folder is the one to go on with
         return
-    if done < length.iterations:
+    if done < length.iterations and not validator.ends_run:
         note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")
         return
     if not job.saves:
@@ -37,6 +37,8 @@ def finished(job: Job, done: int, validated: Mapping[str, Any] | None, host_rate
     if run.source.spec.validation_images:
         note(f"Validate again:  {hints.command('validation', *hints.restoring(folder))}")
     longer = length.longer(run.options.training.iterations is not None)
+    if done < length.iterations:
+        longer = ["--patience", str(2 * validator.without_gain)]
     if longer:
         note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
 

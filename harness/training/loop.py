@@ -40,7 +40,7 @@ class TrainingLoop:
         self._job, self._program, self._start, self._validator, self._profiler = job, program, start, validator, profiler
         self._signals, self._mlperf, self._meter = job.signals, job.mlperf, start.meter
         self._divergence = Divergence(job, program.watched)
-        self._checkpointer = Checkpointer(job, program, start.meter, start.calls, self._divergence)
+        self._checkpointer = Checkpointer(job, program, start.meter, start.calls, self._divergence, lambda: validator.best)
         length = job.run.length
         # in this order; a signal waits for those at once, and leaves before the later ones
         self._at_once = (
@@ -55,15 +55,24 @@ class TrainingLoop:
         if job.team.group:
             job.signals.share(self._stop)
 
-    def run(self, last: int) -> None:
-        """Everything from the initial checkpoint to the end of update `last`, in host steps."""
-        done, length = self._start.updates, self._job.run.length
+    def run(self, last: int) -> int:
+        """Everything from the initial checkpoint to the end of update `last`, in host steps, or to the end of --patience.
+        Return the number of updates that the run has done."""
         self._begin()
-        self._mlperf.built(done)
-        for first, end in _isolate(length.steps(done, last), self._profiler.isolated_updates):
+        self._mlperf.built(self._start.updates)
+        done = self._advance_to(last)
+        self._finish(done)
+        return done
+
+    def _advance_to(self, last: int) -> int:
+        """Host steps up to the end of update `last`, or of --patience; the number of updates done."""
+        done = self._start.updates
+        for first, end in _isolate(self._job.run.length.steps(done, last), self._profiler.isolated_updates):
             while first < end:
-                first = self._advance(first, end)
-        self._finish(last)
+                if self._validator.ends_run:
+                    return done
+                done = first = self._advance(first, end)
+        return done
 
     def _begin(self) -> None:
         """Save the initial checkpoint of a new run. If a run that goes on ended between saving and validating its newest
@@ -168,8 +177,15 @@ class TrainingLoop:
         """The last checkpoint, validation and averages, after the last update of this call. Several instances leave
         together, where one was told to stop after the update."""
         job, total = self._job, self._job.run.length.iterations
+        complete = done == total or self._validator.ends_run
         self._profiler.finish()
-        if done < total:
+        if done < total and complete:
+            best, patience = self._validator.best, job.run.options.checkpoint.patience
+            job.log.note(
+                f"Ended after {done} of {total} updates: {patience} validation{'s' * (patience > 1)} brought no better "
+                f"accuracy than the {float(best['val_acc']):.2f}% of {best['name']}"
+            )
+        elif done < total:
             self._mlperf.ended("aborted")
             job.log.note(f"Stopped after {done} of {total} updates.")
             self._checkpointer.save_last(done)
@@ -178,10 +194,10 @@ class TrainingLoop:
             self._validator.validate(Checkpoint("final", done), self._program.values())
         self._checkpointer.settle()
         job.team.stop_together(self._signals)
-        if done == total:
+        if complete:
             self._mlperf.ended("success")
-        if done == total and job.saves:
-            for average, values in self._checkpointer.averages():
+        if complete and job.saves:
+            for average, values in self._checkpointer.averages(done):
                 self._validator.validate(average, values)
 
 

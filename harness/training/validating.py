@@ -58,7 +58,29 @@ class Validator:
             self._program.stop()
 
     @property
+    def _of_updates(self) -> list[Mapping[str, Any]]:
+        """The rows of checkpoints in order of their updates, averages aside."""
+        rows = [row for row in self.rows.values() if int(row["iteration"]) >= 0]
+        return sorted(rows, key=lambda row: int(row["iteration"]))
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The row of the checkpoint with the best accuracy, the first of equals, averages aside."""
+        return max(self._of_updates, key=lambda row: float(row["val_acc"]), default=None)
+
+    @property
+    def without_gain(self) -> int:
+        """The number of validations since the best one."""
+        best = self.best
+        return sum(int(row["iteration"]) > int(best["iteration"]) for row in self._of_updates) if best else 0
+
+    @property
+    def ends_run(self) -> bool:
+        """True if validations have brought no better accuracy for longer than --patience."""
+        patience = self._job.run.options.checkpoint.patience
+        return bool(patience) and self.without_gain >= patience
+
+    @property
     def newest(self) -> Mapping[str, Any] | None:
         """The row of the newest checkpoint that was validated, averages aside."""
-        rows = [row for row in self.rows.values() if int(row["iteration"]) >= 0]
-        return max(rows, key=lambda row: int(row["iteration"]), default=None)
+        return next(reversed(self._of_updates), None)

@@ -68,7 +68,7 @@ SHARED = {
     },
     "checkpoint": {
         "ckpts_per_epoch": (int, 1), "epochs_per_ckpt": (int, 0), "ckpt_epochs_offset": (float, 0.0),
-        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "safety_ckpt_minutes": (float, 10.0), "validation": (bool, True),
+        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "keep_best_ckpt": (bool, False), "patience": (int, 0), "safety_ckpt_minutes": (float, 10.0), "validation": (bool, True),
         "valid_batch_size": (int, None), "latency": (bool, False),
     },
     "device": {
@@ -381,6 +381,8 @@ ELSEWHERE = {
     "variable_filter": "test_finetune.py::test_only_what_the_filter_names_moves",
     "stop_after": "test_train.py::test_stop_and_restore_gives_the_same_bits",
     "data_dir": "test_bad_input.py::test_damaged_data",
+    "keep_best_ckpt": "test_train.py::test_a_run_ends_when_patience_does_and_keeps_its_best",
+    "patience": "test_train.py::test_a_run_ends_when_patience_does_and_keeps_its_best",
     "max_ckpts_to_keep": "test_train.py::test_checkpoint_and_validation_points",
     "validation": "test_train.py::test_checkpoint_and_validation_points",
     "repeat": "test_train.py::test_validation_of_one_checkpoint",

@@ -266,6 +266,38 @@ def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validate
     assert ([row["name"] for row in rows(path)] if path.exists() else []) == validated
 
 
+def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):
+    """With a rate that changes no answer the first validation is the best one, and the second one after it the last."""
+    words = "--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --batch-size 125 --epochs 9 --seed 7".split()
+    words += "--abs-learning-rate 1e-12 --weight-decay 0".split()
+    ending = ("--patience", 2, "--keep-best-ckpt", "--max-ckpts-to-keep", 1, "--weight-avg-N", 1)
+    result = succeed("train", *words, *ending, "--log-dir", tmp_path)
+    folder, said = result.folder, "Ended after 30 of 90 updates: 2 validations brought no better accuracy than the "
+    assert said in result.out and f"restore.py --restore-path {folder} --patience 4" in result.out
+    assert sorted(path.stem for path in folder.glob("ckpt-*.index")) == ["ckpt-10", "ckpt-30"]
+    names = ["ckpt-10", "ckpt-20", "ckpt-30", "weight_avg_N_1"]
+    assert [row["name"] for row in rows(folder / "validation.csv")] == names
+    again = succeed("restore", "--restore-path", folder)
+    assert said in again.out and [row["name"] for row in rows(folder / "validation.csv")] == names
+    further = succeed("restore", "--restore-path", folder, "--patience", 3)
+    assert "Ended after 40 of 90 updates: 3 validations brought" in further.out
+    assert sorted(path.stem for path in folder.glob("ckpt-*.index")) == ["ckpt-10", "ckpt-40"]
+
+
+def test_options_that_go_by_validation_need_some(tmp_path):
+    for words, why in (
+        (
+            "--patience 2 --no-validation",
+            "--patience 2 goes by the accuracy of validation, and --no-validation leaves that out",
+        ),
+        ("--keep-best-ckpt --max-ckpts-to-keep 2 --ckpts-per-epoch 0", "and --ckpts-per-epoch 0 writes no checkpoints"),
+    ):
+        refused = run("train", *SMALL, "--batch-size", 8, "--iterations", 2, *words.split(), "--dry-run")
+        assert refused.code == 2 and why in refused.err
+    noted = run("train", *SMALL, "--batch-size", 8, "--iterations", 2, "--keep-best-ckpt", "--dry-run")
+    assert noted.code == 0 and "--keep-best-ckpt changes nothing" in noted.out
+
+
 def test_iterations_are_exact_and_the_batch_may_exceed_the_data(tmp_path):
     result = succeed("train", "--dataset", "cifar-10", "--generated-data", "--model-size", 8, "--batch-size", 2, "--iterations", 10,
                      "--batches-per-step", 4, "--log-dir", tmp_path, "--no-validation")  # fmt: skip
