@@ -8,11 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from Datasets._spec import ReadRequest
+from Datasets.formats import preprocessing
 
-_CHANNEL_MEAN = (123.68, 116.78, 103.94)
-_UNIT_MEAN = (0.485, 0.456, 0.406)
-_UNIT_DEVIATION = (0.229, 0.224, 0.225)
-_SYMMETRIC_MIDDLE, _SYMMETRIC_SCALE = 127.0, 128.0  # of EfficientNet-Lite
 _FRAME = 4  # zeros on every side before the random crop
 
 
@@ -38,6 +35,15 @@ def mean_and_scale(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _standardised(image: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return (tf.cast(image, tf.float32) - mean[:, None, None, None]) * scale[:, None, None, None]
+
+
+def standardise_in_floats(image: tf.Tensor) -> tf.Tensor:
+    """The same in FP32 alone, within its rounding, for runtimes that have neither 64-bit whole numbers nor FP64."""
+    pixels = tf.cast(image, tf.float32)
+    centred = pixels - tf.reduce_mean(pixels, [1, 2, 3], keepdims=True)
+    least = float(image.shape[1] * image.shape[2] * image.shape[3]) ** -0.5
+    deviation = tf.sqrt(tf.reduce_mean(tf.square(centred), [1, 2, 3], keepdims=True))
+    return centred / tf.maximum(deviation, least)
 
 
 class Cuts(NamedTuple):
@@ -130,7 +136,7 @@ def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
 
 def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     if request.symmetric_normalise:
-        return (image - _SYMMETRIC_MIDDLE) * (1 / _SYMMETRIC_SCALE)
+        return (image - preprocessing.SYMMETRIC_MIDDLE) * (1 / preprocessing.SYMMETRIC_SCALE)
     if request.unit_normalise:
-        return (image / 255.0 - tf.constant(_UNIT_MEAN)) / tf.constant(_UNIT_DEVIATION)
-    return image - tf.constant(_CHANNEL_MEAN)
+        return (image / 255.0 - tf.constant(preprocessing.UNIT_MEAN)) / tf.constant(preprocessing.UNIT_DEVIATION)
+    return image - tf.constant(preprocessing.CHANNEL_MEAN)

@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.errors import DataError
-from Datasets.formats import image_headers
+from Datasets.formats import image_headers, preprocessing
 from Datasets.pipeline import augmentation
 
-_CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
 LONGEST = 32  # times the shorter side: of what the whole picture is resized from
 
 
@@ -87,7 +86,7 @@ def central_crop(image: tf.Tensor, side: int) -> tf.Tensor:
     image = _bounded_aspect(image)
     shape = tf.shape(image)[:2]
     shorter = tf.reduce_min(shape)
-    height, width = tf.unstack((shape * int(side * _CENTRAL) + shorter // 2) // shorter)  # rounded
+    height, width = tf.unstack((shape * int(side * preprocessing.CENTRAL) + shorter // 2) // shorter)  # rounded
     resized = augmentation.resize(image[None], height, width)[0]
     top, left = (height - side) // 2, (width - side) // 2
     return resized[top : top + side, left : left + side]

@@ -21,7 +21,7 @@ from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import SaveError
 from harness.commands import cli, compile_only, describe
 from harness.commands.cli import Parsed
-from harness.evaluation import input_benchmark
+from harness.evaluation import inference_record, input_benchmark
 from harness.options import sources
 from harness.options.sections import with_trait
 from harness.processes.heartbeat import WorkerError
@@ -65,7 +65,7 @@ def start(
         return None
     notes = (*parsed.notes, *origin.notes(parsed.options))
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
-    run = replace(run, notes=(*run.notes, *_other_names(run, origin.recorded)))
+    run = replace(run, notes=(*run.notes, *_other_names(run, origin)))
     warnings = origin.check(run)
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
@@ -158,10 +158,12 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
         raise CheckpointError(f"{lost} give them again, as --model, --dataset and --config")
 
 
-def _other_names(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+def _other_names(run: Run, origin: Origin) -> list[str]:
     """A line where the classes are called otherwise, or come in another order, than those that the weights know."""
-    if not other_class_names(recorded, run.source.spec):
+    if not other_class_names(origin.recorded, run.source.spec):
         return []
+    if run.options.checkpoint.predict and inference_record.recorded_names(origin.folder, origin.recorded):
+        return ["the classes are named as in the training; in the data they have other names, or another order"]
     return [
         "warning: the classes have other names, or another order, than in the training: what was learnt is of the others"
     ]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from base.process import tf_runtime
-from Datasets.formats import class_names
-from harness.checkpoints import compatibility, find, read, run_record
+from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.evaluation import inference_record
 from harness.reports import profile
-from harness.run.arguments import CLASSES
 from harness.run.run import Run
 from log import RunLog
 
@@ -41,6 +40,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
     """The most probable classes of every photograph, as the checkpoint with these tensors has it."""
+    names = inference_record.names(run, checkpoint)
     tf_runtime.import_tensorflow()
     from Datasets.pipeline import image_files
     from harness.programs.build import prediction_program
@@ -53,7 +53,6 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
         compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
         program.rewind()
-        names = _names(run, checkpoint)
         log.note(
             f"Predictions of {run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels:"
         )
@@ -61,12 +60,6 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
             log.note(table(path, program.step(k, k + 1)["probabilities"], names))
     finally:
         program.close()
-
-
-def _names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The names of the classes; () where those that the training knew are not at hand: ImageNet's are not theirs."""
-    recorded = run_record.arguments(find.run_folder(Path(checkpoint.prefix))).get(CLASSES)
-    return () if recorded and not run.source.spec.class_names else class_names.of(run.source.spec)
 
 
 def table(path: str, probabilities: np.ndarray, names: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from base.fields import LARGEST_COUNT, brief
@@ -73,7 +73,7 @@ _DERIVED: Mapping[str, Rule] = {
     **dict.fromkeys((RUN_ID, CLASSES, RECORDS, "name", "command", "summary_str", "checkpoint_path"), TEXT),
     **dict.fromkeys(("datetime", "hostname", "restored_from"), TEXT),
     CALLS: PAIRS,
-    **dict.fromkeys(("instance_folders", "wd_exclude"), _TEXTS),
+    **dict.fromkeys(("instance_folders", "wd_exclude", "classes"), _TEXTS),
 }  # fmt: skip
 
 
@@ -120,8 +120,12 @@ def data_identity(source: DataSource) -> dict[str, Any]:
 
 def names_digest(spec: DataSpec) -> str | None:
     """Return the digest of a data set's class names in their order; None if they are not known."""
-    names = json.dumps(spec.class_names).encode()
-    return hashlib.blake2b(names, digest_size=8).hexdigest() if spec.class_names else None
+    return digest_of(spec.class_names) if spec.class_names else None
+
+
+def digest_of(names: Sequence[str]) -> str:
+    """Return the digest of class names in their order."""
+    return hashlib.blake2b(json.dumps(names).encode(), digest_size=8).hexdigest()
 
 
 def other_class_names(recorded: Mapping[str, Any], spec: DataSpec) -> bool:

@@ -14,6 +14,7 @@ from base.storage import locks
 from harness.checkpoints import write
 from harness.checkpoints.write import SaveError, Writer
 from harness.commands import run_log
+from harness.evaluation import inference_record
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.reports import mlperf, profile
@@ -65,4 +66,6 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
     log = run_log.opened(run, own, None if saved else values, head, console=tells, wandb=wandb)
     if not saved:
         folders.keep_options(run, folder, values)
+    if logging.logs and folders.writes(run):
+        inference_record.keep(run, folder, resumed=saved is not None)
     return log

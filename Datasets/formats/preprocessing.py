@@ -1,0 +1,54 @@
+"""The preparation of one picture for a network: its constants, and its description for programs that do the same without
+this project. No TensorFlow; the arithmetic is in `Datasets/pipeline` (augmentation.py, decoding.py, image_files.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from Datasets._spec import DataSpec, ReadRequest
+
+CHANNEL_MEAN = (123.68, 116.78, 103.94)  # of pixels from 0 to 255, red, green and blue
+UNIT_MEAN = (0.485, 0.456, 0.406)  # of pixels from 0 to 1
+UNIT_DEVIATION = (0.229, 0.224, 0.225)
+SYMMETRIC_MIDDLE, SYMMETRIC_SCALE = 127.0, 128.0  # of EfficientNet-Lite
+CENTRAL = 256 / 224  # evaluation: the shorter side is this times the crop's
+
+
+def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
+    """Return the way from a decoded picture, uint8 RGB, to the numbers that the network takes, as an object of JSON: the
+    sides of "resize" in pixels, then "normalisation", value = (pixel - mean) / deviation with pixels from 0 to 255."""
+    resize, normalisation = (_small, _of_each) if spec.standardised else (_photograph, _constant)
+    return {
+        "resize": resize(spec, request),
+        "normalisation": normalisation(request),
+        "side": request.image_size,
+        "channels": 4 if request.fused else 3,
+        "channel_order": "RGB and a channel of zeros" if request.fused else "RGB",
+    }
+
+
+def _photograph(_: DataSpec, request: ReadRequest) -> dict[str, Any]:
+    return {"shorter_side": int(request.image_size * CENTRAL), "method": "bilinear", "crop": "central"}
+
+
+def _small(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
+    """Sets of small pictures: the largest square in the middle, in the set's frame of zeros."""
+    side = spec.image_size or request.image_size
+    return {
+        "crop": "largest central square", "square": side - 2 * spec.frame, "method": "area", "frame_of_zeros": spec.frame,
+        "enlarged_after_normalisation": request.image_size != side,
+    }  # fmt: skip
+
+
+def _of_each(_: ReadRequest) -> dict[str, Any]:
+    return {"kind": "of each picture", "mean": "the picture's", "deviation": "the picture's, at least 1 / sqrt(its numbers)"}
+
+
+def _constant(request: ReadRequest) -> dict[str, Any]:
+    if request.symmetric_normalise:
+        mean, deviation = (SYMMETRIC_MIDDLE,) * 3, (SYMMETRIC_SCALE,) * 3
+    elif request.unit_normalise:
+        mean, deviation = ([round(255 * x, 3) for x in each] for each in (UNIT_MEAN, UNIT_DEVIATION))
+    else:
+        mean, deviation = CHANNEL_MEAN, (1.0,) * 3
+    return {"kind": "constant", "mean": list(mean), "deviation": list(deviation)}

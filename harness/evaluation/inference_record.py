@@ -1,0 +1,80 @@
+"""inference.json in a run's folder: the names of the classes that its weights know and the preparation of their pictures, so
+that the run needs its data no more to name what a photograph shows. The network's switches are in arguments.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from base import bounds
+from base.storage import files, input_files
+from Datasets.formats import class_names, preprocessing
+from harness.checkpoints import find, npz_weights, run_record
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.run.arguments import CLASSES, digest_of, names_digest
+from harness.run.run import Run
+
+FILE = "inference.json"
+NAMES = "classes"  # the entry with the names in the order of the labels; in the options of a .npz file, too
+_MOST_BYTES = 64 << 20  # the names of some hundred thousand classes
+
+
+def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    """Return the content of the file: the names, () where nobody has any, and `preprocessing.described`."""
+    return {NAMES: list(names), "preprocessing": preprocessing.described(run.source.spec, run.request(1))}
+
+
+def keep(run: Run, folder: Path, resumed: bool) -> None:
+    """Writes the file of a run that begins; of a `resumed` one where an earlier version wrote none and the data have the
+    classes that the weights know."""
+    if resumed and (os.path.lexists(folder / FILE) or _others_known(run, folder)):
+        return
+    text = json.dumps(described(run, class_names.of(run.source.spec)), indent=1, ensure_ascii=False)
+    files.write_atomically(folder / FILE, text + "\n")
+
+
+def _others_known(run: Run, folder: Path) -> bool:
+    known = run_record.arguments(folder).get(CLASSES)
+    return known not in (None, names_digest(run.source.spec))
+
+
+def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the names of the classes that a checkpoint knows: the recorded ones, or without a record those of the data. ()
+    where those that the training knew are not at hand: ImageNet's are not theirs. CheckpointError for a record that is not
+    this network's."""
+    folder = find.run_folder(Path(checkpoint.prefix))
+    recorded = run_record.arguments(folder)
+    known = recorded_names(folder, recorded)
+    if known:
+        _check(known, recorded.get(CLASSES), run.source.spec.num_classes, folder)
+        return known
+    return () if recorded.get(CLASSES) and not run.source.spec.class_names else class_names.of(run.source.spec)
+
+
+def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names beside the weights of a run's folder, or with those of a .npz file, whose options are `recorded`."""
+    if npz_weights.located(folder):
+        return tuple(recorded.get(NAMES) or ())
+    try:
+        content = bounds.json_value(input_files.content(folder / FILE, _MOST_BYTES))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / FILE} cannot be read: {bounds.reason(error)}; {_REMEDY}") from None
+    found = content.get(NAMES) if isinstance(content, dict) else None
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise CheckpointError(f"{folder / FILE} is damaged: '{NAMES}' must be a list of names; {_REMEDY}")
+    return tuple(found)
+
+
+_REMEDY = "put it back as the run wrote it, or delete it to do without its names"
+
+
+def _check(known: tuple[str, ...], digest: str | None, count: int, folder: Path) -> None:
+    if len(known) != count:
+        raise CheckpointError(f"{folder / FILE} names {len(known)} classes, and the network tells {count} apart; {_REMEDY}")
+    if digest not in (None, digest_of(known)):
+        raise CheckpointError(f"{folder / FILE} has other classes than the run recorded in its arguments; {_REMEDY}")

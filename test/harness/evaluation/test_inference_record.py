@@ -1,0 +1,97 @@
+"""A run names what a photograph shows without its data, and by the names that its weights know."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import run, succeed
+
+from harness.evaluation import inference_record
+
+NAMES = ["ant", "bee", "größe"]
+
+
+def write_tree(top: Path, names: list[str]) -> Path:
+    """Four pictures of every class."""
+    draw = np.random.default_rng(1)
+    for name in names:
+        (top / name).mkdir(parents=True)
+        for k in range(4):
+            Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)).save(top / name / f"{k}.png")
+    return top
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory) -> Path:
+    """A folder with a run, a photograph, and no data: they were moved away."""
+    top = tmp_path_factory.mktemp("record")
+    data = write_tree(top / "data", NAMES)
+    words = "--dataset imagefolder --model resnet --model-size 10 --image-size 32 --precision 32.32 --batch-norm"
+    rest = "--iterations 1 --micro-batch-size 4 --seed 3 --abs-learning-rate 0.01 --no-validation"
+    succeed("train", *words.split(), *rest.split(), "--data-dir", data, "--logs-path", top / "run")
+    shutil.move(data / "ant" / "0.png", top / "photo.png")
+    shutil.rmtree(data)
+    return top
+
+
+def shown(out: str) -> list[str]:
+    """The names of a table of predictions, sorted."""
+    return sorted(re.findall(r"%  (.+)", out))
+
+
+def test_the_classes_are_named_after_the_data_are_gone(moved):
+    out = succeed("validation", "--restore-path", moved / "run", "--predict", moved / "photo.png").out
+    assert shown(out) == NAMES
+    without = shutil.copytree(moved / "run", moved / "without")
+    (without / "inference.json").unlink()
+    out = succeed("validation", "--restore-path", without, "--predict", moved / "photo.png").out
+    assert shown(out) == ["class 0", "class 1", "class 2"]
+
+
+def test_other_data_do_not_rename_what_the_weights_know(moved, tmp_path):
+    other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
+    out = succeed("validation", "--restore-path", moved / "run", "--data-dir", other, "--predict", moved / "photo.png").out
+    assert shown(out) == NAMES and "named as in the training; in the data they have other names" in out
+
+
+def test_a_run_that_goes_on_keeps_the_names_that_its_weights_know(moved, tmp_path):
+    folder = shutil.copytree(moved / "run", tmp_path / "run")
+    other = write_tree(tmp_path / "other", ["ant", "bee", "zebra"])
+    before = (folder / "inference.json").read_bytes()
+    succeed("restore", "--restore-path", folder, "--data-dir", other, "--iterations", 2)
+    assert (folder / "inference.json").read_bytes() == before
+    (folder / "inference.json").unlink()  # as an earlier version leaves it
+    succeed("restore", "--restore-path", folder, "--data-dir", other, "--iterations", 3)
+    assert not (folder / "inference.json").exists()
+    succeed("restore", "--restore-path", folder, "--data-dir", write_tree(tmp_path / "same", NAMES), "--iterations", 4)
+    assert (folder / "inference.json").read_bytes() == before
+
+
+def test_the_preparation_of_pictures_is_recorded(moved):
+    recorded = json.loads((moved / "run" / "inference.json").read_text())["preprocessing"]
+    assert recorded["side"] == 32 and recorded["channels"] == 3
+    assert recorded["resize"] == {"shorter_side": 36, "method": "bilinear", "crop": "central"}
+    assert recorded["normalisation"]["mean"] == [123.68, 116.78, 103.94]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"classes": ["ant", "bee", "wasp"]}', "has other classes than the run recorded"),
+        ('{"classes": ["ant", "bee"]}', "names 2 classes, and the network tells 3 apart"),
+        ('{"classes": "ant"}', "'classes' must be a list of names"),
+        ("[" * 100, "cannot be read"),
+        ("", "cannot be read"),
+    ],
+)
+def test_a_damaged_record_is_named(moved, tmp_path, content, said):
+    folder = shutil.copytree(moved / "run", tmp_path / "run")
+    (folder / inference_record.FILE).write_text(content)
+    result = run("validation", "--restore-path", folder, "--predict", moved / "photo.png")
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
