@@ -268,8 +268,8 @@ def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validate
 
 def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):
     """With a rate that changes no answer the first validation is the best one, and the second one after it the last."""
-    words = "--precision 32.32 --dataset cifar-10 --model-size 8 --group-norm --batch-size 125 --epochs 9 --seed 7".split()
-    words += "--abs-learning-rate 1e-12 --weight-decay 0".split()
+    words = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", 8, "--group-norm", "--batch-size", 125,
+             "--epochs", 9, "--seed", 7, "--abs-learning-rate", 1e-12, "--weight-decay", 0)  # fmt: skip
     ending = ("--patience", 2, "--keep-best-ckpt", "--max-ckpts-to-keep", 1, "--weight-avg-N", 1)
     result = succeed("train", *words, *ending, "--log-dir", tmp_path)
     folder, said = result.folder, "Ended after 30 of 90 updates: 2 validations brought no better accuracy than the "
