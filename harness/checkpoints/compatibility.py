@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from base.fields import brief
 from emulator.plan import checkpoint_tensors
 from emulator.plan.checkpoint_tensors import STEP, CheckpointTensor
 from emulator.plan.precision import Format
-from harness.checkpoints import find, read, slots
+from harness.checkpoints import find, read, run_record, slots
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.slots import SlotUnits
-from harness.options.catalogue import LARGEST
+from harness.options.catalogue import LARGEST, shown
 from harness.options.update_rules import UPDATE_RULES
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ def check_beginning(run: Run, path: Path) -> None:
 def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the tensors of --init-path that a new run begins with, and lines on those that begin anew or were converted.
     CheckpointError for tensors of another network, or of no use."""
-    anew = left_out(of_values(values), run, source)
+    try:
+        anew = left_out(of_values(values), run, source)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
     others = slots.of_another_rule(values, before, now)
     taken = slots.converted(without(values, [*anew, *others]), before, now, source)
@@ -101,6 +105,18 @@ def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) ->
     if others:
         lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {before.optimiser}")
     return taken, lines
+
+
+def _differing_options(run: Run, source: Checkpoint) -> str:
+    """The end of an error: the options of the network that are not as those weights' training recorded them."""
+    recorded = run_record.options(find.run_folder(Path(source.prefix)))
+    own = {"model": run.options.main.model, **vars(run.options.model)}
+    other = [
+        f"{name} {shown(recorded[name])}, not {shown(value)}"
+        for name, value in own.items()
+        if recorded.get(name) not in (None, value)
+    ]
+    return f" ({brief('; '.join(other))})" if other else ""
 
 
 def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:

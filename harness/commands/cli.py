@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from base import plugins
 from base.errors import OptionError
 from base.fields import HINT, brief
+from harness.checkpoints import find, run_record
+from harness.checkpoints.checkpoint import CheckpointError
 from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.options.configs import Block
 from harness.options.exclusive import EXCLUSIVE, check_exclusive, losers
@@ -30,11 +33,13 @@ from harness.options.sources import (
     recorded_layer,
     tokens,
     universe,
+    value_of,
 )
 from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
 
+NORMALISATION = ("symmetric_input", "normalise_input")  # of pictures, which weights are trained for
 WITHOUT_EFFECT = "recorded, without effect on the emulated arithmetic"  # and of interest to the planner
 
 
@@ -61,6 +66,11 @@ def parse(
     notes: list[str] = []
     origin = f"{RECORDED} ({record})" if record else RECORDED
     main, block = _main_values(argv, script, recorded, origin)
+    begins_with = _chosen(argv, block, "init_path") if script == "train" and not recorded else None
+    if begins_with:
+        recorded = _network_of(begins_with, main["model"], _chosen(argv, block, "model_size"))
+        origin = f"--init-path {begins_with}"
+        main, block = _main_values(argv, script, recorded, origin)
     if "config_path" in main and "config" not in main:
         notes.append(f"--config-path {main['config_path'].raw} is not read: --config NAME chooses a block of it")
     model = plugins.load("Models", main["model"].raw, main["model"].where)
@@ -78,8 +88,41 @@ def parse(
         _complete_block(block, values, sources, notes)
     if not values.get("help"):
         _model_defaults(model, known, values, sources, lost, environ)
+    if begins_with:
+        notes += _taken_over(known, values, sources, origin)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
     return Parsed(options, tuple(notes + _hint_notes(known, values, sources)), known)
+
+
+def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
+    """The value of an option of train.py, from the command line or else the configuration."""
+    entry = block.entries.get(name) if block else None
+    return value_of(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
+
+
+def _network_of(weights: str, chosen: Given, size: str | None) -> dict[str, Any]:
+    """The options of the network that the weights were trained in, and of its pictures' normalisation; none where nothing
+    tells them, or where this call chooses another model, be it by the size that it gives to the usual one."""
+    recorded: dict[str, Any] = {}
+    with suppress(CheckpointError):  # which is told of when they are read
+        recorded = run_record.options(find.run_folder(Path(weights)))
+    other_size = size is not None and size.upper() != str(recorded.get("model_size")).upper()
+    if not recorded.get("model") or (other_size if chosen.where == "default" else chosen.raw != recorded["model"]):
+        return {}
+    own = {field.name for field in dataclasses.fields(plugins.load("Models", recorded["model"]).Options)}
+    return {name: value for name, value in recorded.items() if name in {"model", *own, *NORMALISATION}}
+
+
+def _taken_over(
+    known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str], origin: str
+) -> list[str]:  # fmt: skip
+    """A line on the options that are those of the weights to begin with, and not the usual ones."""
+    words = [
+        f"{name} {shown(values[name])}"
+        for name, source in sources.items()
+        if source == origin and values[name] != known.options[name].default
+    ]
+    return [f"as {origin} was trained: {', '.join(words)}"] if words else []
 
 
 def _complete_block(block: Block, values: dict[str, Any], sources: dict[str, str], notes: list[str]) -> None:

@@ -313,3 +313,20 @@ def test_a_filter_that_matches_nothing():
     with pytest.raises(OptionError) as error:
         prepared("--variable-filter fc1 dnese")
     assert str(error.value).startswith("--variable-filter dnese: no trained variable's name contains it")
+
+
+def test_the_network_of_the_weights_is_taken_over_unless_the_call_says_otherwise(trained, tmp_path):
+    """The switches of published weights, and of a run's; what differs is named where they do not fit."""
+    photographs = ("--dataset", "imagenet", "--generated-data", "--iterations", "1", "--dry-run")
+    shown = succeed("train", "--init-path", "efficientnet-lite0", *photographs).out
+    assert "as --init-path efficientnet-lite0 was trained: " in shown and "se no, symmetric_input yes" in shown
+    assert "EfficientNet-B0_bs4_BN" in shown
+    for words, differing in (
+        ("--model resnet", "model efficientnet, not resnet"),
+        ("--model efficientnet --se", "se no, not yes"),
+    ):
+        refused = run("train", "--init-path", "efficientnet-lite0", *words.split(), *photographs)
+        assert refused.code == 2 and f"the model options that it was trained with ({differing}" in refused.err
+    (tmp_path / "c.yml").write_text(f"again:\n  init_path: {trained}\n  dataset: fashion-mnist\n  iterations: 1\n")
+    again = succeed("train", "--config-path", tmp_path / "c.yml", "--config", "again", "--dry-run").out
+    assert f"as --init-path {trained} was trained: " in again and "model_size 8" in again
