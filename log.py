@@ -129,6 +129,12 @@ def check_no_run(folder: Path) -> None:
         raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
 
 
+def forget_unsaved(folder: Path) -> None:
+    """Removes the record, the log and the rows of a run that has saved nothing. No other process may write in the folder."""
+    for name in ("log.txt", *_TABLES, *_REPLACED):
+        (folder / name).unlink(missing_ok=True)
+
+
 def check_writable(folder: Path, goes_on: bool = False) -> None:
     """NotRegular for what stands in the way of a file that a run writes into its folder. `goes_on`: a link or a pipe in the
     place of its rows gives way to rows made anew."""

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands import entry, hints
+from harness.commands import autoresume, entry, hints
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.training import endings
@@ -33,8 +33,12 @@ def main(argv: list[str]) -> int:
     """A new run; with --restore-path, the same as restore.py. A signal says how to make the call again."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
         path = entry.restore_path(argv, "train")
-        if path is None:
+        repeated = autoresume.folder_of_run(argv, "train") if path is None else None
+        if path is None and repeated is None:
             return launch(argv, "train", NewRun())
+    if repeated is not None:
+        with hints.repeatable("train", argv, "The run is as it was.", "Go on"):
+            return launch(argv, "train", SavedRun(repeated, argv, "train", repeated=True))
     with hints.going_on("train", argv):
         return launch(argv, "train", SavedRun(Path(path), argv, "train"))
 
@@ -43,6 +47,9 @@ def launch(argv: list[str], script: str, origin: NewRun | SavedRun) -> int:
     """The run that the call asks for, by all instances of a team."""
     run = entry.start(argv, script, origin)
     if run is None:  # the call asked for help, a dry run, a summary or the like, and has been answered
+        return 0
+    if origin.is_complete(run):
+        print(f"The run in {origin.folder} is complete, after {origin.updates} updates; a larger --epochs extends it")
         return 0
     run, saved = origin.read(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:

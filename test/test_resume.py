@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
-from runs import Row, assert_same_bits, covering, succeed, timeless, variables
+from runs import Row, assert_same_bits, covering, run, succeed, timeless, variables
+
+from base.storage import locks
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
@@ -68,3 +72,35 @@ def test_the_grid_names_every_choice():
     assert set(AXES["optimiser"]) == set(choices)
     precisions = DeviceOptions.__dataclass_fields__["precision"].metadata["choices"]
     assert {precision.split()[0] for precision in AXES["precision"]} == set(precisions)
+
+
+# --- The same call again ---------------------------------------------------------------------------------------
+
+
+def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
+    """As a scheduler repeats it: after a kill before the first checkpoint, after a stop, and after the end."""
+    words = ("--precision", "32.32", "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--seed", 3,
+             "--iterations", 9, "--log-freq", 3, "--batches-per-step", 3, "--weight-avg-exp", 0.5)  # fmt: skip
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    succeed("train", *words, "--logs-path", whole)
+    folder.mkdir()
+    for name in ("arguments.json", "log.txt", "training.csv"):  # left by a process that had no time for a checkpoint
+        shutil.copy(whole / name, folder / name)
+    call = ("train", *words, "--logs-path", folder, "--autoresume")
+    assert "Stopped after 4 of 9 updates" in succeed(*call, "--stop-after", 4).out
+    assert f"The run in {folder} is complete, after 4 updates" in succeed(*call, "--stop-after", 4).out
+    gone_on = succeed(*call).out
+    assert "Restoring training from latest checkpoint" in gone_on and "overridden" not in gone_on
+    assert_same_bits(variables(whole, 9), variables(folder, 9))
+    assert timeless(whole / "validation.csv") == timeless(folder / "validation.csv")
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    assert succeed(*call).out == f"The run in {folder} is complete, after 9 updates; a larger --epochs extends it\n"
+    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    (folder / "ckpt" / "weight_avg_exp_0.5.index").unlink()  # as a kill before the average leaves the run
+    succeed(*call)
+    assert (folder / "ckpt" / "weight_avg_exp_0.5.index").exists()
+    assert "overridden: iterations = 12" in succeed(*call, "--iterations", 12).out
+    refused = run("train", *words, "--autoresume")
+    assert refused.code == 2 and "--autoresume needs --logs-path" in refused.err
+    with locks.held(folder):
+        assert "is being written by another process" in run(*call, "--iterations", 15).err

@@ -9,6 +9,7 @@ ENCODED = "image/encoded"
 LABEL = "image/class/label"
 TEXT = "image/class/text"
 BOX_EDGES = tuple(f"image/object/bbox/{edge}" for edge in ("ymin", "xmin", "ymax", "xmax"))
+_BYTES_LIST, _INT64_LIST = 1, 3  # fields of tf.train.Feature
 UNPARSED = "it is no tf.train.Example"
 
 
@@ -22,16 +23,29 @@ class Example(NamedTuple):
 
 
 def serialised(encoded: bytes, label: int, text: str) -> bytes:
-    """A file's bytes as they are, its label from 1 and the class's name; the same bytes for the same picture."""
-    import tensorflow.compat.v1 as tf
-
+    """A file's bytes as they are, its label from 1 and the class's name; the same bytes for the same picture, those of
+    protobuf's deterministic serialisation. Written out here, as a look at the data must not wait for TensorFlow."""
     features = {
-        ENCODED: tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
-        LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-        TEXT: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()])),
+        LABEL: _field(_INT64_LIST, _field(1, _varint(label))),
+        TEXT: _field(_BYTES_LIST, _field(1, text.encode())),
+        ENCODED: _field(_BYTES_LIST, _field(1, encoded)),
     }
-    example = tf.train.Example(features=tf.train.Features(feature=features))
-    return example.SerializeToString(deterministic=True)  # features have no order of their own
+    entries = (_field(1, name.encode()) + _field(2, feature) for name, feature in sorted(features.items()))
+    return _field(1, b"".join(_field(1, entry) for entry in entries))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message that holds bytes, a message, or packed numbers."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """A number from 0 on in protobuf's seven bits a byte, the lowest ones first."""
+    parts = []
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
 
 
 def parse(payload: bytes) -> Example | None:

@@ -66,7 +66,7 @@ def parse(
     notes: list[str] = []
     origin = f"{RECORDED} ({record})" if record else RECORDED
     main, block = _main_values(argv, script, recorded, origin)
-    begins_with = _chosen(argv, block, "init_path") if script == "train" and not recorded else None
+    begins_with = _chosen(argv, block, "init_path") if not recorded else None
     if begins_with:
         recorded = _network_of(begins_with, main["model"], _chosen(argv, block, "model_size"))
         origin = f"--init-path {begins_with}"

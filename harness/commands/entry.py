@@ -132,6 +132,11 @@ def value_of(argv: list[str], option: str, script: str) -> str | None:
     return sources.value_of(argv, option, script)
 
 
+def is_given(argv: list[str], switch: str, script: str) -> bool:
+    """Return whether a switch is on the command line, before the others are known."""
+    return sources.is_given(argv, switch, script)
+
+
 def restore_path(argv: list[str], script: str) -> str | None:
     """The value of --restore-path."""
     return value_of(argv, "restore_path", script)

@@ -318,6 +318,12 @@ class LoggingOptions:
     logs_path: str | None = opt(
         None, "the run folder itself, instead of a generated name below log-dir", traits=(ONE_CALL, PER_INSTANCE)
     )
+    autoresume: bool = opt(
+        False,
+        "with --logs-path: begin the run there, go on with the one that is there, or leave it if it is complete",
+        scripts=("train",),
+        traits=(ONE_CALL, NOT_IN_GRAPH, PER_INSTANCE),
+    )
     name_suffix: str | None = opt(None, "appended to the run's name", traits=(PER_INSTANCE,))
     logs_per_epoch: int | None = opt(
         None, "log lines per epoch (default 16 when epochs are given)", check=at_least(0), traits=(LENGTH,)

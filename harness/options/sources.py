@@ -51,6 +51,17 @@ def value_of(argv: list[str], name: str, script: str) -> str | None:
     return values[-1] if values else None
 
 
+def is_given(argv: list[str], name: str, script: str) -> bool:
+    """Return whether a switch is on the command line, and not as false, before the others are known."""
+    everything = universe(script).flags()
+    given = [
+        values != ["false"]
+        for flag, values in tokens([word.lower() for word in argv], everything, lenient=True)
+        if everything.get(flag) is not None and everything[flag].option.name == name
+    ]
+    return bool(given) and given[-1]
+
+
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
     """argv as (full flag, its values); prefixes are completed, negative numbers are values."""
     words: list[tuple[str, list[str]]] = []

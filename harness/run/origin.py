@@ -23,6 +23,10 @@ class Origin:
         """Lines on what is taken over; OptionError where these options cannot go on from there."""
         return []
 
+    def is_complete(self, run: Run) -> bool:
+        """Return whether the call has nothing to do."""
+        return False
+
     def check(self, run: Run) -> list[str]:
         """OptionError, or another error of wrong input, for what would stop this run later; lines for its description."""
         return []

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
+from base.fields import ONE_CALL
 from harness.checkpoints import compatibility, find, read, run_record, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.commands import entry
-from harness.options.sections import RECORDED, RunOptions
+from harness.commands import autoresume, entry
+from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.run import cluster as clusters
@@ -65,11 +66,11 @@ class NewRun(Origin):
 class SavedRun(Origin):
     """The newest whole checkpoint of the run in a folder."""
 
-    def __init__(self, folder: Path, argv: list[str], script: str) -> None:
-        """CheckpointError if there is no run in the folder."""
+    def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
+        """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again."""
         if not clusters.follows(os.environ):
             find.of_run(folder)  # without them there is no run, whatever else is there
-        self.folder = folder
+        self.folder, self._repeated = folder, repeated
         self.recorded = entry.recorded_options(folder, argv, script)
         self.total_replicas = self.recorded.get("total_replicas")
 
@@ -102,7 +103,8 @@ class SavedRun(Origin):
                 f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
                 "it, or give --seed"
             )
-        lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in OF_NEW_RUNS if options.given(name)]
+        ignored = [name for name in OF_NEW_RUNS if options.given(name)] if not self._repeated else []
+        lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in ignored]
         run_id = run_record.run_id(self.folder)
         if run_id and not run_record.arguments(self.folder).get(RUN_ID):
             lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
@@ -114,11 +116,15 @@ class SavedRun(Origin):
             )
         return [*lines, *self._latest[1]]
 
+    def is_complete(self, run: Run) -> bool:
+        """Return whether a repeated call has nothing to do."""
+        return self._repeated and self.newest is not None and autoresume.is_complete(run, self.folder, self.updates)
+
     def check(self, run: Run) -> list[str]:
         """Raise an OptionError for options that the run cannot go on with; return the lines of `overrides`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
-        if run.options.given("init_path"):
+        if run.options.given("init_path") and not self._repeated:
             raise OptionError("--init-path: a resumed run goes on with its own weights; leave the option out")
         batch = self.recorded.get("total_batch_size")
         if batch not in (None, run.plan.global_batch):
@@ -136,12 +142,13 @@ class SavedRun(Origin):
         if newest:
             _check_seed(run, newest)
             compatibility.check_saved(run, newest)
-        last_update(run, self.updates)
+        if not self.is_complete(run):
+            last_update(run, self.updates)
         if missing and run.cluster.instance == 0:
             raise missing
         check_writable(self.folder, goes_on=True)
         write.check_writable(self.folder, self.updates)
-        return [*overrides(run), *other_data(run, run_record.arguments(self.folder))]
+        return [*overrides(run, self.recorded), *other_data(run, run_record.arguments(self.folder))]
 
     def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
         """Return the run with lines on checkpoints that turn out damaged only now, and the newest sound one with its tensors
@@ -190,13 +197,14 @@ def other_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def overrides(run: Run) -> list[str]:
-    """A line on each option that is not as the run recorded it."""
-    values, besides = run.options.values(), ("restore_path", "dry_run", "summary", *OF_NEW_RUNS)
+def overrides(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """A line on each option that was given, and is not as the run recorded it; of one call's own there is no record."""
+    values, besides = run.options.values(), {*with_trait(ONE_CALL), *OF_NEW_RUNS}
+    as_recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return [
         f"overridden: {name} = {values[name]}"
         for name in run.options.sources
-        if run.options.given(name) and name not in besides
+        if run.options.given(name) and name not in besides and recorded.get(name) != as_recorded[name]
     ]
 
 

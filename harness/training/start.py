@@ -120,7 +120,7 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
     """The weights, rows and averages of a checkpoint."""
     run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
-    for line in overrides(run):
+    for line in overrides(run, run_record.options(job.folder)):
         log.note(line)
     if checkpoint.iteration == run.length.iterations:
         log.note(f"All {checkpoint.iteration} updates are done; a larger --epochs or --iterations extends the run")

@@ -154,9 +154,12 @@ def test_training_begins_with_the_bundled_weights(tmp_path, kept):
         assert start[name].dtype == np.float32
         np.testing.assert_array_equal(start[name], value.astype(np.float32))
     given[given.index(tmp_path / "run")] = tmp_path / "other"
+    assert "warning: those weights" not in succeed("train", *given).out  # as the weights are, unless a call differs
+    (tmp_path / "c.yml").write_text("other:\n  symmetric_input: false\n")
+    given[given.index(tmp_path / "other")] = tmp_path / "third"
     assert (
         "warning: those weights were trained on pictures that were normalised with --symmetric-input"
-        in succeed("train", *given).out
+        in succeed("train", *given, "--config-path", tmp_path / "c.yml", "--config", "other").out
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+import finetune
 import inference_embedded
 import plan
 import restore
@@ -29,7 +30,7 @@ from harness.run.run import Run
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
-    "inference_embedded": inference_embedded.main, "plan": plan.main,
+    "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main,
 }  # fmt: skip
 
 

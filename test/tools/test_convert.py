@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import random
 import re
 import signal
 import subprocess
@@ -485,6 +486,20 @@ def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
         spec = opened(tmp_path / "out", name).spec
         assert (spec.num_classes, spec.train_images, spec.validation_images) == (2, 10, 2)
         assert spec.class_names == opened(tmp_path / "pets").spec.class_names
+
+
+@pytest.mark.parametrize(
+    ("size", "label", "text"), [(0, 1, "ant"), (3, 127, "b\u00e9e"), (200, 128, "x" * 200), (70_000, 2**31, "")]
+)
+def test_a_record_is_what_protobuf_writes(size, label, text):
+    encoded = random.Random(size).randbytes(size)
+    features = {
+        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+        "image/class/text": tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()])),
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    assert tf_example.serialised(encoded, label, text) == example.SerializeToString(deterministic=True)
 
 
 def test_a_tree_is_split_as_a_conversion_splits(tmp_path):

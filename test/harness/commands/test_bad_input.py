@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from runs import Result, rows, run, succeed
 
 from base import plugins
@@ -517,7 +518,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_questions_about_options_do_not_import_tensorflow(script):
+def test_questions_about_options_do_not_import_tensorflow(script, tmp_path):
     calls = [(("--help",), 0, "usage: "), (("--no-such-option",), 2, ""), (("--model", "efficientnet", "-h"), 0, "usage: ")]
     if script != "restore":
         calls += [
@@ -525,6 +526,11 @@ def test_questions_about_options_do_not_import_tensorflow(script):
             ((*GENERATED, "--seed", "3", "--dry-run"), 0, "--batch-size is an older"),
         ]
         calls += [(("--dataset", "cifar-10", "--data-dir", "nowhere"), 2, "")]
+        for name in ("ant", "bee"):  # a tree, whose pictures are looked into
+            (tmp_path / "train" / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / "1.png")
+        shutil.copytree(tmp_path / "train", tmp_path / "val")
+        calls += [(("--dataset", "imagefolder", "--data-dir", str(tmp_path), "--seed", "3", "--dry-run"), 0, "")]
     for words, code, start in calls:
         result = subprocess.run([sys.executable, "-c", ASK.format(root=str(ROOT), script=script), *words],
                                 capture_output=True, text=True, timeout=60)  # fmt: skip

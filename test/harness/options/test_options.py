@@ -99,7 +99,7 @@ SHARED = {
 SOME_SCRIPTS = {
     "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ())}},
     "restore": {"logging": {"wandb_id": (str, None)}},
-    "train": {},
+    "train": {"logging": {"autoresume": (bool, False)}},
 }
 RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
             "BN_decay": (float, None), "contiguous_groups": (bool, False)}  # fmt: skip
@@ -383,6 +383,7 @@ ELSEWHERE = {
     "data_dir": "test_bad_input.py::test_damaged_data",
     "keep_best_ckpt": "test_train.py::test_a_run_ends_when_patience_does_and_keeps_its_best",
     "patience": "test_train.py::test_a_run_ends_when_patience_does_and_keeps_its_best",
+    "autoresume": "test_resume.py::test_the_same_call_begins_goes_on_and_finds_the_run_complete",
     "max_ckpts_to_keep": "test_train.py::test_checkpoint_and_validation_points",
     "validation": "test_train.py::test_checkpoint_and_validation_points",
     "repeat": "test_train.py::test_validation_of_one_checkpoint",

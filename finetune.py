@@ -1,0 +1,104 @@
+"""Fine-tunes published weights on a folder of pictures: a look at the folder, the classifier, the whole network, the best.
+
+python finetune.py pictures                      pictures/<class>/*.jpg
+python finetune.py pictures --logs-path logs/pets --epochs 20 --image-size 192
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import startup
+
+    startup.begin("finetune.py")
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import train
+from base.errors import OptionError
+from base.process import command_line
+from base.process.signals import StopRequest
+from harness.commands import cli, entry, hints
+from harness.finetuning import stages, survey
+from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
+
+DESCRIBING = ("--dry-run", "--explain", "--summary")  # answered for each stage, without training
+
+
+def main(argv: list[str]) -> int:
+    """look -> classifier -> network -> the best of both. The same call goes on with a fine-tuning that was stopped."""
+    options, given = _parse(argv)
+    folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
+    chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
+    for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while
+        cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train")
+    found = survey.of(folder)
+    for line in found.lines:
+        print(line)
+    given = _for_these_pictures(given, found)
+    describing = any(word in given for word in DESCRIBING)
+    reached: Best | None = None
+    for stage in chosen:
+        print(f"\n{stage.title}:", flush=True)
+        words = stages.words(stage, given, folder, top / stage.name, reached.checkpoint if reached else None)
+        try:
+            code = train.main(words)
+        except StopRequest:
+            print(f"Go on with the whole: {hints.command('finetune', *argv)}")
+            raise
+        if code:
+            return code
+        reached = reached if describing else _better(reached, stages.best(top / stage.name))
+    if reached:
+        _finished(top, reached)
+    return 0
+
+
+def _better(before: Best | None, now: Best | None) -> Best | None:
+    """The better one of two; of equals the later one, which has seen the pictures for longer."""
+    return now if before is None or (now and now.accuracy >= before.accuracy) else before
+
+
+def _finished(top: Path, best: Best) -> None:
+    """Print where the best weights are, and the commands that use them."""
+    path = best.checkpoint.prefix
+    print(f"\nThe best weights: {path}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
+    print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
+    print(f"Validate again:   {hints.command('validation', '--restore-path', path)}")
+    print(f"The stages are in {top}")
+
+
+def _for_these_pictures(given: Sequence[str], found: survey.Survey) -> list[str]:
+    """The options, after those that the folder asks for: damaged files, each told of, are passed over, and a folder with
+    pictures for validation is not split."""
+    for bad in found.bad:
+        print(f"left out: {bad.file} {bad.advice}")
+    own = ["--skip-bad-records", str(len(found.bad))] * bool(found.bad)
+    own += ["--validation-split", "0"] * bool(found.listing.validation)
+    return [*own, *given]
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The call's own options, and the words that are options of train.py."""
+    parser = command_line.Parser(
+        prog="finetune.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every option of train.py may be given besides (train.py --help) and wins over configurations "
+        "finetune_classifier and\nfinetune_network of configs.yml; lengths and rates are those of the whole network. "
+        "--dry-run and --explain show them.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="of pictures, one folder for each class in it")
+    parser.add_argument("--logs-path", metavar="DIR", help="of the two runs (default: logs/finetune_<name of FOLDER>)")
+    parser.add_argument(
+        "--no-classifier-first", action="store_true", help="train the whole network at once, from the published weights"
+    )
+    if (argv and not argv[0].startswith("-")) or entry.wants_help(argv):
+        return parser.parse_known_args(argv)
+    raise OptionError("the folder of pictures is needed, as the first word: python finetune.py pictures")
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("finetune", main, None))

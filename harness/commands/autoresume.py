@@ -1,0 +1,54 @@
+"""--autoresume: the same call begins a run, goes on with it, or finds it complete, as schedulers repeat their calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from base.errors import OptionError
+from base.storage import locks
+from base.storage.tables import Table
+from harness.checkpoints import averages, find
+from harness.commands import entry
+from harness.run.run import Run
+from log import AVERAGES, VALIDATION_COLUMNS, forget_unsaved
+
+
+def folder_of_run(argv: list[str], script: str) -> Path | None:
+    """Return the folder of --logs-path if a run in it has a checkpoint; None where the call is to begin one, or has no
+    --autoresume. Files of a run that was killed before its first checkpoint are removed. OptionError without --logs-path,
+    and while another process writes there."""
+    if not entry.is_given(argv, "autoresume", script):
+        return None
+    path = entry.value_of(argv, "logs_path", script)
+    if path is None:
+        raise OptionError("--autoresume needs --logs-path: the folder of the run that it begins or goes on with")
+    folder = Path(path)
+    if find.numbered(folder):
+        return folder
+    if (folder / "arguments.json").exists() and not entry.is_given(argv, "dry_run", script):
+        with locks.held(folder):
+            if not find.numbered(folder):
+                forget_unsaved(folder)
+    return folder if find.numbered(folder) else None
+
+
+def is_complete(run: Run, folder: Path, updates: int) -> bool:
+    """Return whether a run of `updates` has nothing left to do: it is at --stop-after; or all updates are done, or its
+    --patience is over, the last checkpoint is validated, and the averages are made that it asks for."""
+    checkpoint, stop_after = run.options.checkpoint, run.options.training.stop_after
+    if stop_after is not None and updates >= stop_after:
+        return True
+    try:
+        rows = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read()
+    except (OSError, ValueError):  # going on mends rows, or tells of them
+        return False
+    accuracies = {int(row["iteration"]): float(row["val_acc"]) for row in rows if int(row["iteration"]) >= 0}
+    validates = checkpoint.validation and run.source.spec.validation_images
+    if validates and updates not in accuracies:
+        return False
+    best = max(sorted(accuracies), key=accuracies.__getitem__, default=0)
+    ended = checkpoint.patience and sum(update > best for update in accuracies) >= checkpoint.patience
+    made = {row["name"] for row in rows if int(row["iteration"]) < 0}
+    wanted = [name for name, _ in averages.requested(run.options.training)]
+    there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
+    return (updates == run.length.iterations or bool(ended)) and there and (not validates or made >= set(wanted))

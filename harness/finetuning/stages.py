@@ -1,0 +1,98 @@
+"""The trainings of a fine-tuning, one after the other: which options each has, and the best weights of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from base.errors import OptionError
+from base.fields import LENGTH
+from base.storage.tables import Table
+from harness.checkpoints import find
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.options import sources
+from harness.options.sections import with_trait
+from log import VALIDATION_COLUMNS
+
+# options of the call that are the network's training alone: its length, its rates, and what moves
+_LAST_ONLY = frozenset(
+    [
+        "variable_filter",
+        "abs_learning_rate",
+        "base_learning_rate_exponent",
+        "lr_schedule",
+        "stop_after",
+        "patience",
+        "epochs",
+        "iterations",
+        "label_smoothing",
+        "weight_avg_N",
+        "weight_avg_exp",
+    ]
+)
+_OWN: Mapping[str, str] = {  # options that have a meaning of their own here, and what is to be done instead
+    "config": "the stages have configurations of their own; give single options, which win",
+    "config_path": "the stages have configurations of their own; give single options, which win",
+    "release": "the stages have configurations of their own; give single options, which win",
+    "restore_path": "the same call goes on with a fine-tuning that was stopped",
+    "autoresume": "the same call goes on anyway",
+    "logs": "the stages hand their weights on in their folders",
+    "dataset": "the pictures are those of the folder",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A training: its folder's name, its configuration, and its title for people."""
+
+    name: str
+    config: str
+    title: str
+
+
+CLASSIFIER = Stage("classifier", "finetune_classifier", "The classifier alone, on frozen features")
+NETWORK = Stage("network", "finetune_network", "The whole network, with a smaller learning rate")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The validated weights of a stage with the best accuracy, in per cent of so many pictures."""
+
+    checkpoint: Checkpoint
+    accuracy: float
+    pictures: int
+
+
+def words(stage: Stage, given: Sequence[str], folder: Path, place: Path, begin_with: Checkpoint | None) -> list[str]:
+    """Return the words of train.py for a stage in the folder `place`. `given`: options of the call, which win;
+    `begin_with`: weights of the stage before. OptionError for options that a fine-tuning decides itself."""
+    own = ["--config", stage.config, "--data-dir", str(folder), "--logs-path", str(place), "--autoresume"]
+    own += ["--init-path", begin_with.prefix] if begin_with else []
+    return own + _of_stage(stage, given)
+
+
+def _of_stage(stage: Stage, given: Sequence[str]) -> list[str]:
+    """The words of the call that count for a stage."""
+    everything = sources.universe("train").flags()
+    words, last_only = [], _LAST_ONLY | set(with_trait(LENGTH)) | _of_schedules()
+    for flag, values in sources.tokens(list(given), everything):
+        name = everything[flag].option.name
+        if name in _OWN:
+            raise OptionError(f"command line: {flag} is not for finetune.py: {_OWN[name]}")
+        if stage is NETWORK or name not in last_only:
+            words += [flag, *values]
+    return words
+
+
+def _of_schedules() -> set[str]:
+    """The options of every learning-rate schedule."""
+    return {option.name for option in sources.every_option("train") if option.section == "schedule"}
+
+
+def best(place: Path) -> Best | None:
+    """Return the best of a stage's validated checkpoints and averages that are there, by accuracy and then by loss."""
+    there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
+    rows = [row for row in Table(place / "validation.csv", VALIDATION_COLUMNS, 1).read() if row["name"] in there]
+    row = max(rows, key=lambda row: (float(row["val_acc"]), -float(row["loss"])), default=None)
+    return Best(there[row["name"]], float(row["val_acc"]), int(row["val_size"])) if row else None

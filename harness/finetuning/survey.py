@@ -1,0 +1,122 @@
+"""A first look at a folder of pictures, before anything is trained: classes, sizes, copies, and what is left out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from base.errors import DataError
+from base.fields import brief
+from base.storage import input_files
+from Datasets.formats import image_folder, image_headers
+from Datasets.formats.image_folder import BadFile, Listing, Picture
+from Datasets.formats.image_headers import MOST_BYTES
+
+MOST_READ = 20_000  # pictures whose bytes are read; of more, the first ones, as a look is to take seconds
+FEW = 10  # pictures of a class, below which an accuracy of validation tells little
+_READ_TOGETHER = 16
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The pictures of a folder, and the facts about the first MOST_READ of them. `sides`: (width, height) in pixels of the
+    smallest and of the largest picture; `copies`: groups of files with the same bytes; `bad`: files that no decoder gets."""
+
+    top: Path
+    listing: Listing
+    read: int
+    sides: tuple[tuple[int, int], tuple[int, int]] | None
+    copies: tuple[tuple[Path, ...], ...]
+    bad: tuple[BadFile, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that a person reads before the training."""
+        listing, count = self.listing, len(self.listing.train)
+        per_class = Counter(picture.label for picture in listing.train).values()
+        held_out = f", and {len(listing.validation):,} for validation" if listing.validation else ""
+        lines = [
+            f"{self.top}: {count:,} pictures in {len(listing.classes)} classes, {_range(min(per_class), max(per_class))} "
+            f"each{held_out}",
+            f"classes: {brief(', '.join(listing.classes))}",
+        ]
+        if self.sides:
+            (w, h), (wide, high) = self.sides
+            lines.append(f"pixels: {w} x {h}" + (f" to {wide} x {high}" if (w, h) != (wide, high) else ""))
+        if self.read < count:
+            lines.append(f"looked into the first {self.read:,} pictures")
+        return lines + self.warnings
+
+    @property
+    def warnings(self) -> list[str]:
+        """The lines on pictures that are left out, or make an accuracy doubtful."""
+        counts = Counter(picture.label for picture in self.listing.train)
+        lines = list(self.listing.notes)
+        few = [f"{name} ({counts[k]})" for k, name in enumerate(self.listing.classes, 1) if counts[k] < FEW]
+        if few:
+            lines.append(f"warning: classes of fewer than {FEW} pictures: {brief(', '.join(few))}")
+        if self.copies:
+            number = sum(len(group) - 1 for group in self.copies)
+            first, second = (path.relative_to(self.top) for path in self.copies[0][:2])
+            copies = f"{number} pictures are copies" if number > 1 else "1 picture is a copy"
+            lines.append(
+                f"warning: {copies} of others, as {brief(second)} of {brief(first)}; a copy in validation makes accuracy "
+                "look better than it is"
+            )
+        across = self._in_several_classes()
+        if across:
+            lines.append(f"warning: {brief(across)} lies in several classes")
+        return lines
+
+    def _in_several_classes(self) -> Path | None:
+        labels = {picture.file: picture.label for picture in self._pictures}
+        return next((group[0] for group in self.copies if len({labels[file] for file in group}) > 1), None)
+
+    @property
+    def _pictures(self) -> list[Picture]:
+        return [*self.listing.train, *(self.listing.validation or ())]
+
+
+def of(top: Path) -> Survey:
+    """Return the survey of a folder of classes. DataError for a folder that nothing can be learnt from: one without classes,
+    with an empty one, with one alone, or with nothing but copies."""
+    if not top.is_dir():
+        raise DataError(f"{top} is not a folder; give the one with a folder of pictures for each class")
+    listing = image_folder.tree(top)
+    if len(listing.classes) < 2:
+        raise DataError(
+            f"{top} has one class, {listing.classes[0]}: there is nothing to tell apart; add a folder for another"
+        )
+    pictures = [*listing.train, *(listing.validation or ())][:MOST_READ]
+    bad = image_folder.damaged(pictures)
+    unread = {each.file for each in bad}
+    with ThreadPoolExecutor(_READ_TOGETHER) as pool:
+        facts = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
+    copies = _groups([(digest, file) for file, digest, _ in facts])
+    if len(facts) > 1 and len(copies) == 1 and len(copies[0]) == len(facts):
+        raise DataError(f"all {len(facts)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt")
+    sizes = sorted((size for _, _, size in facts), key=lambda size: size[0] * size[1])
+    return Survey(top, listing, len(pictures), (sizes[0], sizes[-1]) if sizes else None, copies, tuple(bad))
+
+
+def _facts(file: Path) -> tuple[Path, bytes, tuple[int, int]]:
+    """A picture's file, the digest of its bytes, and its (width, height)."""
+    content = input_files.content(file, MOST_BYTES)
+    header = image_headers.header(content)
+    return file, hashlib.blake2b(content, digest_size=16).digest(), (header.width, header.height)
+
+
+def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]:
+    """The files that share a key, group by group."""
+    by_key: dict[bytes, list[Path]] = defaultdict(list)
+    for key, file in keyed:
+        by_key[key].append(file)
+    return tuple(tuple(files) for files in by_key.values() if len(files) > 1)
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

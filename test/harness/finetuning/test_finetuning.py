@@ -1,0 +1,118 @@
+"""Fine-tuning on a folder of pictures: the look before it, its stages, and the same call again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import Result, rows, run
+
+from base.errors import DataError
+from harness.finetuning import stages, survey
+
+SMALL = ("--image-size", 96, "--batch-size", 4, "--seed", 3)  # Lite0 all the same
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 60)}
+
+
+def write_pictures(top: Path, per_class: int = 10, size: tuple[int, int] = (40, 36)) -> Path:
+    """Noise of one colour a class; the same bytes in every call."""
+    random = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (top / name).mkdir(parents=True)
+        for k in range(per_class):
+            noise = random.normal(0, 20, (size[1], size[0], 3))
+            Image.fromarray(np.uint8(np.clip(noise + colour, 0, 255))).save(top / name / f"{k}.png")
+    return top
+
+
+def finetuned(*words: object) -> Result:
+    return run("finetune", *words)
+
+
+# --- The look --------------------------------------------------------------------------------------------------
+
+
+def test_a_look_names_what_lies_in_the_folder(tmp_path):
+    top = write_pictures(tmp_path / "pictures", 12)
+    Image.new("RGB", (300, 100)).save(top / "blue" / "wide.jpg")
+    shutil.copy(top / "blue" / "3.png", top / "blue" / "again.png")
+    shutil.copy(top / "blue" / "3.png", top / "green" / "other.png")
+    (top / "blue" / "notes.txt").write_text("no picture")
+    (top / "green" / "broken.png").write_bytes(b"")
+    found = survey.of(top)
+    assert found.lines[:3] == [
+        f"{top}: 28 pictures in 2 classes, 14 each",
+        "classes: blue, green",
+        "pixels: 40 x 36 to 300 x 100",
+    ]
+    rest = "\n".join(found.lines[3:])
+    assert (
+        "1 file that is no picture is left out" in rest and "2 pictures are copies of others, as blue/again.png of" in rest
+    )
+    assert "lies in several classes" in rest and "fewer than" not in rest
+    assert [bad.file.name for bad in found.bad] == ["broken.png"]
+    few = "\n".join(survey.of(write_pictures(tmp_path / "few", 3)).lines)
+    assert "warning: classes of fewer than 10 pictures: blue (3), green (3)" in few
+
+
+def test_folders_that_nothing_can_be_learnt_from(tmp_path):
+    one = write_pictures(tmp_path / "one", 2)
+    shutil.rmtree(one / "green")
+    same = write_pictures(tmp_path / "same", 2)
+    for file in same.rglob("*.png"):
+        shutil.copyfile(same / "blue" / "1.png", file) if file != same / "blue" / "1.png" else None
+    empty = write_pictures(tmp_path / "empty", 2)
+    (empty / "grey").mkdir()
+    for top, said in (
+        (tmp_path / "nowhere", "is not a folder"), (one, "has one class, blue: there is nothing to tell apart"),
+        (same, "all 4 pictures in .* have the same bytes"), (empty, "class grey is empty"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            survey.of(top)
+        refused = finetuned(top)
+        assert refused.code == 2 and refused.err.count("\n") == 1 and not refused.out
+
+
+# --- The stages ------------------------------------------------------------------------------------------------
+
+
+def test_options_of_length_and_rate_are_the_networks():
+    given = ["--epochs", "3", "--image-size", "64", "--seed", "5"]
+    first = stages.words(stages.CLASSIFIER, given, Path("p"), Path("l"), None)
+    assert first[-4:] == ["--image-size", "64", "--seed", "5"] and "--epochs" not in first
+    assert stages.words(stages.NETWORK, given, Path("p"), Path("l"), None)[-6:] == given
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--config", "quickstart"], "--config is not for finetune.py: the stages have configurations of their own"),
+        (["--restore-path", "x"], "--restore-path is not for finetune.py: the same call goes on"),
+        (["--epoch-count", "3"], "unknown option --epoch-count"),
+        (["--epochs", "many"], "epochs is 'many'"),
+    ],
+)
+def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path):
+    refused = finetuned(write_pictures(tmp_path / "p", 2), *words, "--logs-path", tmp_path / "logs")
+    assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
+    assert finetuned().code == 2 and "as the first word: python finetune.py pictures" in finetuned().err
+
+
+def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path):
+    top, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
+    call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
+    done = finetuned(*call)
+    assert done.code == 0, done.err
+    best = stages.best(logs / "network")
+    assert best.accuracy > 50 and best.pictures == 4
+    assert f"The best weights: {best.checkpoint.prefix}, {best.accuracy:.2f}% of 4 validation pictures" in done.out
+    assert len(rows(logs / "classifier" / "training.csv")) and (logs / "network" / "ckpt").is_dir()
+    shutil.rmtree(logs / "network")  # as if it had been killed between the stages
+    again = finetuned(*call)
+    assert f"The run in {logs / 'classifier'} is complete" in again.out
+    assert stages.best(logs / "network") == best
+    named = run("validation", "--restore-path", best.checkpoint.prefix, "--predict", top / "green" / "3.png").out
+    assert named.splitlines()[2].split()[-1] == "green"
