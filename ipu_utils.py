@@ -14,7 +14,7 @@ from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from emulator.program.executor import Metrics, TrainingProgram
-from emulator.program.frozen import FrozenProgram, freeze
+from emulator.program.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
 from emulator.program.group import WorkerGroup
 from emulator.program.inference import InferenceProgram, Score
 from emulator.program.optimised_graph import CacheEntry
@@ -24,6 +24,8 @@ from emulator.program.training import Optimiser, Scale, Training
 from Models._segments import Segment
 
 __all__ = (
+    "IMAGE",
+    "PROBABILITIES",
     "CacheEntry",
     "FrozenProgram",
     "InferenceProgram",
@@ -35,6 +37,7 @@ __all__ = (
     "compile_inference",
     "compile_training",
     "freeze",
+    "portable_graph",
     "stream_of",
 )
 

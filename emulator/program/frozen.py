@@ -1,4 +1,5 @@
-"""A frozen inference program: one graph with its weights inside, which can be kept in a file and run from threads."""
+"""Frozen inference programs, graphs with their weights inside: the server's, which can be kept in a file and run from
+threads, and one of TensorFlow's plain operations for other runtimes."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
-from emulator.plan.precision import Precision
+from emulator.layers.portable_layers import PortableLayers
+from emulator.plan.precision import SINGLE, Precision
 from emulator.program.inference import logits_of
 from emulator.program.runtime import named_faults, new_graph, session_config
 from emulator.program.weights import ProgramState, Weights
+from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
 
@@ -20,6 +23,8 @@ from Models._segments import Segment
 _IMAGES, _LOGITS, _LOGIT, _CLASS, _IDENTITY = (
     f"frozen_{name}" for name in ("images", "logits", "max_logit", "class", "identity")
 )
+
+IMAGE, PROBABILITIES = "image", "probabilities"  # of a portable graph
 
 
 def freeze(
@@ -47,6 +52,24 @@ def freeze(
         tf.argmax(logits, 1, name=_CLASS)
         tf.constant(identity, name=_IDENTITY)
     return _sealed(graph.as_graph_def().SerializeToString())
+
+
+def portable_graph(
+    segments: list[Segment],
+    variables: tuple[Variable, ...],
+    *,
+    side: int,
+    prepare: Callable[[tf.Tensor], tf.Tensor],
+    values: Mapping[str, np.ndarray],
+) -> tf.GraphDef:
+    """The graph uint8 IMAGE [batch, side, side, 3] -> float32 PROBABILITIES [batch, classes], for batches of any size, in
+    FP32 and TensorFlow's plain operations alone. `prepare` and `values` as for `freeze`."""
+    constants = _weights(variables, values, 0, SINGLE)
+    with tf.Graph().as_default() as graph:
+        images = tf.placeholder(tf.uint8, [None, side, side, 3], IMAGE)
+        layers = PortableLayers({name: tf.constant(value, name=name) for name, value in constants.items()}, training=False)
+        tf.nn.softmax(_segments.run(segments, layers, prepare(images)), name=PROBABILITIES)
+    return graph.as_graph_def()
 
 
 def _weights(

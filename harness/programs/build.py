@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import ipu_utils
 from Datasets._spec import ReadRequest
-from Datasets.pipeline import batching
+from Datasets.pipeline import augmentation, batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.options.update_rules import UPDATE_RULES
@@ -75,6 +75,30 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
         precision=run.plan.precision,
         identity=identity,
     )
+
+
+def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
+    """The network with the weights `values` as a graph for other runtimes, which takes bytes and normalises them itself."""
+    request = replace(run.validation_request(), eight_bit=True)
+
+    def prepare(images: tf.Tensor) -> tf.Tensor:
+        if run.source.spec.standardised:
+            return augmentation.sized(augmentation.standardise_in_floats(images), request.image_size)
+        return run.source.on_device(images, request)
+
+    side = embedded.shape(run)[1]
+    return ipu_utils.portable_graph(run.segments, run.trace.variables, side=side, prepare=prepare, values=values)
+
+
+def training_bytes(run: Run, count: int) -> np.ndarray:
+    """The first `count` pictures of the training, or all if there are fewer, in evaluation's preprocessing, uint8
+    [count, side, side, 3], in host memory."""
+    count = min(count, run.source.spec.train_images)
+    request = replace(run.request(count), eight_bit=True, augment=False)
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = tf.data.make_initializable_iterator(run.source.train(request))
+        session.run(iterator.initializer)
+        return session.run(iterator.get_next()["image"])
 
 
 def byte_batches(run: Run, count: int) -> Batches:
