@@ -29,6 +29,7 @@ PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness",
 TOOLS = {
     "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
     "reading-a-run.md": ("weight_avg.py",),
+    "export.md": ("harness/export/request.py",),
     "half-precision.md": ("tools/compare_runs.py",),
     "measured.md": ("tools/findings.py",),
     "planner.md": ("harness/planning/request.py", "tools/fit_planner.py"),

@@ -17,7 +17,18 @@ from Models._model import Model
 
 ROOT = plugins.ROOT
 PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness", "tools")
-SCRIPTS = ("train", "validation", "restore", "weight_avg", "inference_embedded", "poprun", "plan", "finetune", "console")
+SCRIPTS = (
+    "train",
+    "validation",
+    "restore",
+    "weight_avg",
+    "inference_embedded",
+    "poprun",
+    "plan",
+    "finetune",
+    "export",
+    "console",
+)
 FACES = ("ipu_utils", "log")
 NO_SUBJECTS = re.compile(
     r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many)\b.*)"
@@ -45,8 +56,8 @@ FLOORS = (
     ("harness.programs",),
     ("harness.evaluation",),
     ("harness.commands",),
-    ("harness.training", "harness.planning", "harness.finetuning"),
-    ("train", "plan", "validation", "inference_embedded", "weight_avg", "poprun", "tools"),
+    ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
+    ("train", "plan", "validation", "inference_embedded", "export", "weight_avg", "poprun", "tools"),
     ("restore", "finetune", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,104 @@
+"""Exports a trained network to files that need nothing of this project: SavedModel, frozen graph, TensorFlow Lite, ONNX.
+
+python export.py logs/<run> --to savedmodel,tflite,onnx
+python export.py logs/<run>/ckpt-500 --to tflite --int8 --output phone
+python export.py efficientnet-lite0 --to onnx
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import startup
+
+    startup.begin("export.py")
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base import bounds
+from base.process import command_line, tf_runtime
+from harness.commands import entry
+from harness.export import agreement, formats, network, pictures, placed, request
+from harness.export.agreement import ExportError
+from harness.export.formats import FORMATS, Content
+from harness.export.network import Network
+from harness.export.request import Request
+from harness.programs import embedded
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow.compat.v1 as tf
+
+
+def main(argv: list[str]) -> int:
+    """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
+    asked = request.parse(argv)
+    if asked is None:
+        print(request.parser().format_help(), end="")
+        return 0
+    formats.check_packages(asked.formats)
+    exported = network.opened(asked.path, asked.words)
+    if exported is None:
+        return 0
+    texts = exported.texts(embedded.shape(exported.run)[1])
+    placed.check(asked.output, texts, asked.force)
+    if asked.int8:
+        pictures.check_calibration(exported)
+    for line in (*exported.notes, exported.title()):
+        print(line)
+    if not exported.run.options.main.dry_run:
+        _export(asked, exported, texts)
+    return 0
+
+
+def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None:
+    """Writes the formats beside their place and moves them there when all of them answer as the checkpoint does."""
+    tf_runtime.import_tensorflow()
+    from harness.programs import build
+
+    with placed.staged(asked.output) as staging:
+        checked = pictures.checking(exported)
+        expected = agreement.own_answers(exported, checked.images)
+        print(f"Held against the checkpoint's own program on {len(expected)} {checked.origin}:")
+        graph = build.portable_graph(exported.run, exported.values)
+        for name, file in asked.files.items():
+            quantised = file == FORMATS[name].quantised
+            content = _content(exported, graph, texts, quantised)
+            answers = _answers(name, content, staging / file, checked.images)
+            found = agreement.of(expected, answers)
+            told = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
+            bound = agreement.bound(exported, quantised)
+            if not found.keeps(bound):
+                raise ExportError(f"{told}: {found}, which is too far: {bound.why}; nothing was written")
+            print(f"  {told}: {found}")
+        placed.put(staging, asked.output, texts)
+    print(f"The export is in {asked.output}, with {' and '.join(texts)}")
+
+
+def _content(exported: Network, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
+    """Return what a converter needs."""
+    calibration = pictures.calibration(exported) if quantised else None
+    return Content(graph=graph, labels=exported.names, texts=texts, calibration=calibration)
+
+
+def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.ndarray:
+    """Return the probabilities that a format's own runtime gives pictures, from the file that is written at `path`."""
+    try:
+        with formats.quiet():
+            FORMATS[name].write(content, path)
+            return agreement.answers(FORMATS[name].runner(path), images)
+    except (OSError, MemoryError, ExportError):
+        raise
+    except Exception as error:  # converters and runtimes raise classes of their own
+        raise ExportError(f"--to {name}: {type(error).__name__}: {bounds.reason(error)}; nothing was written") from None
+
+
+def script(argv: list[str] | None = None) -> int:
+    """The command: its exit code."""
+    return command_line.run("export.py", main, argv, entry.WRONG_INPUT, (*entry.FAILURES, ExportError))
+
+
+if __name__ == "__main__":
+    sys.exit(script())

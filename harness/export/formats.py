@@ -1,0 +1,224 @@
+"""The formats that a network is exported to: for each its file, the packages that it needs, its converter from one frozen
+graph, and its own runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base.errors import OptionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow.compat.v1 as tf
+
+_OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
+Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """A network to be converted. `labels`: the names of its classes. `texts`: labels and preprocessing by file name, for
+    formats that have a place for them. `calibration`: uint8 pictures [n, side, side, 3] for quantisation; None: FP32."""
+
+    graph: tf.GraphDef
+    labels: Sequence[str]
+    texts: Mapping[str, str]
+    calibration: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format. `write` makes the file, or the folder, at a path; `runner` is what its own runtime makes of that."""
+
+    file: str
+    quantised: str = ""  # the same with --int8
+    write: Callable[[Content, Path], None]
+    runner: Callable[[Path], Runner]
+    packages: tuple[str, ...] = ()  # beside TensorFlow
+
+
+def check_packages(names: Sequence[str]) -> None:
+    """Raise an OptionError, with the command that installs them, if packages of these formats are missing."""
+    wanted = [(package, name) for name in names for package in FORMATS[name].packages]
+    missing = [(package, name) for package, name in wanted if importlib.util.find_spec(package) is None]
+    if missing:
+        packages = list(dict.fromkeys(package for package, _ in missing))
+        raise OptionError(
+            f"--to {missing[0][1]} needs {', '.join(packages)}, the extra `export`: {sys.executable} -m pip install "
+            + " ".join(packages)
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, converters and runtimes write nothing to standard error; what they raise is told anyway."""
+    sys.stderr.flush()
+    before, saved = logging.root.manager.disable, os.dup(2)
+    logging.disable(logging.WARNING)
+    with open(os.devnull, "wb") as nowhere, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            logging.disable(before)
+
+
+# TensorFlow's own: a SavedModel, and the graph alone
+
+
+def _imported(definition: tf.GraphDef) -> Any:
+    """Return a session with the graph."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    return tf.Session(graph=graph)
+
+
+def _session_runner(session: tf.Session) -> Runner:
+    from ipu_utils import IMAGE, PROBABILITIES
+
+    return session.make_callable(f"{PROBABILITIES}:0", [f"{IMAGE}:0"])
+
+
+def _write_saved_model(content: Content, path: Path) -> None:
+    import tensorflow.compat.v1 as tf
+
+    from ipu_utils import IMAGE, PROBABILITIES
+
+    with _imported(content.graph) as session:
+        image, probabilities = (session.graph.get_tensor_by_name(f"{name}:0") for name in (IMAGE, PROBABILITIES))
+        signature = tf.saved_model.predict_signature_def({IMAGE: image}, {PROBABILITIES: probabilities})
+        builder = tf.saved_model.Builder(str(path))
+        builder.add_meta_graph_and_variables(session, [tf.saved_model.SERVING], {"serving_default": signature})
+        builder.save()
+    extra = path / "assets.extra"  # which SavedModels have for files of others
+    extra.mkdir()
+    for name, text in content.texts.items():
+        (extra / name).write_text(text, encoding="utf-8")
+
+
+def _saved_model_runner(path: Path) -> Runner:
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        session = tf.Session(graph=graph)
+        tf.saved_model.load(session, [tf.saved_model.SERVING], str(path))
+    return _session_runner(session)
+
+
+def _write_frozen(content: Content, path: Path) -> None:
+    path.write_bytes(content.graph.SerializeToString())
+
+
+def _frozen_runner(path: Path) -> Runner:
+    import tensorflow.compat.v1 as tf
+
+    return _session_runner(_imported(tf.GraphDef.FromString(path.read_bytes())))
+
+
+# TensorFlow Lite
+
+
+def _write_tflite(content: Content, path: Path) -> None:
+    """Labels and preprocessing follow the model as a zip archive does, which Lite's tools read there."""
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        _write_saved_model(content, Path(folder, "model"))
+        converter = tf.lite.TFLiteConverter.from_saved_model(str(Path(folder, "model")))
+        model = converter.convert() if content.calibration is None else _quantised(converter, content.calibration)
+    path.write_bytes(_named(model))
+    with zipfile.ZipFile(path, "a") as archive:
+        for name, text in content.texts.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
+
+
+def _quantised(converter: Any, calibration: np.ndarray) -> bytes:
+    """Return the model with 8-bit weights and activations, in ranges that fit the pictures. Divisions, of pictures by their
+    deviation, stay in FP32: in 8 bits a small deviation is 0."""
+    import tensorflow as tf
+
+    def pictures() -> Iterator[list[np.ndarray]]:
+        return ([picture[None]] for picture in calibration)
+
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = pictures
+    options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=["DIV"])
+    tool = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_dataset=pictures, debug_options=options)
+    return tool.get_nondebug_quantized_model()
+
+
+def _named(model: bytes) -> bytes:
+    """Return a model whose input and output have the names of its signature, in place of TensorFlow's for them."""
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    converted = flatbuffer_utils.read_model_from_bytearray(bytearray(model))
+    for signature in converted.signatureDefs:
+        for each in (*signature.inputs, *signature.outputs):
+            converted.subgraphs[signature.subgraphIndex].tensors[each.tensorIndex].name = each.name
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(converted))
+
+
+def _tflite_runner(path: Path) -> Runner:
+    import tensorflow as tf
+
+    from ipu_utils import IMAGE, PROBABILITIES
+
+    run = tf.lite.Interpreter(str(path)).get_signature_runner("serving_default")
+    return lambda images: run(**{IMAGE: images})[PROBABILITIES]
+
+
+# ONNX
+
+
+def _write_onnx(content: Content, path: Path) -> None:
+    import onnx
+    import tf2onnx
+
+    from ipu_utils import IMAGE, PROBABILITIES
+
+    model, _ = tf2onnx.convert.from_graph_def(
+        content.graph, input_names=[f"{IMAGE}:0"], output_names=[f"{PROBABILITIES}:0"], opset=_OPSET
+    )
+    own = {f"{name}:0": name for name in (IMAGE, PROBABILITIES)}  # TensorFlow's names of the tensors
+    for each in (*model.graph.input, *model.graph.output):
+        each.name = own[each.name]
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [own.get(name, name) for name in names]
+    onnx.helper.set_model_props(model, {"labels": json.dumps(content.labels), **content.texts})
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def _onnx_runner(path: Path) -> Runner:
+    import onnxruntime
+
+    from ipu_utils import IMAGE, PROBABILITIES
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda images: session.run([PROBABILITIES], {IMAGE: images})[0]
+
+
+FORMATS = {
+    "savedmodel": Format(file="saved_model", write=_write_saved_model, runner=_saved_model_runner),
+    "frozen": Format(file="frozen.pb", write=_write_frozen, runner=_frozen_runner),
+    "tflite": Format(file="model.tflite", quantised="model_int8.tflite", write=_write_tflite, runner=_tflite_runner),
+    "onnx": Format(file="model.onnx", write=_write_onnx, runner=_onnx_runner, packages=("tf2onnx", "onnx", "onnxruntime")),
+}

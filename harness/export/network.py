@@ -1,0 +1,126 @@
+"""The network of an export: a run as validation has it, its newest whole weights, and the names of its classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base.errors import DataError, OptionError
+from Datasets.formats import class_names, preprocessing
+from harness.checkpoints import compatibility, find, read
+from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.commands import cli, entry
+from harness.evaluation import inference_record
+from harness.export.request import SCRIPT
+from harness.options.sections import COMMAND_LINE, RunOptions, flag
+from harness.run.resolve import prepare
+from harness.run.run import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LABELS, PREPROCESSING = "labels.txt", "preprocessing.json"  # beside every export
+_OWN = ("main", "dataset", "model")  # sections whose options an export follows
+_TEAM = ("POPDIST_", "OMPI_", "TF_CONFIG")  # of launchers: an export is of one process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Weights with all that an export needs. `values`: arrays by variable name. `names`: of the classes, in order; never
+    empty. `without_data`: why the data set's pictures are not at hand, where they are not. `notes`: lines for the user."""
+
+    run: Run
+    checkpoint: Checkpoint
+    values: Mapping[str, np.ndarray]
+    names: tuple[str, ...]
+    without_data: str
+    notes: tuple[str, ...]
+
+    @property
+    def has_data(self) -> bool:
+        """True if the data set's pictures are at hand."""
+        return not self.without_data
+
+    def title(self) -> str:
+        """The line that says what is exported."""
+        run = self.run
+        size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.trace.parameters:,} parameters"
+        return f"Exporting {self.checkpoint.prefix}: {run.name.split('_bs')[0]}, {size}"
+
+    def texts(self, side: int) -> dict[str, str]:
+        """Return the files that tell of the network, by name; `side`: of the pictures that it takes."""
+        described = preprocessing.described(self.run.source.spec, self.run.request(1))
+        about = {
+            "network": self.run.name.split("_bs")[0],
+            "checkpoint": self.checkpoint.name,
+            "weights": self._digest(),
+            "input": {"name": "image", "dtype": "uint8", "shape": [None, side, side, 3], "channel_order": "RGB"},
+            "output": {"name": "probabilities", "dtype": "float32", "shape": [None, len(self.names)], "labels": LABELS},
+            "prepare": described.pop("resize"),
+            "done_inside": described,
+        }
+        text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+        return {LABELS: class_names.text(self.names), PREPROCESSING: text}
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.values):
+            digest.update(name.encode() + self.values[name].tobytes())
+        return digest.hexdigest()[:16]
+
+
+def opened(path: str, words: Sequence[str]) -> Network | None:
+    """The network at a path, as `words` for validation.py describe it beside what was recorded; None where these ask for an
+    explanation, which is printed. No data are needed. An error of wrong input for anything else."""
+    selected, folder = find.select(Path(path)), find.run_folder(Path(path))
+    recorded = entry.recorded_options(folder, list(words), SCRIPT)
+    parsed = entry.parse(list(words), SCRIPT, recorded, folder)
+    if parsed is None:
+        return None
+    _check_given(parsed)
+    run, without_data = _prepared(parsed.options)
+    damaged = compatibility.check_model(run, selected)
+    checkpoint, values, left_out = read.newest_of(selected, f"--restore-path {path}")
+    for fault in compatibility.faults(values, compatibility.model(run), checkpoint):
+        raise CheckpointError(f"{fault}; export another checkpoint")
+    names = inference_record.names(run, checkpoint)
+    notes = [without_data] * bool(without_data)
+    notes += [] if names else ["the names of the classes are not known: labels.txt numbers them"]
+    count = run.source.spec.num_classes
+    return Network(
+        run=run,
+        checkpoint=checkpoint,
+        values={variable.name: values[variable.name] for variable in run.trace.variables},
+        names=names or tuple(f"class {k}" for k in range(count)),
+        without_data=without_data,
+        notes=(*parsed.notes, *dict.fromkeys((*damaged, *left_out)), *notes),
+    )
+
+
+def _check_given(parsed: cli.Parsed) -> None:
+    """OptionError for options of validation.py that an export does not follow."""
+    for name, source in parsed.options.sources.items():
+        if source.startswith(COMMAND_LINE) and parsed.catalogue.options[name].section not in _OWN:
+            raise OptionError(
+                f"{flag(name)} is not an option of export.py, which computes in FP32 and takes the options of data set and "
+                "model alone; leave it out"
+            )
+
+
+def _prepared(options: RunOptions) -> tuple[Run, str]:
+    """The run with its data and "", or with made-up data where those are not at hand, and why they are not."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_TEAM)}
+    try:
+        made_up = "the data are generated ones" if options.dataset.random_data else ""
+        return prepare(options, environ, training=False), made_up
+    except DataError as error:
+        if options.given("data_dir"):
+            raise
+        reason = str(error).splitlines()[0]
+    without = replace(options, dataset=replace(options.dataset, generated_data=True, data_dir=None))
+    return prepare(without, environ, training=False), f"the data are not at hand ({reason})"

@@ -1,0 +1,131 @@
+"""The words of a call of export.py: what is exported, to which formats, and where."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import brief
+from base.process import command_line
+from harness.checkpoints import find, npz_weights
+from harness.export.formats import FORMATS
+from harness.options import sources
+
+SCRIPT = "validation"  # whose options describe a network and its data
+FOLDER = "export"  # in a run's folder, by default
+_LONGEST_FLAG = 100  # characters of one that is compared with others
+_NEAREST = {  # what other tools call it, or what leads to it
+    "keras": "savedmodel", "tf": "savedmodel", "tensorflow": "savedmodel", "pb": "frozen", "graphdef": "frozen",
+    "lite": "tflite", "litert": "tflite", "torchscript": "onnx", "pytorch": "onnx", "torch": "onnx", "openvino": "onnx",
+    "tensorrt": "onnx", "engine": "onnx", "coreml": "onnx",
+}  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; python export.py --help lists the options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options of export.py. `path`: of the weights, as --restore-path of validation.py; `words`: its other options."""
+
+    path: str
+    formats: tuple[str, ...]  # names of FORMATS, each once
+    output: Path
+    int8: bool
+    force: bool
+    words: tuple[str, ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The names of the files that the call writes, by format."""
+        chosen = {name: FORMATS[name] for name in self.formats}
+        return {name: (each.quantised if self.int8 else "") or each.file for name, each in chosen.items()}
+
+
+def parser() -> argparse.ArgumentParser:
+    """export.py's own options; those of data set and model are validation.py's."""
+    own = _Parser(
+        prog="export.py", add_help=False, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="export.py RUN --to FORMAT[,FORMAT...] [options]",
+        description="Writes a trained network to files for other runtimes, and holds each of them against the checkpoint.",
+        epilog="validation.py's options of data set and model, such as --data-dir, go before the recorded ones",
+    )  # fmt: skip
+    add = own.add_argument
+    add("path", nargs="?", metavar="RUN", help="a run folder, of which the newest whole checkpoint counts, a checkpoint as "
+        f"in RUN/ckpt-500, a .npz file, or {' or '.join(npz_weights.BUNDLED)}")  # fmt: skip
+    add("--to", action="append", default=[], metavar="FORMAT", help=f"one or more of {', '.join(FORMATS)}, with commas")
+    add("--output", metavar="DIR", help="where the files go (default: a folder export in the run's)")
+    add("--int8", action="store_true", help="tflite with 8-bit weights and activations, fitted to training pictures")
+    add("--force", action="store_true", help="replace an export of something else that lies there")
+    add("--restore-path", metavar="RUN", help="the same as RUN")
+    add("-h", "--help", action="store_true", help="this text")
+    return own
+
+
+def parse(argv: Sequence[str]) -> Request | None:
+    """The request; None for --help. OptionError for what cannot be one."""
+    known, rest = parser().parse_known_args(list(argv))
+    if known.help:
+        return None
+    _check_spelling(rest)
+    path = _path(known.path, known.restore_path, rest)
+    names = tuple(dict.fromkeys(_format(word) for words in known.to for word in words.split(",") if word.strip()))
+    if not names:
+        raise OptionError(f"--to is missing: one or more of {', '.join(FORMATS)}, with commas between them")
+    if known.int8 and not any(FORMATS[name].quantised for name in names):
+        raise OptionError(f"--int8 is for tflite, and --to has {', '.join(names)}; add tflite, or leave --int8 out")
+    if known.output == "":
+        raise OptionError("--output needs the name of a folder")
+    output = Path(known.output) if known.output else _beside(Path(path))
+    return Request(
+        path=path, formats=names, output=output, int8=known.int8, force=known.force,
+        words=("--restore-path", command_line.as_value(Path(path)), *rest),
+    )  # fmt: skip
+
+
+def _path(first: str | None, flag: str | None, rest: Sequence[str]) -> str:
+    """Return what is to be exported."""
+    path = first or flag
+    if not path:
+        bundled = " or ".join(npz_weights.BUNDLED)
+        raise OptionError(f"nothing to export: give a run folder, a checkpoint, a .npz file or {bundled} first")
+    if None not in (first, flag) and first != flag:
+        raise OptionError(f"{brief(first)} and --restore-path {brief(flag)} are two networks; export one, then the other")
+    if rest and not rest[0].startswith("-"):
+        raise OptionError(
+            f"'{brief(rest[0])}' is one word too many: one RUN is exported, and formats have commas between them"
+        )
+    return path
+
+
+def _format(word: str) -> str:
+    """Return a format's name from how it was written."""
+    name = word.strip().lower().replace("_", "").replace("-", "")
+    if name in FORMATS:
+        return name
+    near = f"; did you mean {_NEAREST[name]}?" if name in _NEAREST else plugins.did_you_mean(name, list(FORMATS))
+    listed = f"{near} There are" if near else "; there are"
+    raise OptionError(f"--to: no format '{brief(word.strip())}'{listed}: {', '.join(FORMATS)}")
+
+
+def _check_spelling(rest: Sequence[str]) -> None:
+    """OptionError for a flag that is nearly one of export.py's own, and none of validation.py's, which know it otherwise."""
+    own, known = [flag for each in parser()._actions for flag in each.option_strings], sources.universe(SCRIPT).flags()
+    for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        near = difflib.get_close_matches(word[:_LONGEST_FLAG], own, 1, 0.75)
+        if near and not any(flag.startswith(word) for flag in known):
+            raise OptionError(f"unknown option {brief(word)}; did you mean {near[0]}?")
+
+
+def _beside(path: Path) -> Path:
+    """Return the folder for an export that names none: the run's, or for a file of weights the working directory's."""
+    file = npz_weights.located(path)
+    return Path(f"{path.stem}-{FOLDER}") if file else find.run_folder(path) / FOLDER

@@ -1,0 +1,246 @@
+"""A trained network leaves the project: as files that answer as its checkpoint does, or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from PIL import Image
+from runs import Result, succeed
+
+import export
+from base import plugins
+from harness.export import agreement, formats
+from harness.export.agreement import FP16, FP32, INT8
+from harness.export.formats import FORMATS
+
+OWN = "savedmodel,frozen,tflite"  # formats that TensorFlow has itself
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in FORMATS["onnx"].packages), reason="the extra `export` is missing"
+)
+
+
+def exported(*words: object) -> Result:
+    """The result of a call of export.py."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = export.script([str(word) for word in words])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def refused(*words: object) -> str:
+    """The one line of a call with wrong input."""
+    result = exported(*words)
+    assert result.code == 2 and len(result.err.splitlines()) == 1, result
+    return result.err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of a ResNet-8, its own export in it."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    words = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 32 --seed 3 --no-validation"
+    rest = "--iterations 60 --ckpts-per-epoch 20 --abs-learning-rate 0.1"
+    succeed("train", *words.split(), *rest.split(), "--logs-path", folder)
+    result = exported(folder, "--to", OWN)
+    assert result.code == 0, result.err
+    (folder / "told").write_text(result.out)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photograph(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("photo") / "photo.png"
+    coarse = np.random.default_rng(4).integers(0, 256, (5, 4, 3), np.uint8)
+    Image.fromarray(coarse).resize((90, 70), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def test_every_format_is_held_against_the_checkpoint(trained):
+    said = (trained / "told").read_text()
+    assert "on 64 pictures of the validation set" in said
+    rows = re.findall(r"^  (\S+), [\d.]+ MB: probabilities differ by at most (\S+), .* equal on 64 of 64$", said, re.M)
+    assert [name for name, _ in rows] == ["saved_model", "frozen.pb", "model.tflite"]
+    assert all(0 < float(largest) < 1e-5 for _, largest in rows)
+    names = {path.name for path in (trained / "export").iterdir()}
+    assert names == {"saved_model", "frozen.pb", "model.tflite", "labels.txt", "preprocessing.json"}
+    assert not [path for path in trained.iterdir() if path.name.startswith(".export")]
+
+
+def test_the_graph_has_plain_operations_and_the_promised_names(trained):
+    graph = tf.GraphDef.FromString((trained / "export" / "frozen.pb").read_bytes())
+    kinds = {node.op for node in graph.node}
+    assert not [kind for kind in kinds if "Call" in kind or "Emulator" in kind or kind == "IdentityN" or "Variable" in kind]
+    nodes = {node.name: node for node in graph.node}
+    assert nodes["image"].attr["dtype"].type == tf.uint8.as_datatype_enum
+    assert [size.size for size in nodes["image"].attr["shape"].shape.dim] == [-1, 32, 32, 3]
+    assert nodes["probabilities"].op == "Softmax"
+    assert not graph.library.function
+
+
+def test_labels_and_preprocessing_are_beside_and_inside(trained):
+    folder = trained / "export"
+    texts = {name: (folder / name).read_text() for name in ("labels.txt", "preprocessing.json")}
+    assert texts["labels.txt"].splitlines()[:2] == ["T-shirt/top", "Trouser"]
+    about = json.loads(texts["preprocessing.json"])
+    assert about["checkpoint"] == "ckpt-60" and about["input"]["shape"] == [None, 32, 32, 3]
+    assert about["done_inside"]["normalisation"]["kind"] == "of each picture"
+    assert {name: (folder / "saved_model/assets.extra" / name).read_text() for name in texts} == texts
+    with zipfile.ZipFile(folder / "model.tflite") as archive:
+        assert {name: archive.read(name).decode() for name in texts} == texts
+
+
+@pytest.mark.parametrize("name", ["savedmodel", "frozen", "tflite", pytest.param("onnx", marks=needs_onnx)])
+def test_the_pages_programs_answer_as_predict_does(trained, photograph, tmp_path, name):
+    """In a process, and a folder, that have nothing of this project."""
+    page = (plugins.ROOT / "docs" / "export.md").read_text()
+    programs = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S))
+    assert len(programs) == 1 + len(FORMATS)
+    folder = shutil.copytree(trained / "export", tmp_path / "elsewhere")
+    if name == "onnx":
+        assert exported(trained, "--to", "onnx", "--output", folder).code == 0
+    for file in ("prepare.py", f"use_{name}.py"):
+        assert len(programs[file].splitlines()) <= 33
+        (folder / file).write_text(programs[file])
+    call = [sys.executable, f"use_{name}.py", photograph]
+    done = subprocess.run(call, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    table = re.compile(r"([\d.]+) % +(.+)")
+    shown = succeed("validation", "--restore-path", trained, "--predict", photograph).out
+    own, given = ({label: float(share) for share, label in table.findall(text)} for text in (shown, done.stdout))
+    assert len(own) == len(given) == 5 and list(own)[:3] == list(given)[:3]
+    assert all(abs(own[label] - given[label]) <= 1.0 for label in own.keys() & given.keys())
+
+
+@needs_onnx
+def test_onnx_has_names_and_labels(trained, tmp_path):
+    import onnx
+
+    result = exported(trained, "--to", "onnx", "--output", tmp_path / "onnx")
+    assert result.code == 0 and "model.onnx" in result.out
+    model = onnx.load(tmp_path / "onnx" / "model.onnx")
+    assert [each.name for each in (*model.graph.input, *model.graph.output)] == ["image", "probabilities"]
+    assert json.loads({each.key: each.value for each in model.metadata_props}["labels"])[1] == "Trouser"
+
+
+def test_eight_bits_are_fitted_to_training_pictures(trained, tmp_path):
+    result = exported(trained, "--to", "tflite", "--int8", "--output", tmp_path / "phone")
+    assert result.code == 0, result.err
+    small, whole = (tmp_path / "phone" / "model_int8.tflite"), trained / "export" / "model.tflite"
+    assert small.stat().st_size < 0.5 * whole.stat().st_size
+    words = ("--to", "tflite", "--int8", "--generated-data", "--output", tmp_path / "x")
+    assert "give their folder as --data-dir" in refused(trained, *words)
+
+
+def test_a_file_that_answers_otherwise_is_not_written(trained, tmp_path, monkeypatch):
+    def halved(content: formats.Content, path: Path) -> None:
+        kernel = next(node for node in content.graph.node if node.name.endswith("dense/kernel"))
+        kernel.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0.5 * tf.make_ndarray(kernel.attr["value"].tensor)))
+        path.write_bytes(content.graph.SerializeToString())
+
+    monkeypatch.setattr(formats, "FORMATS", FORMATS)
+    monkeypatch.setitem(FORMATS, "frozen", formats.Format(file="frozen.pb", write=halved, runner=FORMATS["frozen"].runner))
+    result = exported(trained, "--to", "savedmodel,frozen", "--output", tmp_path / "out")
+    assert result.code == 1 and "too far" in result.err and len(result.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_converter_that_fails_is_one_line(trained, tmp_path, monkeypatch):
+    def broken(content: formats.Content, path: Path) -> None:
+        path.write_bytes(b"half of")
+        raise KeyError("an operation")
+
+    monkeypatch.setitem(FORMATS, "frozen", formats.Format(file="frozen.pb", write=broken, runner=FORMATS["frozen"].runner))
+    result = exported(trained, "--to", "frozen", "--output", tmp_path / "out")
+    assert result.code == 1 and "--to frozen: KeyError: 'an operation'; nothing was written" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_export_of_something_else_is_written_over(trained, tmp_path):
+    folder = tmp_path / "out"
+    assert exported(trained, "--to", "frozen,savedmodel", "--output", folder).code == 0
+    assert exported(trained, "--to", "savedmodel", "--output", folder).code == 0  # the same: replaced
+    before = (folder / "frozen.pb").read_bytes()
+    earlier = (trained / "ckpt-0", "--to", "savedmodel", "--output", folder)
+    assert "holds an export of something else (labels.txt, preprocessing.json, saved_model, frozen.pb)" in refused(*earlier)
+    assert (folder / "frozen.pb").read_bytes() == before
+    assert exported(*earlier, "--force").code == 0
+    assert json.loads((folder / "preprocessing.json").read_text())["checkpoint"] == "ckpt-0"
+    assert not (folder / "frozen.pb").exists()  # which was of other weights
+
+
+def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tmp_path):
+    result = exported(trained, "--to", "frozen", "--generated-data", "--output", tmp_path / "out")
+    assert result.code == 0 and "on 64 made-up pictures" in result.out
+    assert (tmp_path / "out" / "labels.txt").read_text().startswith("T-shirt/top\nTrouser\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--to onxx", "no format 'onxx'; did you mean onnx? There are: savedmodel, frozen, tflite, onnx"),
+        ("--to keras", "did you mean savedmodel?"),
+        ("--to frozen,zzz", "no format 'zzz'; there are: savedmodel"),
+        ("", "--to is missing"),
+        ("--to ,", "--to is missing"),
+        ("--to frozen --int8", "--int8 is for tflite, and --to has frozen"),
+        ("--to frozen --outptu x", "unknown option --outptu; did you mean --output?"),
+        ("--to frozen --precision 16.16", "--precision is not an option of export.py"),
+        ("--to frozen onnx", "'onnx' is one word too many"),
+        ("--to frozen --model-size 14", "does not fit the network asked for"),
+        ("--to frozen --data-dir /nowhere", "--data-dir /nowhere lacks the IDX files"),
+        ("--to frozen --output /proc/self/status", "is no folder"),
+    ],
+)
+def test_wrong_input_is_one_line(trained, words, said):
+    assert said in refused(trained, *words.split())
+
+
+def test_nothing_to_export(tmp_path):
+    assert "nothing to export" in refused("--to", "frozen")
+    assert "no such folder, and no checkpoint" in refused(tmp_path / "none", "--to", "frozen")
+    assert "are two networks" in refused(tmp_path, "--restore-path", "efficientnet-lite0", "--to", "frozen")
+
+
+def test_missing_packages_are_named_with_their_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = refused("efficientnet-lite0", "--to", "onnx")
+    assert "--to onnx needs tf2onnx, onnx, onnxruntime, the extra `export`: " in said
+    assert said.rstrip().endswith("-m pip install tf2onnx onnx onnxruntime")
+
+
+def test_help_and_errors_answer_without_tensorflow():
+    code = (
+        "import sys, export\n"
+        "assert export.script(['--help']) == 0 and export.script(['efficientnet-lite0', '--to', 'onxx']) == 2\n"
+        "assert export.script(['efficientnet-lite0', '--to', 'frozen', '--dry-run']) == 0\n"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=plugins.ROOT, check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "fits"),
+    [
+        ([[0.6, 0.4], [0.3, 0.7]], (FP32, FP16, INT8)),
+        ([[0.6005, 0.3995], [0.3, 0.7]], (FP32, FP16, INT8)),
+        ([[0.61, 0.39], [0.3, 0.7]], (FP16, INT8)),
+        ([[0.55, 0.45], [0.35, 0.65]], (INT8,)),
+        ([[0.49, 0.51], [0.3, 0.7]], ()),  # another first answer
+        ([[np.nan, 0.4], [0.3, 0.7]], ()),
+    ],
+)
+def test_bounds(given, fits):
+    found = agreement.of(np.array([[0.6, 0.4], [0.3, 0.7]]), np.array(given, np.float32))
+    assert tuple(bound for bound in (FP32, FP16, INT8) if found.keeps(bound)) == fits
