@@ -71,7 +71,7 @@ def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None
             told = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
             bound = agreement.bound(exported, quantised)
             if not found.keeps(bound):
-                raise ExportError(f"{told}: {found}, which is too far: {bound.why}; nothing was written")
+                raise ExportError(f"{told}: {found}; {found.rule(bound)}; nothing was written")
             print(f"  {told}: {found}")
         placed.put(staging, asked.output, texts)
     print(f"The export is in {asked.output}, with {' and '.join(texts)}")
