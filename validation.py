@@ -3,6 +3,7 @@
 python validation.py --restore-path logs/<run>          every checkpoint of a run
 python validation.py --restore-path logs/<run>/ckpt-500 one of them
 python validation.py --restore-path efficientnet-lite0 --predict PHOTO...   what photographs show
+python validation.py --restore-path export/model.onnx --predict PHOTO...    the same of an exported file
 python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
 """
 
@@ -28,6 +29,7 @@ from harness.commands import entry, run_log
 from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, record_profile, validate
 from harness.evaluation.weights import SavedWeights
+from harness.export import predicting
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.reports import profile
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Validate what --restore-path names, or random weights, one after another by the instances of a team."""
+    exported = predicting.asked(argv)
+    if exported:
+        return predicting.predict(exported)
     origin = _origin(argv)
     run = entry.start(argv, "validation", origin, training=False)
     if run is None:

@@ -14,7 +14,7 @@ from Datasets.pipeline import augmentation, decoding
 
 
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
-    """[n, side, side, 3] float32, as the validation stream delivers it to the device.
+    """[n, side, side, 3] float32, as the validation stream delivers it to the device; uint8 with `eight_bit`.
 
     A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle,
     in the set's frame unless the file is a picture of the set's records, frame and all.
@@ -24,9 +24,11 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
         image = decoding.whole(encoded)
         if spec.standardised:
             square = _framed(pixels, spec.image_size, spec.frame)[None]
-            ready = augmentation.sized(augmentation.standardise(square), request.image_size)[0]
+            floats = augmentation.sized(augmentation.standardise(square), request.image_size)
+            ready = (square if request.eight_bit else floats)[0]
         else:
             ready = decoding.central_crop(pixels, request.image_size)
+        ready = tf.cast(ready, tf.uint8) if request.eight_bit else ready
         pictures = []
         for path in paths:
             content = image_headers.read(path)

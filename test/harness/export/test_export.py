@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from PIL import Image
-from runs import Result, succeed
+from runs import Result, run, succeed
 
 import export
 from base import plugins
@@ -121,6 +121,40 @@ def test_the_pages_programs_answer_as_predict_does(trained, photograph, tmp_path
     own, given = ({label: float(share) for share, label in table.findall(text)} for text in (shown, done.stdout))
     assert len(own) == len(given) == 5 and list(own)[:3] == list(given)[:3]
     assert all(abs(own[label] - given[label]) <= 1.0 for label in own.keys() & given.keys())
+
+
+@pytest.mark.parametrize("file", ["saved_model", "frozen.pb", "model.tflite"])
+def test_predict_takes_an_exported_file(trained, photograph, file):
+    table = re.compile(r"([\d.]+) %  (.+)")
+    shown = [
+        table.findall(succeed("validation", "--restore-path", path, "--predict", photograph).out)
+        for path in (trained, trained / "export" / file)
+    ]
+    assert shown[0] == shown[1] and len(shown[0]) == 5
+
+
+def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, tmp_path):
+    folder = shutil.copytree(trained / "export", tmp_path / "export")
+
+    def said(*words: object) -> str:
+        result = run("validation", "--restore-path", *words)
+        assert result.code == 2 and len(result.err.splitlines()) == 1
+        return result.err
+
+    asked = ("--predict", photograph)
+    assert "give --predict photographs" in said(folder / "frozen.pb")
+    assert "--batch-size: " in said(folder / "frozen.pb", "--batch-size", 4, *asked)
+    assert "no such file" in said(folder / "none.tflite", *asked)
+    (folder / "frozen.pb").write_bytes(b"no graph")
+    assert "frozen.pb cannot be run" in said(folder / "frozen.pb", *asked)
+    (folder / "labels.txt").write_text("one\ntwo\n")
+    assert "has 10 classes, and labels.txt beside it names 2" in said(folder / "model.tflite", *asked)
+    about = json.loads((folder / "preprocessing.json").read_text())
+    for changed in ({**about, "prepare": {**about["prepare"], "square": 10**9}}, {**about, "input": 3}, []):
+        (folder / "preprocessing.json").write_text(json.dumps(changed))
+        assert "preprocessing.json" in said(folder / "model.tflite", *asked)
+    (folder / "preprocessing.json").unlink()
+    assert "it belongs beside the file" in said(folder / "model.tflite", *asked)
 
 
 @needs_onnx

@@ -1,0 +1,115 @@
+"""The classes that an exported file finds in photographs: validation.py --predict with a file of export.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from base import bounds
+from base.errors import OptionError
+from base.fields import brief
+from base.process import tf_runtime
+from base.storage import input_files
+from Datasets._spec import DataSpec, ReadRequest
+from Datasets.formats import class_names, image_headers
+from harness.checkpoints.checkpoint import CheckpointError
+from harness.commands import entry
+from harness.evaluation import predictions
+from harness.export import formats
+from harness.export.network import LABELS, PREPROCESSING
+from harness.options import sources
+from harness.run.arguments import Rule, broken
+
+_SUFFIXES = {Path(each.file).suffix: name for name, each in formats.FORMATS.items() if "." in each.file}
+_SAVED_MODEL = "saved_model.pb"  # in the folder of one
+_LONGEST = 8192  # pixels on a side of a picture
+_SIDE: Rule = (lambda value: type(value) is int and 1 <= value <= _LONGEST, f"a whole number from 1 to {_LONGEST}")
+_FRAME: Rule = (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64")
+_RULES = {"side": _SIDE, "square": _SIDE, "shorter_side": _SIDE, "frame_of_zeros": _FRAME}
+_TAKEN = ("restore_path", "predict")  # options of validation.py that a file is asked with
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedFile:
+    """A file of export.py, with the photographs that are to be named."""
+
+    path: Path
+    format: str
+    photographs: tuple[str, ...]
+
+
+def asked(argv: list[str]) -> ExportedFile | None:
+    """The exported file that --restore-path names, or None for anything else. OptionError for options that it does not
+    follow."""
+    given = entry.restore_path(argv, "validation")
+    path = Path(given or "")
+    name = "savedmodel" if (path / _SAVED_MODEL).is_file() else _SUFFIXES.get(path.suffix)
+    if not given or name is None or entry.wants_help(argv):
+        return None
+    flags, photographs = sources.universe("validation").flags(), ()
+    for flag, words in sources.tokens(argv, flags):
+        if flags[flag].option.name not in _TAKEN:
+            raise OptionError(f"{flag}: {path} is an exported file, of which --predict alone can be asked")
+        photographs = tuple(words) if flags[flag].option.name == "predict" else photographs
+    if not photographs:
+        raise OptionError(f"{path} is an exported file: give --predict photographs; a checkpoint is what can be validated")
+    return ExportedFile(path=path, format=name, photographs=photographs)
+
+
+def predict(file: ExportedFile) -> int:
+    """Say what the photographs show to the file, in its own runtime; the exit code."""
+    if not os.path.lexists(file.path):
+        raise CheckpointError(f"--restore-path {file.path}: no such file")
+    formats.check_packages([file.format])
+    for path in file.photographs:
+        image_headers.read(path)
+    about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)
+    tf_runtime.import_tensorflow()
+    from Datasets.pipeline import image_files
+
+    images = image_files.load(file.photographs, *_preparation(about, len(names)))
+    try:
+        with formats.quiet():
+            probabilities = formats.FORMATS[file.format].runner(file.path)(images)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # runtimes raise classes of their own
+        raise CheckpointError(f"{file.path} cannot be run: {type(error).__name__}: {bounds.reason(error)}") from None
+    if names and probabilities.shape[-1] != len(names):
+        raise CheckpointError(
+            f"{file.path} has {probabilities.shape[-1]} classes, and {LABELS} beside it names {len(names)}"
+        )
+    side = images.shape[1]
+    print(f"Predictions of {brief(about.get('network'))} in {file.path}, {side}x{side} pixels:")
+    for path, row in zip(file.photographs, probabilities):
+        print(predictions.table(path, row, names))
+    return 0
+
+
+def _about(folder: Path) -> Mapping[str, Any]:
+    """The content of the preprocessing.json beside a file: its "prepare" has the sizes of pictures, and "side" too."""
+    path = folder / PREPROCESSING
+    try:
+        about = bounds.json_value(input_files.content(path, bounds.TEXT))
+        prepare = {**about["prepare"], "side": about["input"]["shape"][1]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not what export.py writes"
+        raise CheckpointError(f"{path} cannot be read ({reason}); it belongs beside the file, with {LABELS}") from None
+    wrong = broken(prepare, _RULES)
+    if wrong:
+        raise CheckpointError(f"{path} is damaged: {wrong}; export the network again")
+    return {**about, "prepare": prepare}
+
+
+def _preparation(about: Mapping[str, Any], classes: int) -> tuple[DataSpec, ReadRequest]:
+    """Return the set and the request that `image_files.load` prepares pictures for."""
+    prepare = about["prepare"]
+    small = "square" in prepare
+    spec = DataSpec(
+        name="exported", num_classes=classes, image_size=prepare["side"] if small else None, train_images=0,
+        validation_images=0, frame=prepare.get("frame_of_zeros", 0), standardised=small,
+    )  # fmt: skip
+    return spec, ReadRequest(batch_size=1, image_size=prepare["side"], seed=0, eight_bit=True)
