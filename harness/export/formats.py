@@ -18,11 +18,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
+from base.storage import input_files
+from harness.programs.embedded import MOST_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow.compat.v1 as tf
 
+# operations of a portable graph, none of which reads or writes a file; graphs with others are not run
+PLAIN = frozenset(
+    [
+        "AddV2",
+        "BiasAdd",
+        "Cast",
+        "ConcatV2",
+        "Const",
+        "Conv2D",
+        "DepthwiseConv2dNative",
+        "ExpandDims",
+        "FusedBatchNormV3",
+        "MatMul",
+        "MaxPool",
+        "Maximum",
+        "Mean",
+        "Mul",
+        "Pack",
+        "Pad",
+        "Placeholder",
+        "RealDiv",
+        "Relu",
+        "Relu6",
+        "Reshape",
+        "ResizeBilinear",
+        "Rsqrt",
+        "Shape",
+        "Sigmoid",
+        "Softmax",
+        "Sqrt",
+        "Square",
+        "SquaredDifference",
+        "StridedSlice",
+        "Sub",
+        "Tile",
+        "Unpack",
+    ]
+)
 _OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
 Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
 
@@ -96,6 +136,13 @@ def _session_runner(session: tf.Session) -> Runner:
     return session.make_callable(f"{PROBABILITIES}:0", [f"{IMAGE}:0"])
 
 
+def _check_plain(definition: tf.GraphDef) -> None:
+    """ValueError for a graph that is no export: its operations might do anything that this process may."""
+    others = sorted({node.op for node in definition.node} - PLAIN)
+    if others or definition.library.function:
+        raise ValueError(f"it holds what no export does: {', '.join(others[:3]) or 'functions'}")
+
+
 def _write_saved_model(content: Content, path: Path) -> None:
     import tensorflow.compat.v1 as tf
 
@@ -115,7 +162,11 @@ def _write_saved_model(content: Content, path: Path) -> None:
 
 def _saved_model_runner(path: Path) -> Runner:
     import tensorflow.compat.v1 as tf
+    from tensorflow.core.protobuf import saved_model_pb2
 
+    content = input_files.content(path / "saved_model.pb", MOST_BYTES)
+    for meta in saved_model_pb2.SavedModel.FromString(content).meta_graphs:
+        _check_plain(meta.graph_def)
     with tf.Graph().as_default() as graph:
         session = tf.Session(graph=graph)
         tf.saved_model.load(session, [tf.saved_model.SERVING], str(path))
@@ -129,7 +180,9 @@ def _write_frozen(content: Content, path: Path) -> None:
 def _frozen_runner(path: Path) -> Runner:
     import tensorflow.compat.v1 as tf
 
-    return _session_runner(_imported(tf.GraphDef.FromString(path.read_bytes())))
+    definition = tf.GraphDef.FromString(input_files.content(path, MOST_BYTES))
+    _check_plain(definition)
+    return _session_runner(_imported(definition))
 
 
 # TensorFlow Lite

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator.program import frozen
 from harness.commands import cli
+from harness.export.formats import PLAIN
 from harness.programs import build, embedded
 from harness.run.resolve import prepare
 
@@ -42,8 +43,10 @@ def test_a_portable_network_answers_as_the_emulated_one(name):
     emulated = frozen.FrozenProgram(build.frozen_program(run, values, ""))
     logits = emulated.logits(images)
     emulated.close()
+    definition = build.portable_graph(run, values)
+    assert {node.op for node in definition.node} <= PLAIN
     with tf.Graph().as_default() as graph, tf.Session() as session:
-        tf.import_graph_def(build.portable_graph(run, values), name="")
+        tf.import_graph_def(definition, name="")
         own = graph.get_operation_by_name("probabilities").inputs[0]
         parts = [session.run(own, {"image:0": part}) for part in (images[:1], images[1:])]
     assert np.ptp(logits, axis=0).max() > 1e-3 * np.ptp(logits)  # pictures matter
