@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from runs import Result, run, succeed
 
 import export
 from base import plugins
-from harness.export import agreement, formats
+from harness.export import agreement, formats, request
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.formats import FORMATS
 
@@ -282,3 +283,9 @@ def test_help_and_errors_answer_without_tensorflow():
 def test_bounds(given, fits):
     found = agreement.of(np.array([[0.6, 0.4], [0.3, 0.7]]), np.array(given, np.float32))
     assert tuple(bound for bound in (FP32, FP16, INT8) if found.keeps(bound)) == fits
+
+
+def test_the_pages_calls_are_understood():
+    pages = [plugins.ROOT / "README.md", *(plugins.ROOT / "docs").glob("*.md")]
+    calls = [call for page in pages for call in re.findall(r"python export\.py ([^#\n]*)", page.read_text())]
+    assert len(calls) >= 3 and all(request.parse(shlex.split(call)) for call in calls)
