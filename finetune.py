@@ -67,6 +67,7 @@ def _finished(top: Path, best: Best) -> None:
     print(f"\nThe best weights: {path}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
     print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Validate again:   {hints.command('validation', '--restore-path', path)}")
+    print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite,onnx')}")
     print(f"The stages are in {top}")
 
 

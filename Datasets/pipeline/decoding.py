@@ -37,31 +37,48 @@ def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Ten
         top, left, height, width = tf.unstack(window(tf.shape(whole)))
         return whole[top : top + height, left : left + width]
 
-    encoded = _checked_header(encoded)
-    return tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other)
+    encoded, orientation = _checked_header(encoded)
+    return _upright(tf.cond(tf.image.is_jpeg(encoded), from_jpeg, from_other), orientation)
 
 
 def whole(encoded: tf.Tensor) -> tf.Tensor:
-    """The picture of a file, uint8 [height, width, 3]: the first frame, without transparency, EXIF's rotation left out."""
-    encoded = _checked_header(encoded)
-    return tf.cond(
+    """The picture of a file, uint8 [height, width, 3]: the first frame, upright by EXIF, without transparency."""
+    encoded, orientation = _checked_header(encoded)
+    stored = tf.cond(
         tf.image.is_jpeg(encoded),
         lambda: tf.image.decode_jpeg(encoded, channels=3, dct_method="INTEGER_FAST"),
         lambda: _decoded_whole(encoded),
     )
+    return _upright(stored, orientation)
 
 
-def _checked_header(encoded: tf.Tensor) -> tf.Tensor:
-    """The file's bytes, once its header has passed: decoders believe a header and take memory at once."""
-    with tf.control_dependencies([tf.numpy_function(_headers_hold, [encoded], tf.bool)]):
-        return tf.identity(encoded)
+def _checked_header(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The file's bytes, once its header has passed: decoders believe a header and take memory at once; and EXIF's
+    orientation, int32 from 1 to 8."""
+    orientation = tf.ensure_shape(tf.numpy_function(_checked_orientation, [encoded], tf.int32), [])
+    with tf.control_dependencies([orientation]):
+        return tf.identity(encoded), orientation
 
 
-def _headers_hold(encoded: bytes) -> np.bool_:
+def _checked_orientation(encoded: bytes) -> np.int32:
     reason = image_headers.fault(encoded)
     if reason:
         raise DataError(f"the picture {reason}")
-    return np.True_
+    return np.int32(image_headers.orientation(encoded))
+
+
+def _upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """A picture [height, width, 3], or a crop of it, that is stored in one of EXIF's orientations, turned or mirrored."""
+
+    def is_one_of(*numbers: int) -> tf.Tensor:
+        return tf.reduce_any(tf.equal(orientation, numbers))
+
+    def turned() -> tf.Tensor:
+        x = tf.cond(orientation > 4, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+        x = tf.cond(is_one_of(2, 3, 6, 7), lambda: tf.reverse(x, [1]), lambda: x)
+        return tf.cond(is_one_of(3, 4, 7, 8), lambda: tf.reverse(x, [0]), lambda: x)
+
+    return tf.cond(orientation > 1, turned, lambda: image)
 
 
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:

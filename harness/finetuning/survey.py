@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from base.errors import DataError
 from base.fields import brief
@@ -24,12 +25,14 @@ _READ_TOGETHER = 16
 @dataclass(frozen=True)
 class Survey:
     """The pictures of a folder, and the facts about the first MOST_READ of them. `sides`: (width, height) in pixels of the
-    smallest and of the largest picture; `copies`: groups of files with the same bytes; `bad`: files that no decoder gets."""
+    smallest and of the largest picture, as stored; `turned`: the number of those that EXIF says to turn; `copies`: groups of
+    files with the same bytes; `bad`: files that no decoder gets."""
 
     top: Path
     listing: Listing
     read: int
     sides: tuple[tuple[int, int], tuple[int, int]] | None
+    turned: int
     copies: tuple[tuple[Path, ...], ...]
     bad: tuple[BadFile, ...]
 
@@ -47,6 +50,8 @@ class Survey:
         if self.sides:
             (w, h), (wide, high) = self.sides
             lines.append(f"pixels: {w} x {h}" + (f" to {wide} x {high}" if (w, h) != (wide, high) else ""))
+        if self.turned:
+            lines.append(f"turned upright, as EXIF says: {self.turned} picture{'s' * (self.turned > 1)}")
         if self.read < count:
             lines.append(f"looked into the first {self.read:,} pictures")
         return lines + self.warnings
@@ -95,19 +100,29 @@ def of(top: Path) -> Survey:
     bad = image_folder.damaged(pictures)
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:
-        facts = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
-    copies = _groups([(digest, file) for file, digest, _ in facts])
-    if len(facts) > 1 and len(copies) == 1 and len(copies[0]) == len(facts):
-        raise DataError(f"all {len(facts)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt")
-    sizes = sorted((size for _, _, size in facts), key=lambda size: size[0] * size[1])
-    return Survey(top, listing, len(pictures), (sizes[0], sizes[-1]) if sizes else None, copies, tuple(bad))
+        found = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
+    copies = _groups([(facts.digest, facts.file) for facts in found])
+    if len(found) > 1 and len(copies) == 1 and len(copies[0]) == len(found):
+        raise DataError(f"all {len(found)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt")
+    sizes = sorted((facts.size for facts in found), key=lambda size: size[0] * size[1])
+    turned = sum(facts.turned for facts in found)
+    return Survey(top, listing, len(pictures), (sizes[0], sizes[-1]) if sizes else None, turned, copies, tuple(bad))
 
 
-def _facts(file: Path) -> tuple[Path, bytes, tuple[int, int]]:
-    """A picture's file, the digest of its bytes, and its (width, height)."""
+class _Facts(NamedTuple):
+    """`size`: (width, height) in pixels, as stored; `turned`: whether EXIF says to turn the picture."""
+
+    file: Path
+    digest: bytes
+    size: tuple[int, int]
+    turned: bool
+
+
+def _facts(file: Path) -> _Facts:
     content = input_files.content(file, MOST_BYTES)
     header = image_headers.header(content)
-    return file, hashlib.blake2b(content, digest_size=16).digest(), (header.width, header.height)
+    digest = hashlib.blake2b(content, digest_size=16).digest()
+    return _Facts(file, digest, (header.width, header.height), image_headers.orientation(content) > 1)
 
 
 def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from PIL import Image
+from PIL import Image, ImageOps
 from runs import run
 from streams import request
 
@@ -173,6 +173,46 @@ def test_a_line_of_pixels_is_not_resized_whole(memory):
     with tf.Graph().as_default(), tf.Session() as session:
         image = session.run(decoding.central_crop(decoding.whole(tf.constant(line)), 224))
     assert image.shape == (224, 224, 3)
+
+
+# --- EXIF's orientation
+
+
+def turned_to(number: int, form: str = "JPEG") -> tuple[bytes, bytes]:
+    """A picture that EXIF says is turned, and the same one without that."""
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 56, 3), np.uint8))
+    tags = Image.Exif()
+    tags[0x0112] = number
+    return encoded(picture, form, exif=tags), encoded(picture, form)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_pictures_are_upright_by_exif_whole_and_in_crops(form):
+    """As Pillow turns the decoded pixels, for each of the eight orientations."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        data, none = tf.placeholder(tf.string, []), tf.zeros([1, 0, 4])
+        decoded = decoding.whole(data), decoding.random_crop(data, none, tf.constant([3, 4]))
+        for number in range(1, 9):
+            turned, plain = turned_to(number, form)
+            assert (image_headers.orientation(turned), image_headers.orientation(plain)) == (number, 1)
+            for got, stored in zip(session.run(decoded, {data: turned}), session.run(decoded, {data: plain})):
+                shown, tags = Image.fromarray(stored), Image.Exif()
+                tags[0x0112] = number
+                again = Image.open(io.BytesIO(encoded(shown, "PNG", exif=tags)))
+                np.testing.assert_array_equal(got, np.asarray(ImageOps.exif_transpose(again)))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xd8Exif\0\0", b"\xff\xd8\xff\xe1\0\x08Exif\0\0", bytes(range(64)) + b"eXIf"]
+)
+def test_exif_that_cannot_be_read_turns_nothing(content):
+    assert image_headers.orientation(content) == 1
+    turned, _ = turned_to(6)
+    at = turned.index(b"Exif")
+    for number in (0, 9, 255):
+        assert image_headers.orientation(turned_to(number)[0]) == 1
+    for length in range(at, at + 40, 3):
+        assert image_headers.orientation(turned[:length]) in range(1, 9)
 
 
 # --- What is no file

@@ -164,7 +164,10 @@ def _odd() -> dict[str, tuple[bytes, Image.Image]]:
         "grey JPEG": (encoded(grey, "JPEG", quality=95), grey),
         "CMYK JPEG": (encoded(colour.convert("CMYK"), "JPEG", quality=95), colour),
         "progressive JPEG": (encoded(colour, "JPEG", quality=95, progressive=True), colour),
-        "JPEG that EXIF says is turned": (encoded(colour, "JPEG", quality=95, exif=turned), colour),
+        "JPEG that EXIF says is turned": (
+            encoded(colour, "JPEG", quality=95, exif=turned),
+            colour.transpose(Image.Transpose.ROTATE_270),
+        ),
         "PNG": (encoded(colour, "PNG"), colour),
         "PNG with alpha": (encoded(colour.convert("RGBA"), "PNG"), colour),
         "grey PNG of 16 bits": (encoded(Image.fromarray(sixteen), "PNG"), grey),

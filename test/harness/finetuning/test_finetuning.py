@@ -37,7 +37,9 @@ def finetuned(*words: object) -> Result:
 
 def test_a_look_names_what_lies_in_the_folder(tmp_path):
     top = write_pictures(tmp_path / "pictures", 12)
-    Image.new("RGB", (300, 100)).save(top / "blue" / "wide.jpg")
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    Image.new("RGB", (300, 100)).save(top / "blue" / "wide.jpg", exif=tags)
     shutil.copy(top / "blue" / "3.png", top / "blue" / "again.png")
     shutil.copy(top / "blue" / "3.png", top / "green" / "other.png")
     (top / "blue" / "notes.txt").write_text("no picture")
@@ -48,7 +50,8 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
         "classes: blue, green",
         "pixels: 40 x 36 to 300 x 100",
     ]
-    rest = "\n".join(found.lines[3:])
+    assert found.lines[3] == "turned upright, as EXIF says: 1 picture"
+    rest = "\n".join(found.lines[4:])
     assert (
         "1 file that is no picture is left out" in rest and "2 pictures are copies of others, as blue/again.png of" in rest
     )
