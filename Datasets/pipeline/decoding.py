@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -69,16 +70,14 @@ def _checked_orientation(encoded: bytes) -> np.int32:
 
 def _upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """A picture [height, width, 3], or a crop of it, that is stored in one of EXIF's orientations, turned or mirrored."""
+    turned = partial(tf.numpy_function, _turned, [image, orientation], tf.uint8)
+    return tf.ensure_shape(tf.cond(orientation > 1, turned, lambda: image), [None, None, 3])
 
-    def is_one_of(*numbers: int) -> tf.Tensor:
-        return tf.reduce_any(tf.equal(orientation, numbers))
 
-    def turned() -> tf.Tensor:
-        x = tf.cond(orientation > 4, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
-        x = tf.cond(is_one_of(2, 3, 6, 7), lambda: tf.reverse(x, [1]), lambda: x)
-        return tf.cond(is_one_of(3, 4, 7, 8), lambda: tf.reverse(x, [0]), lambda: x)
-
-    return tf.cond(orientation > 1, turned, lambda: image)
+def _turned(image: np.ndarray, orientation: np.int32) -> np.ndarray:
+    image = image.transpose(1, 0, 2) if orientation > 4 else image
+    image = image[:, ::-1] if orientation in (2, 3, 6, 7) else image
+    return np.ascontiguousarray(image[::-1] if orientation in (3, 4, 7, 8) else image)
 
 
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:

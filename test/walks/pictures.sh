@@ -1,0 +1,13 @@
+#!/bin/sh
+# docs/own-pictures.md, from a folder of pictures to a network that works without it, and elsewhere. SHORT=1: small pictures.
+set -eu
+python=${PYTHON:-.venv/bin/python}
+runs=${RUNS:-logs/walks}
+short=${SHORT:+--image-size 64 --batch-size 8 --epochs 2}
+
+$python test/helpers/clothing.py "$runs/pictures"
+$python finetune.py "$runs/pictures" --logs-path "$runs/own" $short
+$python export.py "$runs/own/network" --to savedmodel,tflite,frozen --output "$runs/exported"
+mv "$runs/pictures" "$runs/moved"
+$python validation.py --restore-path "$runs/own/network" --predict "$runs/moved/Bag/001.png"
+$python validation.py --restore-path "$runs/exported/model.tflite" --predict "$runs/moved/Bag/001.png"
