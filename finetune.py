@@ -28,7 +28,7 @@ DESCRIBING = ("--dry-run", "--explain", "--summary")  # answered for each stage,
 
 
 def main(argv: list[str]) -> int:
-    """look -> classifier -> network -> the best of both. The same call goes on with a fine-tuning that was stopped."""
+    """look -> classifier -> network -> the best of both. A fine-tuning that was stopped goes on by the same call."""
     options, given = _parse(argv)
     folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]

@@ -63,7 +63,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """A stream of micro-batches.
+    """A stream of batches: in training those of a pass (a micro-batch or, folded, several), in validation micro-batches.
 
     `start`: position of the first sample in the endless epoch order (training only): position p is element
     p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).

@@ -58,7 +58,7 @@ def proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
 
 
 def scaled_proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """The same, the factor multiplied in, as after its expansions."""
+    """Proxy norm with the factor multiplied in, as after the block's expansion."""
     return layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0]
 
 

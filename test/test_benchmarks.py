@@ -16,7 +16,7 @@ ROW = peers.ROWS[0]
 
 @pytest.mark.parametrize("row", peers.ROWS, ids=lambda row: row.name)
 def test_every_row_asks_for_what_there_is(row):
-    """The same network size, batch and accumulation of each way."""
+    """Every way has one network size, batch and accumulation."""
     script = "inference_embedded" if row.inference else "train"
     commands = row.commands("python")
     words = commands[peers.OURS]

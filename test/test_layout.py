@@ -31,7 +31,7 @@ SCRIPTS = (
 )
 FACES = ("ipu_utils", "log")
 NO_SUBJECTS = re.compile(
-    r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many)\b.*)"
+    r"(?:\A|(?<=[.!?])\s+)((?:What|Of|Those|That|Its?|How|Which|So many|The same)\b.*)"
 )  # of a docstring's sentences
 # rooms from the ground floor up; a file imports from its own room and from those of lower floors
 FLOORS = (

@@ -187,7 +187,7 @@ def test_made_data_stay_in_the_block_that_is_found(tmp_path):
     ],
 )
 def test_each_remedy_can_be_given_and_helps(words):
-    """The same global batch, and less memory on the fullest IPU."""
+    """A proposal keeps the global batch, and takes less memory on the fullest IPU."""
     plan = json.loads(succeed("plan", *words.split(), "--json", "-").out)
     assert not plan["fits"] and plan["remedies"]
     for remedy in plan["remedies"]:

@@ -38,7 +38,7 @@ def _standardised(image: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Ten
 
 
 def standardise_in_floats(image: tf.Tensor) -> tf.Tensor:
-    """The same in FP32 alone, within its rounding, for runtimes that have neither 64-bit whole numbers nor FP64."""
+    """`standardise` in FP32 alone, equal within rounding, for runtimes that have neither 64-bit whole numbers nor FP64."""
     pixels = tf.cast(image, tf.float32)
     centred = pixels - tf.reduce_mean(pixels, [1, 2, 3], keepdims=True)
     least = float(image.shape[1] * image.shape[2] * image.shape[3]) ** -0.5

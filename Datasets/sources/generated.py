@@ -21,7 +21,7 @@ _DEVIATION = 60.0
 
 
 def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The same images [n, side, side, 3] and labels [n] for positions [n], inside the device's graph.
+    """The stream's images [n, side, side, 3] and labels [n] for positions [n], made inside the device's graph.
 
     They are what a stream would deliver without `eight_bit` (nothing is sent), so `on_device` comes next.
     """

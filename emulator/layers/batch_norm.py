@@ -53,7 +53,7 @@ def by_kernels(
 
 
 def of_batch(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float) -> Normed:
-    """The same without an activation, by TensorFlow's operations."""
+    """Batch norm without an activation, by TensorFlow's operations."""
     unused = (tf.constant([], tf.float32),) * 2
     of_parts = tf.split(x, parts) if parts > 1 else [x]
     results = [_fused(part, gamma, beta, unused, epsilon, training=True) for part in of_parts]
@@ -72,7 +72,7 @@ def of_processes(
     epsilon: float,
     sync_mean: Callable[[tf.Tensor], tf.Tensor],
 ) -> Normed:
-    """The same with statistics that are means over several processes too."""
+    """Batch norm with statistics that are means over several processes too."""
     flat = tf.reshape(x, [parts, -1, x.shape[-1]])
     mean = sync_mean(tf.reduce_mean(flat, 1))
     centred = flat - mean[:, None]
@@ -96,7 +96,7 @@ def inference_by_kernels(
     epsilon: float,
     activation: str = LINEAR,
 ) -> tf.Tensor | None:
-    """The same, and an activation; None without the native kernels."""
+    """Batch norm of `inference`, and an activation, as one operation; None without the native kernels."""
     kernels = library.load_for(x)
     if kernels is None:
         return None
@@ -127,7 +127,7 @@ class _Outcome(NamedTuple):
 def _composed(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, moving: tuple[tf.Tensor, tf.Tensor], epsilon: float, training: bool
 ) -> _Outcome:
-    """The same from operations that have float64, which the fused one lacks."""
+    """Batch norm from operations that have float64, which the fused one lacks."""
     mean, variance = tf.nn.moments(x, [0, 1, 2]) if training else moving
     y = (x - mean) * tf.math.rsqrt(variance + epsilon) * gamma + beta
     count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)

@@ -112,7 +112,7 @@ class TensorLayers(Layers):
         return y
 
     def _halved(self, y: tf.Tensor) -> tf.Tensor:
-        """The same of a layer that rounds by itself what it puts out and what arrives there."""
+        """Return the output of a layer that rounds that, and the gradient which arrives there, by itself."""
         if self._rounding is not None:
             self._gradients[y.name] = _Gradient(self._segment, rounded=True)
         return y

@@ -5,7 +5,8 @@ the tuple of actions that the stage carries out in that clock, in this order, an
 and what the executor has each pass wait for (`waits`) are read from the rows. This module knows no seconds, bytes, devices
 or tensors, and it accepts every number of stages and of micro-batches from 1 on.
 
-Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock.
+Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock. Where a plan folds micro-batches,
+or replicas, into passes, A and i count passes.
 """
 
 from __future__ import annotations

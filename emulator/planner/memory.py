@@ -127,7 +127,7 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
 
 
 def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:
-    """The same for inference, where nothing waits: one operation after another, of which the largest counts."""
+    """The three parts of a stage's memory in inference, where nothing waits: those of the largest operation."""
     largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
     return 0, _alive(largest), _product_elements(largest, batch)
 

@@ -34,17 +34,17 @@ from emulator.program.weights import ProgramState
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, micro-batch of the update)
+NextFeatures = Callable[[tf.Tensor, tf.Tensor], Features]  # (updates done, pass of the update)
 INFEED = "infeed"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The source of micro-batches.
+    """The source of a program's samples: one element of the data set for each pass, a micro-batch or, folded, several.
 
-    `features`: (seed, next element of the data set, updates done, micro-batch of the update) -> what is left to do on the
-    device: {"image", "label", "position"} of the next micro-batch, beside what the loss needs more. `dataset`: makes the
-    data set on the host, in the present graph; without it the elements are empty.
+    `features`: (seed, next element of the data set, updates done, pass of the update) -> the features of a pass, made on
+    the device: {"image", "label", "position"}, and further ones that the loss needs. `dataset`: makes the data set on the
+    host, in the present graph; without it the elements are empty.
     """
 
     features: Callable[[Seed, Features, tf.Tensor, tf.Tensor], Features]

@@ -50,7 +50,7 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
 
 
 def going_on(script: str, argv: list[str]) -> AbstractContextManager[None]:
-    """The same for a run that goes on."""
+    """`repeatable` for a run that goes on."""
     return repeatable(script, argv, "The run is as it was.", "Go on", alone=True)
 
 

@@ -165,7 +165,7 @@ def _update(prediction: Prediction) -> str:
 
 
 def _schedules(prediction: Prediction) -> str:
-    """The same stages by each schedule."""
+    """The drawing of one plan's stages by each schedule."""
     rows = []
     for schedule in SCHEDULES:
         other = _varied(prediction, variants.scheduled(prediction.workload, schedule), prediction.system)
@@ -178,7 +178,7 @@ def _schedules(prediction: Prediction) -> str:
 
 
 def _scaling(prediction: Prediction) -> str:
-    """The same global batch on each system of the same IPUs, with as many replicas as it holds."""
+    """The table of the global batch on each system of the plan's IPUs, with as many replicas as the system holds."""
     rows = []
     for system in variants.family(prediction.system):
         other = variants.scaled(prediction.workload, system)

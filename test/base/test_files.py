@@ -67,7 +67,7 @@ WRITERS = {
 
 
 def named(file: str) -> str:
-    """The same in every process of pytest's."""
+    """A test's name that is alike in every process of pytest's."""
     return file.replace(str(os.getpid()), "PID")
 
 

@@ -506,7 +506,7 @@ def test_a_record_is_what_protobuf_writes(size, label, text):
 
 
 def test_a_tree_is_split_as_a_conversion_splits(tmp_path):
-    """The same pictures validate, wherever the tree lies, and none that trains."""
+    """Pictures that validate are the conversion's, wherever the tree lies, and none trains."""
     names, per_class = ("ant", "bee"), 7
     for name in names:
         (tmp_path / "pets" / name).mkdir(parents=True)

@@ -61,7 +61,7 @@ def zipped(method: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
 
 
 def struck(content: bytes, place: int) -> bytes:
-    """The same with one other byte, behind a zip's first header, in which there is the time of day."""
+    """A file with one other byte, behind a zip's first header, in which there is the time of day."""
     return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
 
 
