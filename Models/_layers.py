@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from Models._norms import NormPolicy
+from Models._norms import Norm
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,15 @@ class Layers(ABC):
         """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
 
     @abstractmethod
-    def norm(self, x: Any, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Any:
+    def norm(self, x: Any, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Any:
         """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
 
-    def norm_activation(self, x: Any, policy: NormPolicy, activation: str) -> Any:
+    def norm_activation(self, x: Any, policy: Norm, activation: str) -> Any:
         """Normalisation with scale and offset, then "relu" or "swish"."""
         return getattr(self, activation)(self.norm(x, policy))
 
     @abstractmethod
-    def proxy_norm_activation(self, x: Any, policy: NormPolicy, rule: ProxyRule, *, scaled: bool) -> tuple[Any, Any]:
+    def proxy_norm_activation(self, x: Any, policy: Norm, rule: ProxyRule, *, scaled: bool) -> tuple[Any, Any]:
         """Normalisation, affine map, activation, less the proxy's mean; and the proxy's inverse deviation [1, 1, 1,
         channels], multiplied in if `scaled` (proxy normalisation, Labatie et al., arXiv 2106.03743)."""
 

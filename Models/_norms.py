@@ -1,45 +1,15 @@
-"""Every normalisation that a network can have: the option that chooses it, its constants, its variables, its name. The
-arithmetic is a row of `NORMS` (emulator/layers/tensor_layers.py), a method for each kind."""
+"""Every normalisation that a network can have, a class for each: the option that chooses it, its constants, its variables,
+its name. The arithmetic is a row of `NORMS` (emulator/layers/tensor_layers.py), a method for each class."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from base.fields import at_least, between, opt
 
 IPU_GROUP_NORM_EPSILON = 1.53e-5  # the IPU operation's own default, which residual networks keep
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormKind:
-    """The properties that all norms of a kind share."""
-
-    option: str = ""  # the switch that chooses it; the kind without one is there if no switch is on
-    scope: str = ""  # of its variables
-    label: str  # its part of a run's name, with the fields of the policy
-    title: str = ""  # as people call it
-    identity: bool = False  # changes nothing
-    moving: bool = False  # has moving statistics, of batches, for inference
-    fused: bool = False  # one function with the activation behind it, for which the backward pass keeps the norm's input
-    reads: tuple[str, ...] = ()  # options that other kinds have no use for
-
-
-KINDS = {
-    "group": NormKind(
-        option="group_norm",
-        scope="GroupNorm",
-        label="GN{groups}",
-        title="group norm",
-        fused=True,
-        reads=("groups", "contiguous_groups"),
-    ),
-    "batch": NormKind(
-        option="batch_norm", scope="batch_norm", label="BN", title="batch norm", moving=True, reads=("BN_decay", "BN_span")
-    ),
-    "none": NormKind(label="noBN", identity=True),
-}
-SWITCHES = tuple(kind.option for kind in KINDS.values() if kind.option)
+NormVariable = tuple[str, float, float | None]  # name, initial value and decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,67 +24,125 @@ class NormOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormPolicy:
-    """The kind of normalisation that follows a convolution, and its constants."""
+class Norm:
+    """The normalisation that follows a convolution. Subclasses have constants of their own, and say of their kind:
 
-    kind: str  # one of KINDS
+    `option`: the switch that chooses it; the kind without one is there if no switch is on. `reads`: options that other kinds
+    have no use for. `title`: what people call it; `scope`: of its variables. `moving`: it has moving statistics, of batches,
+    for inference. `fused`: one function with the activation behind it, for which the backward pass keeps the norm's input.
+    """
+
+    option: ClassVar[str] = ""
+    reads: ClassVar[tuple[str, ...]] = ()
+    title: ClassVar[str] = ""
+    scope: ClassVar[str] = ""
+    moving: ClassVar[bool] = False
+    fused: ClassVar[bool] = False
+
     epsilon: float = 1e-5
-    decay: float = 0.97  # of moving statistics
-    groups: int = 1
-    two_pass: bool = False  # group norm: variance from the centred values
-    contiguous: bool = False  # group norm: neighbouring channels are a group; on the IPU every groups-th is
-    proxy: float | None = None  # group norm: proxy normalisation of what follows, with this epsilon
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"no norm '{self.kind}'; there are: {', '.join(KINDS)}")
-
-    @property
-    def scope(self) -> str:
-        """The scope of its variables."""
-        return KINDS[self.kind].scope
-
-    @property
-    def moving(self) -> bool:
-        """True if it has moving statistics."""
-        return KINDS[self.kind].moving
-
-    @property
-    def identity(self) -> bool:
-        """True if it changes nothing."""
-        return KINDS[self.kind].identity
-
-    @property
-    def fused(self) -> bool:
-        """True if it is one function with the activation behind it."""
-        return KINDS[self.kind].fused
-
-    def fault(self, channels: int) -> str | None:
-        """The reason why it cannot be a norm of so many channels."""
-        if "groups" in KINDS[self.kind].reads and channels % self.groups:
-            return f"{channels} channels do not divide into {self.groups} norm groups"
-        return None
+    @classmethod
+    def of(cls, options: NormOptions, *, epsilon: float, two_pass: bool, proxy: float | None) -> Norm:
+        """Return the norm of these options; constants that a kind has no use for are left out."""
+        return cls(epsilon=epsilon)
 
     def label(self) -> str:
         """The part of a run's name: BN, GN32 or noBN."""
-        return KINDS[self.kind].label.format_map(vars(self))
+        raise NotImplementedError
 
-    def variables(self, *, zero_gamma: bool, scale: bool, centre: bool) -> list[tuple[str, float, float | None]]:
-        """Name, initial value and decay of each variable [channels], in the order of creation."""
-        rows: list[tuple[str, float, float | None]] = [("beta", 0.0, None)] if centre else []
-        rows += [("gamma", 0.0 if zero_gamma else 1.0, None)] if scale else []
-        rows += [("moving_mean", 0.0, self.decay), ("moving_variance", 1.0, self.decay)] if self.moving else []
-        return rows
+    def at_most(self, channels: int) -> Norm:
+        """Return the norm for so few channels."""
+        return self
 
+    def fault(self, channels: int) -> str | None:
+        """The reason why it cannot be a norm of so many channels."""
+        return None
 
-def policy(options: NormOptions, **constants: Any) -> NormPolicy:
-    """The norm that the options choose. `constants`: fields of NormPolicy that are no option of all models."""
-    kind = next(name for name, kind in KINDS.items() if not kind.option or getattr(options, kind.option))
-    return NormPolicy(
-        kind=kind, decay=options.BN_decay, groups=options.groups, contiguous=options.contiguous_groups, **constants
-    )
+    def variables(self, *, zero_gamma: bool, scale: bool, centre: bool) -> list[NormVariable]:
+        """The variables [channels] in the order of creation."""
+        rows: list[NormVariable] = [("beta", 0.0, None)] if centre else []
+        return rows + ([("gamma", 0.0 if zero_gamma else 1.0, None)] if scale else [])
 
 
-def residual_policy(options: NormOptions, two_pass: bool) -> NormPolicy:
-    """Return the policy with epsilon 1e-5; for group norm the epsilon is the IPU operation's."""
-    return policy(options, epsilon=IPU_GROUP_NORM_EPSILON if options.group_norm else 1e-5, two_pass=two_pass)
+@dataclass(frozen=True, kw_only=True)
+class GroupNorm(Norm):
+    """Group norm (Wu and He, arXiv 1803.08494). `two_pass`: the variance is that of the centred values; `contiguous`:
+    neighbouring channels are a group, where on the IPU every groups-th channel is; `proxy`: proxy normalisation of what
+    follows, with this epsilon (Labatie et al., arXiv 2106.03743)."""
+
+    option = "group_norm"
+    reads = ("groups", "contiguous_groups")
+    title = "group norm"
+    scope = "GroupNorm"
+    fused = True
+
+    groups: int = 1
+    two_pass: bool = False
+    contiguous: bool = False
+    proxy: float | None = None
+
+    @classmethod
+    def of(cls, options: NormOptions, *, epsilon: float, two_pass: bool, proxy: float | None) -> GroupNorm:
+        return cls(
+            epsilon=epsilon, groups=options.groups, contiguous=options.contiguous_groups, two_pass=two_pass, proxy=proxy
+        )  # fmt: skip
+
+    def label(self) -> str:
+        return f"GN{self.groups}"
+
+    def at_most(self, channels: int) -> GroupNorm:
+        """Never more groups than channels."""
+        return replace(self, groups=min(self.groups, channels))
+
+    def fault(self, channels: int) -> str | None:
+        return f"{channels} channels do not divide into {self.groups} norm groups" if channels % self.groups else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNorm(Norm):
+    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167). `decay`: of the moving statistics."""
+
+    option = "batch_norm"
+    reads = ("BN_decay", "BN_span")
+    title = "batch norm"
+    scope = "batch_norm"
+    moving = True
+
+    decay: float = 0.97
+
+    @classmethod
+    def of(cls, options: NormOptions, *, epsilon: float, two_pass: bool, proxy: float | None) -> BatchNorm:
+        return cls(epsilon=epsilon, decay=options.BN_decay)
+
+    def label(self) -> str:
+        return "BN"
+
+    def variables(self, *, zero_gamma: bool, scale: bool, centre: bool) -> list[NormVariable]:
+        trained = super().variables(zero_gamma=zero_gamma, scale=scale, centre=centre)
+        return [*trained, ("moving_mean", 0.0, self.decay), ("moving_variance", 1.0, self.decay)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNorm(Norm):
+    """No norm: the values as they are."""
+
+    def label(self) -> str:
+        return "noBN"
+
+    def variables(self, *, zero_gamma: bool, scale: bool, centre: bool) -> list[NormVariable]:
+        return []
+
+
+KINDS: tuple[type[Norm], ...] = (GroupNorm, BatchNorm, NoNorm)  # the first whose switch is on is chosen
+SWITCHES = tuple(kind.option for kind in KINDS if kind.option)
+
+
+def chosen(options: NormOptions, *, epsilon: float, two_pass: bool = False, proxy: float | None = None) -> Norm:
+    """Return the norm that the options choose. `two_pass`, `proxy`: as of GroupNorm."""
+    kind = next(kind for kind in KINDS if not kind.option or getattr(options, kind.option))
+    return kind.of(options, epsilon=epsilon, two_pass=two_pass, proxy=proxy)
+
+
+def of_residual(options: NormOptions, two_pass: bool) -> Norm:
+    """Return the norm with epsilon 1e-5; for group norm the epsilon is the IPU operation's."""
+    return chosen(options, epsilon=IPU_GROUP_NORM_EPSILON if options.group_norm else 1e-5, two_pass=two_pass)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from Models._layers import Initial, Layers
-from Models._norms import NormPolicy
+from Models._norms import Norm
 from Models._segments import Segment
 
 KERNEL = Initial(1.0, "fan_in")
@@ -46,7 +46,7 @@ class ResidualNetwork:
     large_stem: bool  # 7x7 stride 2 and max-pool, for ImageNet-sized pictures
     stem_width: int
     widths: tuple[int, ...]  # of the narrow convolutions, per stage; bottleneck units put out four times that
-    norm: NormPolicy
+    norm: Norm
     num_classes: int
     projection: bool  # basic units begin a stage with a 1x1 convolution (else option A)
     conv_groups: int = 1

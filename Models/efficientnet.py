@@ -4,7 +4,6 @@ are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 from base.fields import above, at_least, between, opt
 from Models import _norms
 from Models._layers import Initial, Layers, ProxyRule
-from Models._norms import NormOptions, NormPolicy
+from Models._norms import Norm, NormOptions
 from Models._segments import Segment
 
 TITLE = "EfficientNet"
@@ -158,7 +157,7 @@ class Block:
 class Parts:
     """The choices that every block shares."""
 
-    norm: NormPolicy
+    norm: Norm
     activation: str
     group_dim: int
     se: bool
@@ -167,16 +166,21 @@ class Parts:
         """The activation of the whole network."""
         return getattr(layers, self.activation)(x)
 
-    def norm_for(self, channels: int) -> NormPolicy:
-        """Never more groups than channels."""
-        return dataclasses.replace(self.norm, groups=min(self.norm.groups, channels))
+    def norm_for(self, channels: int) -> Norm:
+        """The norm, where a layer has few channels, too."""
+        return self.norm.at_most(channels)
 
     def normalise(self, layers: Layers, x: Any, *, scaled: bool = True) -> tuple[Any, Any]:
         """Norm and activation, and with proxy norm its factor, which is multiplied in if `scaled`."""
         policy = self.norm_for(layers.channels(x))
-        if policy.proxy is None:
+        if not self.has_proxy:
             return layers.norm_activation(x, policy, self.activation), None
         return layers.proxy_norm_activation(x, policy, ProxyRule(self.activation, policy.proxy), scaled=scaled)
+
+    @property
+    def has_proxy(self) -> bool:
+        """True if proxy norm follows the norm."""
+        return getattr(self.norm, "proxy", None) is not None
 
 
 def build(options: Options, family: str, num_classes: int, two_pass: bool) -> list[Segment]:
@@ -254,9 +258,9 @@ def _conv_groups(channels: int, group_dim: int) -> int:
     return next(groups for groups in range(_wanted_groups(channels, group_dim), 0, -1) if channels % groups == 0)
 
 
-def _norm_policy(options: Options, two_pass: bool) -> NormPolicy:
+def _norm_policy(options: Options, two_pass: bool) -> Norm:
     proxy = options.proxy_epsilon if options.proxy_norm else None
-    return _norms.policy(options, epsilon=options.norm_epsilon, two_pass=two_pass, proxy=proxy)
+    return _norms.chosen(options, epsilon=options.norm_epsilon, two_pass=two_pass, proxy=proxy)
 
 
 def _letters(unit: int) -> str:
@@ -286,7 +290,7 @@ def _round_width(channels: int, coefficient: float, options: Options) -> int:
 def _block_segments(block: Block, parts: Parts) -> list[Segment]:
     """Return one segment for a block with a shortcut, or one for each part of a block without."""
     steps = [("", _expand)] if block.expand > 1 else []
-    if parts.se and parts.norm.proxy is not None:  # the proxy's factor goes from one to the other
+    if parts.se and parts.has_proxy:  # the proxy's factor goes from one to the other
         steps.append(("/b", _spatial_and_gate))
     else:
         steps += [("/b", _spatial)] + ([("/SE", _squeeze_excite)] if parts.se else [])
@@ -351,7 +355,7 @@ def _project(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
     with layers.scope(block.name), layers.scope("c"):
         x = layers.conv(x, block.channels_out, 1, CONV)
         # no activation follows, so there is nothing for a proxy to correct: a scale is all that the method keeps
-        return layers.norm(x, parts.norm_for(block.channels_out), centre=parts.norm.proxy is None)
+        return layers.norm(x, parts.norm_for(block.channels_out), centre=not parts.has_proxy)
 
 
 def _top(layers: Layers, x: Any, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Any:

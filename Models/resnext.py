@@ -53,7 +53,7 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
         large_stem=family == "imagenet",
         stem_width=widths[0],
         widths=widths,
-        norm=_norms.residual_policy(options, two_pass),
+        norm=_norms.of_residual(options, two_pass),
         num_classes=num_classes,
         projection=True,
         conv_groups=options.convolution_groups,
@@ -65,5 +65,5 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
 
 def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, precision: str) -> str:
     """RNX<size>_bs<batch>_<norm>_<precision>."""
-    norm = _norms.residual_policy(options, False).label()
+    norm = _norms.of_residual(options, False).label()
     return f"RNX{options.model_size}_bs{micro}{replicas}{accumulation}_{norm}_{precision}"

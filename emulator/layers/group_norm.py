@@ -22,7 +22,7 @@ from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, a
 from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.half import Rounding
 from emulator.native import library
-from Models._norms import NormPolicy
+from Models._norms import GroupNorm
 
 Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
@@ -31,7 +31,7 @@ def group_norm(
     x: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
-    policy: NormPolicy,
+    policy: GroupNorm,
     activation: str = LINEAR,
     rounding: Rounding | None = None,
     noise: Noise = (),
@@ -68,7 +68,7 @@ def group_norm(
 def proxy_norm(
     x: tf.Tensor,
     proxy: Rows,
-    policy: NormPolicy,
+    policy: GroupNorm,
     activation: str,
     *,
     scaled: bool,
@@ -106,7 +106,7 @@ def proxy_norm(
     return apply(x, *proxy)
 
 
-def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str, scaled: bool | None = None) -> Kernel:
+def _by_kernels(kernels: ModuleType, policy: GroupNorm, activation: str, scaled: bool | None = None) -> Kernel:
     """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
     `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
@@ -133,7 +133,7 @@ def _by_kernels(kernels: ModuleType, policy: NormPolicy, activation: str, scaled
     return apply
 
 
-def group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
+def group_mean(per_channel: tf.Tensor, policy: GroupNorm) -> tf.Tensor:
     """[batch, 1, 1, channels] -> the mean of each channel's group, at every channel."""
     channels = per_channel.shape[-1]
     size = channels // policy.groups
@@ -146,7 +146,7 @@ def group_mean(per_channel: tf.Tensor, policy: NormPolicy) -> tf.Tensor:
     return tf.reshape(spread, [-1, 1, 1, channels])
 
 
-def statistics(x: tf.Tensor, policy: NormPolicy) -> tuple[tf.Tensor, tf.Tensor]:
+def statistics(x: tf.Tensor, policy: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
     mean = group_mean(_pixel_mean(x), policy)
     if policy.two_pass:
@@ -216,7 +216,7 @@ def _input_gradient(rounding: Rounding | None) -> Kernel:
 
 
 def _gradients(
-    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: NormPolicy,
+    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: GroupNorm,
     rounding: Rounding | None, noise: Noise,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
     """dx, dgamma, dbeta from dz and dz * (x - mean)."""

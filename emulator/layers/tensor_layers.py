@@ -19,7 +19,7 @@ from emulator.layers.activations import LINEAR
 from emulator.layers.half import Rounding
 from emulator.layers.watch import GradientWatch
 from Models._layers import Initial, Layers, ProxyRule, Variable
-from Models._norms import NormPolicy
+from Models._norms import BatchNorm, GroupNorm, NoNorm, Norm
 
 
 def initial_value(variable: Variable, seed: draws.Seed, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -200,17 +200,17 @@ class TensorLayers(Layers):
         return y if self._watch is None else self._same(self._watch.watched(y, self.path(kind)), y)
 
     def norm(
-        self, x: tf.Tensor, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
+        self, x: tf.Tensor, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
     ) -> tf.Tensor:
-        return NORMS[policy.kind](self, x, policy, LINEAR, scale=scale, centre=centre)
+        return NORMS[type(policy)](self, x, policy, LINEAR, scale=scale, centre=centre)
 
-    def norm_activation(self, x: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
-        return NORMS[policy.kind](self, x, policy, activation)
+    def norm_activation(self, x: tf.Tensor, policy: Norm, activation: str) -> tf.Tensor:
+        return NORMS[type(policy)](self, x, policy, activation)
 
     def _activation(self, x: tf.Tensor, activation: str) -> tf.Tensor:
         return x if activation == LINEAR else getattr(self, activation)(x)
 
-    def _unchanged(self, x: tf.Tensor, policy: NormPolicy, activation: str, **_: bool) -> tf.Tensor:
+    def _unchanged(self, x: tf.Tensor, policy: Norm, activation: str, **_: bool) -> tf.Tensor:
         return self._activation(x, activation)
 
     def _affine(self, x: tf.Tensor, *, scale: bool, centre: bool) -> tuple[tf.Tensor, tf.Tensor]:
@@ -219,7 +219,7 @@ class TensorLayers(Layers):
         return gamma, self._weights[self.path("beta")] if centre else tf.zeros(x.shape[-1:], x.dtype)
 
     def _group_norm(
-        self, x: tf.Tensor, policy: NormPolicy, activation: str, *, scale: bool = True, centre: bool = True
+        self, x: tf.Tensor, policy: Norm, activation: str, *, scale: bool = True, centre: bool = True
     ) -> tf.Tensor:
         with self.scope(policy.scope):
             gamma, beta = self._affine(x, scale=scale, centre=centre)
@@ -227,7 +227,7 @@ class TensorLayers(Layers):
         return self._halved(group_norm.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
 
     def _batch_norm(
-        self, x: tf.Tensor, policy: NormPolicy, activation: str, *, scale: bool = True, centre: bool = True
+        self, x: tf.Tensor, policy: Norm, activation: str, *, scale: bool = True, centre: bool = True
     ) -> tf.Tensor:
         x = self._read(x)
         with self.scope(policy.scope):
@@ -239,7 +239,7 @@ class TensorLayers(Layers):
             return self._result(y)
         return self._halved(activations.halved_activation(y, activation, self._rounding, self._noise()))
 
-    def _normed(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: NormPolicy, activation: str) -> tf.Tensor:
+    def _normed(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: Norm, activation: str) -> tf.Tensor:
         """Batch norm and an activation in the precision of x; training's moments become the micro-batch's statistics."""
         names = self.path("moving_mean"), self.path("moving_variance")
         if not self._training:
@@ -260,7 +260,7 @@ class TensorLayers(Layers):
         return normed.y if activated else self._activation(normed.y, activation)
 
     def proxy_norm_activation(
-        self, x: tf.Tensor, policy: NormPolicy, rule: ProxyRule, *, scaled: bool
+        self, x: tf.Tensor, policy: Norm, rule: ProxyRule, *, scaled: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         proxy = self._weights[self.path("act", "proxy")]
         own = tf.unstack(proxy)
@@ -336,8 +336,8 @@ class TensorLayers(Layers):
         return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
-# a kind of Models/_norms.py: its method, which does the activation after the norm too
-NORMS = {"group": TensorLayers._group_norm, "batch": TensorLayers._batch_norm, "none": TensorLayers._unchanged}
+# the method of each kind of norm, which does the activation after the norm too
+NORMS = {GroupNorm: TensorLayers._group_norm, BatchNorm: TensorLayers._batch_norm, NoNorm: TensorLayers._unchanged}
 
 
 def _pointwise(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from Models import _segments
 from Models._layers import GLOROT, Initial, Layers, ProxyRule, Variable
-from Models._norms import NormPolicy
+from Models._norms import NoNorm, Norm
 from Models._segments import Segment
 
 
@@ -46,7 +46,7 @@ class Operation:
     kernel: int = 0
     stride: int = 1
     groups: int = 1
-    norm: NormPolicy | None = None
+    norm: Norm | None = None
     variables: tuple[Variable, ...] = ()
 
 
@@ -149,10 +149,8 @@ class CountingLayers(Layers):
             variables=tuple(variables),
         )  # fmt: skip
 
-    def norm(
-        self, x: Shape, policy: NormPolicy, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
-    ) -> Shape:
-        if policy.identity:
+    def norm(self, x: Shape, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Shape:
+        if isinstance(policy, NoNorm):
             return x
         fault = policy.fault(x.channels)
         if fault:
@@ -161,7 +159,7 @@ class CountingLayers(Layers):
         variables = tuple(Variable(self.path(policy.scope, name), (x.channels,), *values) for name, *values in rows)
         return self._add("norm", x, x, norm=policy, variables=variables)
 
-    def proxy_norm_activation(self, x: Shape, policy: NormPolicy, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
+    def proxy_norm_activation(self, x: Shape, policy: Norm, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
         x = self.norm(x, policy, scale=False, centre=False)
         proxy = Variable(self.path("act", "proxy"), (6, 1, 1, x.channels), 0.0, proxy=rule)
         return self._add("proxy " + rule.activation, x, x, variables=(proxy,)), Shape(1, 1, x.channels)

@@ -105,7 +105,7 @@ def memory_proportions(resolved: Resolved) -> Iterator[str]:
 def batch_statistics(resolved: Resolved) -> Iterator[str]:
     """Batch norm averages over several pictures, and its moving statistics move."""
     run = resolved.run
-    if "batch" not in run.norms:
+    if _norms.BatchNorm not in run.norms:
         return
     if getattr(run.options.model, "BN_decay", None) == 1 and run.options.training.init_path is None:
         yield (
@@ -157,7 +157,7 @@ def options_of_stages(resolved: Resolved) -> Iterator[str]:
 def options_of_other_norms(resolved: Resolved) -> Iterator[str]:
     """Options of norms that the network does not have."""
     run, options = resolved.run, resolved.run.options
-    for kind in (kind for name, kind in _norms.KINDS.items() if name not in run.norms):
+    for kind in (kind for kind in _norms.KINDS if kind not in run.norms):
         for name in filter(options.given, kind.reads):
             yield f"{options.words(name)} changes nothing: the network has no {kind.title}"
 

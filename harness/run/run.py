@@ -17,6 +17,7 @@ from harness.options.update_rules import UPDATE_RULES, named_by
 from harness.run import data, host_memory
 from harness.run.cluster import ALONE, Cluster
 from harness.run.length import TrainingLength
+from Models._norms import Norm
 from Models._segments import Segment
 
 RATE_SAMPLES = 1000  # of a schedule within its warm-up, to find the highest rate
@@ -107,9 +108,9 @@ class Run:
         return self.peak_rate is not None
 
     @property
-    def norms(self) -> frozenset[str]:
-        """The kinds of norms in the network, names of Models._norms.KINDS."""
-        return frozenset(operation.norm.kind for operation in self.trace.operations if operation.norm)
+    def norms(self) -> frozenset[type[Norm]]:
+        """The kinds of norms in the network, of Models._norms.KINDS."""
+        return frozenset(type(operation.norm) for operation in self.trace.operations if operation.norm)
 
     @cached_property
     def highest_rate(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from emulator.plan.trace import CountingLayers, Shape, TraceError, trace
 from emulator.program.runtime import new_graph, session_config
 from Models import _norms, _segments, efficientnet
 from Models._layers import GLOROT, Initial, Variable
-from Models._norms import NormPolicy
+from Models._norms import BatchNorm, GroupNorm, NoNorm
 
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
 G16 = {"group_dim": 16, "expand_ratio": 4}
@@ -483,24 +484,23 @@ def noted(name, family, size, **changes):
 @pytest.mark.parametrize(
     "name, family, size, changes, expected",
     [
-        ("resnet", "imagenet", 50, {}, {("group", 1.53e-5, 32)}),
-        ("resnext", "imagenet", 50, {}, {("group", 1.53e-5, 32)}),
-        ("resnet", "imagenet", 50, BN, {("batch", 1e-5, 32)}),
-        ("resnet", "cifar", 20, {}, {("batch", 1e-5, 16)}),
-        ("resnet", "cifar", 20, {**BN, "batch_norm": False}, {("none", 1e-5, 16)}),
-        ("efficientnet", "imagenet", "B0", {}, {("group", 1e-3, 4)}),
-        ("efficientnet", "imagenet", "B0", BN, {("batch", 1e-3, 4)}),
+        ("resnet", "imagenet", 50, {}, GroupNorm(epsilon=1.53e-5, groups=32)),
+        ("resnext", "imagenet", 50, {}, GroupNorm(epsilon=1.53e-5, groups=32)),
+        ("resnet", "imagenet", 50, BN, BatchNorm(epsilon=1e-5)),
+        ("resnet", "cifar", 20, {}, BatchNorm(epsilon=1e-5)),
+        ("resnet", "cifar", 20, {**BN, "batch_norm": False}, NoNorm(epsilon=1e-5)),
+        ("efficientnet", "imagenet", "B0", {}, GroupNorm(epsilon=1e-3, groups=4)),
+        ("efficientnet", "imagenet", "B0", BN, BatchNorm(epsilon=1e-3)),
     ],
 )
 def test_norm_policies(name, family, size, changes, expected):
     for two_pass in (False, True):
         found = noted(name, family, size, two_pass=two_pass, **changes)
-        assert {(p.kind, p.epsilon, p.groups) for p in found.policies.values()} == expected
-        assert {p.two_pass for p in found.policies.values()} == {two_pass}
+        assert set(found.policies.values()) == {replace(expected, two_pass=two_pass) if expected.fused else expected}
 
 
 def test_never_more_norm_groups_than_channels():
-    norm = NormPolicy(kind="group", groups=32)
+    norm = GroupNorm(groups=32)
     parts = efficientnet.Parts(norm=norm, activation="swish", group_dim=1, se=True)
     assert [parts.norm_for(channels).groups for channels in (8, 32, 64)] == [8, 32, 32]
 
@@ -519,13 +519,13 @@ def test_numbers_that_do_not_divide_are_refused_by_name():
         with pytest.raises(TraceError, match=r"all/b1: 8 input and 6 output channels do not divide into 4 convolution"):
             layers.conv(Shape(4, 4, 8), 6, 3, GLOROT, groups=4)
         with pytest.raises(TraceError, match=r"all/b1: 6 channels do not divide into 4 norm groups"):
-            layers.norm(Shape(4, 4, 6), NormPolicy(kind="group", groups=4))
+            layers.norm(Shape(4, 4, 6), GroupNorm(groups=4))
     with pytest.raises(TraceError, match="64 channels do not divide into 48 norm groups"):
         traced("resnet", "imagenet", 50, groups=48)
     with pytest.raises(TraceError, match="all/block0: 32 channels do not divide into 24 norm groups"):
         traced("efficientnet", "imagenet", "B0", groups=24)
     with pytest.raises(ValueError, match="6 channels do not divide into 4 norm groups"):
-        evaluated(lambda x: norm_of(x, NormPolicy(kind="group", groups=4)), {"x": random(0, 1, 2, 2, 6)})
+        evaluated(lambda x: norm_of(x, GroupNorm(groups=4)), {"x": random(0, 1, 2, 2, 6)})
 
 
 # --- dropout and drop-path ---
@@ -739,7 +739,7 @@ def test_conv_bias_pooling_and_means():
 def norm_of(x, policy, gamma=None, beta=None, training=True, moving=None):
     """(layers, y) of one norm."""
     channels = x.shape[-1]
-    scope = {"group": "GroupNorm", "batch": "batch_norm"}[policy.kind]
+    scope = policy.scope
     weights = {
         f"{scope}/gamma": tf.ones([channels]) if gamma is None else gamma,
         f"{scope}/beta": tf.zeros([channels]) if beta is None else beta,
@@ -804,14 +804,14 @@ def assert_norm(policy, reference, x, tolerance=2e-5):
 @pytest.mark.parametrize("two_pass", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4, 12])
 def test_group_norm(groups, two_pass):
-    policy = NormPolicy(kind="group", groups=groups, epsilon=1.53e-5, two_pass=two_pass)
+    policy = GroupNorm(groups=groups, epsilon=1.53e-5, two_pass=two_pass)
     x = random(6, 3, 4, 5, 12) * np.arange(1, 13, dtype=np.float32) + 0.5
     assert_norm(policy, lambda *a: numpy_group_norm(*a, groups, policy.epsilon), x)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 12])
 def test_contiguous_groups_are_neighbours(groups):
-    policy = NormPolicy(kind="group", groups=groups, epsilon=1e-5, two_pass=True, contiguous=True)
+    policy = GroupNorm(groups=groups, epsilon=1e-5, two_pass=True, contiguous=True)
     order = np.arange(12).reshape(groups, -1).T.ravel()  # strided groups of the channels in this order are neighbours
 
     def reference(x, gamma, beta):
@@ -830,7 +830,7 @@ def test_contiguous_groups_are_neighbours(groups):
 def test_group_norm_adds_epsilon_to_the_variance():
     x = 1e-3 * random(6, 2, 4, 4, 8)
     for epsilon in (1.53e-5, 1e-3):
-        policy = NormPolicy(kind="group", groups=4, epsilon=epsilon, two_pass=True)
+        policy = GroupNorm(groups=4, epsilon=epsilon, two_pass=True)
         y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
         assert np.abs(y - numpy_group_norm(x, 1, 0, 4, epsilon)).max() < 1e-6
 
@@ -838,14 +838,14 @@ def test_group_norm_adds_epsilon_to_the_variance():
 def test_two_passes_keep_digits_that_one_pass_loses():
     x = random(6, 2, 8, 8, 8) + 3000
     expected = numpy_group_norm(x, 1, 0, 4, 1e-5)
-    policies = [NormPolicy(kind="group", groups=4, two_pass=two_pass) for two_pass in (False, True)]
+    policies = [GroupNorm(groups=4, two_pass=two_pass) for two_pass in (False, True)]
     one, two = evaluated(lambda x: [norm_of(x, policy)[0] for policy in policies], {"x": x})
     assert np.isfinite(one).all()  # even where rounding makes the difference of squares negative
     assert np.abs(two - expected).max() < 5e-3 < np.abs(one - expected).max()
 
 
 def test_group_norm_is_the_same_in_evaluation_and_alone():
-    policy = NormPolicy(kind="group", groups=4)
+    policy = GroupNorm(groups=4)
     x = random(6, 3, 4, 4, 8)
     together, evaluation = evaluated(lambda x: [norm_of(x, policy, training=t)[0] for t in (True, False)], {"x": x})
     alone = evaluated(lambda x: norm_of(x, policy)[0], {"x": x[1:2]})
@@ -853,7 +853,7 @@ def test_group_norm_is_the_same_in_evaluation_and_alone():
 
 
 def test_batch_norm():
-    policy = NormPolicy(kind="batch", epsilon=1e-5)
+    policy = BatchNorm(epsilon=1e-5)
     x = random(6, 3, 4, 5, 6) * np.arange(1, 7, dtype=np.float32) + 0.5
     assert_norm(policy, lambda *a: numpy_batch_norm(*a, policy.epsilon), x)
 
@@ -862,7 +862,7 @@ def test_batch_norm_takes_epsilon_as_it_is():
     """A wrapper raised 1e-5 to 1.001e-5: visible when the variance is smaller."""
     x = 1e-4 * random(6, 8, 4, 4, 3)
     for epsilon in (1e-5, 1e-3):
-        policy = NormPolicy(kind="batch", epsilon=epsilon)
+        policy = BatchNorm(epsilon=epsilon)
         y = evaluated(lambda x, policy=policy: norm_of(x, policy)[0], {"x": x})
         expected = numpy_batch_norm(x, 1, 0, epsilon)
         assert np.abs(y - expected).max() < 1e-4 * np.abs(expected).max()
@@ -870,7 +870,7 @@ def test_batch_norm_takes_epsilon_as_it_is():
 
 def test_batch_norm_reports_the_mean_and_the_biased_variance():
     x = random(6, 2, 1, 2, 5) + 3
-    statistics = evaluated(lambda x: norm_of(x, NormPolicy(kind="batch"))[1], {"x": x})
+    statistics = evaluated(lambda x: norm_of(x, BatchNorm())[1], {"x": x})
     assert list(statistics) == ["batch_norm/moving_mean", "batch_norm/moving_variance"]
     mean, variance = statistics.values()
     assert np.abs(mean - x.mean((0, 1, 2))).max() < 1e-5
@@ -878,7 +878,7 @@ def test_batch_norm_reports_the_mean_and_the_biased_variance():
 
 
 def test_batch_norm_of_a_single_value_has_no_variance():
-    y, statistics = evaluated(lambda x: norm_of(x, NormPolicy(kind="batch")), {"x": random(6, 1, 1, 1, 5)})
+    y, statistics = evaluated(lambda x: norm_of(x, BatchNorm()), {"x": random(6, 1, 1, 1, 5)})
     assert (y == 0).all() and (statistics["batch_norm/moving_variance"] == 0).all()
 
 
@@ -888,7 +888,7 @@ def test_batch_norm_in_evaluation_uses_the_moving_statistics():
 
     def make(x):
         moving = {"batch_norm/moving_mean": tf.constant(mean), "batch_norm/moving_variance": tf.constant(variance)}
-        return norm_of(x, NormPolicy(kind="batch", epsilon=1e-3), gamma, beta, training=False, moving=moving)
+        return norm_of(x, BatchNorm(epsilon=1e-3), gamma, beta, training=False, moving=moving)
 
     y, statistics = evaluated(make, {"x": x})
     expected = (x.astype(np.float64) - mean) / np.sqrt(variance + 1e-3) * gamma + beta

@@ -28,7 +28,7 @@ from emulator.program.stages import Network, chunks
 from harness.commands import cli
 from harness.run.resolve import prepare
 from Models._layers import ProxyRule
-from Models._norms import NormPolicy
+from Models._norms import BatchNorm, GroupNorm
 
 slow = pytest.mark.slow
 RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")
@@ -314,7 +314,7 @@ def _used(variable):
 def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
     """The gradient that arrives at the first convolution's result is half, and so is the gradient of the norm inside."""
     draw = np.random.default_rng(4)
-    policy = NormPolicy(kind="batch" if kind == "batch" else "group", epsilon=1e-3, groups=4)
+    policy = BatchNorm(epsilon=1e-3) if kind == "batch" else GroupNorm(epsilon=1e-3, groups=4)
     x = draw.normal(size=(4, 6, 6, 16)).astype(np.float16).astype(np.float32)
     with new_graph().as_default():
         scope = {"batch": "batch_norm", "group": "GroupNorm"}.get(kind)

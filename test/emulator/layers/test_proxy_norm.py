@@ -19,7 +19,7 @@ from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.run.run import Run
 from Models._layers import ProxyRule
-from Models._norms import NormPolicy
+from Models._norms import GroupNorm
 
 CHANNELS = 6
 RULES = [ProxyRule(activation, epsilon) for activation in ("relu", "relu6", "swish") for epsilon in (0.03, 0.5)]
@@ -70,7 +70,7 @@ def test_statistics_are_those_of_the_formula(rule):
             assert np.abs(one.ravel() - other).max() < tolerance
 
 
-POLICY = NormPolicy(kind="group", groups=2, epsilon=1e-3, two_pass=True)
+POLICY = GroupNorm(groups=2, epsilon=1e-3, two_pass=True)
 
 
 def normalised(x: np.ndarray) -> np.ndarray:

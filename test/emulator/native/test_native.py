@@ -16,7 +16,7 @@ from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.gradient_rules import gradients
 from emulator.native import build, library
 from emulator.program.runtime import new_graph
-from Models._norms import NormPolicy
+from Models._norms import GroupNorm
 
 needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
 # more pixels than a block has, fewer, no multiple of it, one; channels that fill no vector
@@ -44,7 +44,7 @@ def outcome(function, inputs: dict[str, np.ndarray], dtype: type, threads: int =
             return session.run(outputs, {tensor: inputs[name] for name, tensor in fed.items()})
 
 
-def grouped(policy: NormPolicy, activation: str):
+def grouped(policy: GroupNorm, activation: str):
     return lambda x, gamma, beta: group_norm.group_norm(x, gamma, beta, policy, activation)
 
 
@@ -76,7 +76,7 @@ def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: 
 def test_group_norm_is_that_of_float64(shape, activation):
     inputs = drawn(shape, 1)
     for groups, contiguous, two_pass in itertools.product((1, 2, shape[-1]), (False, True), (False, True)):
-        policy = NormPolicy(kind="group", groups=groups, contiguous=contiguous, two_pass=two_pass, epsilon=1e-3)
+        policy = GroupNorm(groups=groups, contiguous=contiguous, two_pass=two_pass, epsilon=1e-3)
         function = grouped(policy, activation)
         if shape[1] * shape[2] * shape[3] == groups:
             continue  # a group of one value, whose variance is 0
@@ -95,7 +95,7 @@ def test_proxy_norm_is_that_of_float64(shape, scaled):
     inputs |= {"mean": random.normal(0, 1, shape[-1]), "inverse": random.uniform(0.5, 2, shape[-1]), "dy": dy}
     narrow = {name: value.astype(np.float32) for name, value in inputs.items()}
     for activation, two_pass in itertools.product(("relu", "swish"), (False, True)):
-        policy = NormPolicy(kind="group", groups=2, two_pass=two_pass, epsilon=1e-3)
+        policy = GroupNorm(groups=2, two_pass=two_pass, epsilon=1e-3)
 
         def norm(x, gamma, beta, mean, inverse, policy=policy, activation=activation):
             return group_norm.proxy_norm(x, (beta, gamma, mean, inverse), policy, activation, scaled=scaled)
@@ -150,7 +150,7 @@ def test_variances_are_exact_far_from_zero():
     wide = x.astype(np.float64)
     np.testing.assert_allclose(mean, wide.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(variance, wide.var((0, 1, 2)), rtol=1e-5)
-    policy = NormPolicy(kind="group", groups=4, two_pass=True, epsilon=1e-5)
+    policy = GroupNorm(groups=4, two_pass=True, epsilon=1e-5)
     y = outcome(grouped(policy, "linear"), {"x": x, "gamma": np.ones(4), "beta": np.zeros(4), "dy": x}, np.float32)[0]
     np.testing.assert_allclose(y.astype(np.float64).var((1, 2)), 1, rtol=1e-4)
 
@@ -160,7 +160,7 @@ def test_neither_threads_nor_neighbours_change_a_bit():
     """With fewer samples than threads several threads share a sample; with more, each has its own."""
     shape = (5, 30, 30, 24)
     inputs = {name: value.astype(np.float32) for name, value in drawn(shape, 4).items()}
-    norms = (grouped(NormPolicy(kind="group", groups=4, two_pass=True), "swish"), batched(5, "swish"))
+    norms = (grouped(GroupNorm(groups=4, two_pass=True), "swish"), batched(5, "swish"))
     for norm in norms:
         together = outcome(norm, inputs, np.float32)[:2]
         assert [value.tobytes() for value in outcome(norm, inputs, np.float32, threads=1)[:2]] == [
@@ -206,9 +206,7 @@ def test_swish_saturates_and_keeps_what_is_no_number():
         )
         bad = np.float32([1, np.nan, 2, 3]).reshape(1, 2, 2, 1)
         y = session.run(
-            group_norm.group_norm(
-                tf.constant(bad), tf.ones(bad.shape[-1:]), tf.zeros(bad.shape[-1:]), NormPolicy(kind="group"), "swish"
-            )
+            group_norm.group_norm(tf.constant(bad), tf.ones(bad.shape[-1:]), tf.zeros(bad.shape[-1:]), GroupNorm(), "swish")
         )
     assert np.isfinite(slope).all() and np.isnan(y).all()
 
