@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
+    if entry.answered(argv, "train"):
+        return 0
     asked = request.parse(argv)
     if asked is None:
         print(request.parser().format_help(), end="")

@@ -24,6 +24,8 @@ from harness.planning.searched import Planned
 
 def main(argv: Sequence[str]) -> int:
     """Predictions of every configuration on every system, printed and written where the call asks for them."""
+    if entry.answered(list(argv), "train"):
+        return 0
     asked = request.parse(argv)
     if asked.help:
         print(table.help_text(request.parser()), end="")

@@ -19,19 +19,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from base import version
 from base.errors import OptionError
 from base.process import command_line
 from harness.processes import launch, poprun_options
 from harness.processes.poprun_options import DASHED, OPTIONS
-
-VERSION = "cnn-harness poprun 0.1"
 
 
 def main(argv: list[str]) -> int:
     """parse -> lay out -> print or start; the exit code of the instances."""
     asked, program = poprun_options.parse(argv)
     if asked.get("help") or asked.get("version"):
-        text = f"{VERSION}\n" if asked.get("version") else poprun_options.help_text(__doc__.splitlines()[0])
+        text = f"{version.line()}\n" if asked.get("version") else poprun_options.help_text(__doc__.splitlines()[0])
         print(text, end="")
         return 0
     asked = {**poprun_options.imported(asked), **asked}

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from base import version
 from base.fields import brief, decimal_number
 from base.process import orphans, signals, startup, tf_runtime
 
@@ -25,7 +26,11 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong options as every other wrong input."""
+    """Wrong options as every other wrong input, and --version beside --help."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self.add_argument("--version", action="version", version=version.line(), help="print the versions and stop")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from base import host_limits
+from base import host_limits, version
 from base.errors import DataError, OptionError
 from base.fields import ONE_CALL
 from base.process import command_line
@@ -19,7 +19,7 @@ from emulator.plan.plan import PlanError
 from harness.checkpoints import npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import SaveError
-from harness.commands import cli, compile_only, describe
+from harness.commands import cli, compile_only, config_list, describe
 from harness.commands.cli import Parsed
 from harness.evaluation import inference_record, input_benchmark
 from harness.options import sources
@@ -94,6 +94,8 @@ def parse(
     """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
     run, or the weights, with the `recorded` ones; CheckpointError if a run is to go on with those of an earlier call than
     its last one."""
+    if answered(argv, script):
+        return None
     lost = run_record.lost(folder) if folder else None
     if lost and script in ("train", "restore"):
         file = shlex.quote(str(folder / "arguments"))
@@ -110,6 +112,18 @@ def parse(
         return None
     doubts = run_record.warnings(folder, lost) if folder else []
     return replace(parsed, notes=(*parsed.notes, *doubts))
+
+
+def answered(argv: list[str], script: str) -> bool:
+    """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
+    word = sources.optional_value(argv, "list_configs", script)
+    if is_given(argv, "version", script):
+        print(version.line())
+    elif word:
+        print(config_list.text(value_of(argv, "config_path", script) or str(sources.DEFAULT_CONFIG_PATH), word))
+    else:
+        return False
+    return True
 
 
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
@@ -143,8 +157,9 @@ def restore_path(argv: list[str], script: str) -> str | None:
 
 
 def wants_help(argv: list[str]) -> bool:
-    """Return whether the call asks for help."""
-    return any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
+    """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
+    asked = any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
+    return asked or any(word.split("=")[0] in ("--version", "--list-configs") for word in argv)
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:

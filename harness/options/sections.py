@@ -71,6 +71,10 @@ class MainOptions:
     dry_run: bool = opt(
         False, "print the resolved run (batches, updates, learning rate, size), then stop", traits=(ONE_CALL,)
     )
+    list_configs: str | None = opt(
+        None, "print the named configurations, or those with this word, then stop", bare="all", traits=(ONE_CALL,)
+    )
+    version: bool = opt(False, "print the versions of the harness, Python and TensorFlow, then stop", traits=(ONE_CALL,))
     help: bool = opt(False, "print this help", flags=("-h",), traits=(ONE_CALL,))
 
 

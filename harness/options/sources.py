@@ -62,6 +62,15 @@ def is_given(argv: list[str], name: str, script: str) -> bool:
     return bool(given) and given[-1]
 
 
+def optional_value(argv: list[str], name: str, script: str) -> str | None:
+    """Return the last value of an option that may stand alone, or the one that it stands for then; None if not given."""
+    everything, found = universe(script).flags(), None
+    for flag, values in tokens(argv, everything, lenient=True):
+        if everything.get(flag) is not None and everything[flag].option.name == name:
+            found = values[0] if values else everything[flag].option.meta["bare"]
+    return found
+
+
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:
     """argv as (full flag, its values); prefixes are completed, negative numbers are values."""
     words: list[tuple[str, list[str]]] = []

@@ -100,9 +100,12 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         assumed.append("no data set is given: ImageNet is assumed")
         parsed = cli.parse(words, "train", recorded)
     options = parsed.options
-    made = not options.dataset.random_data and options.dataset.dataset != FOLDERS
+    folder = options.dataset.data_dir or environ.get("DATA_DIR")
+    made = not options.dataset.random_data and (options.dataset.dataset != FOLDERS or not folder)
     if made:
         words.append(RANDOM)
+    if made and options.dataset.dataset == FOLDERS:
+        assumed.append("no --data-dir is given: as many pictures and classes as ImageNet's are assumed")
     span = options.device.BN_span
     if training and span > options.device.replicas and "replicas" not in options.sources:
         words += ["--replicas", str(span)]

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,14 +16,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from runs import run
+from runs import run, succeed
 
-from base import plugins
+from base import plugins, version
 from base.errors import DataError, OptionError
 from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
-from harness.options import catalogue
+from harness.options import catalogue, configs
 from harness.options.other_names import OTHER_NAMES
+from harness.options.sources import DEFAULT_CONFIG_PATH
 
 CIFAR = ("--dataset", "cifar-10")
 IMAGENET = "--dataset imagenet --data-dir nowhere"  # parsing opens no data
@@ -694,3 +696,33 @@ def test_options_of_other_tools_are_none_here_and_answered_with_such_as_are():
 
 def test_optimizer_is_optimiser():
     assert parse("--optimizer momentum").options.training.optimiser == "momentum"
+
+
+# --- Versions and configurations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["train", "validation", "restore", "plan", "finetune", "export", "weight_avg", "inference_embedded", "poprun"],
+)
+def test_every_command_tells_its_version(script):
+    call = [sys.executable, str(plugins.ROOT / f"{script}.py"), "--version"]
+    told = subprocess.run(call, capture_output=True, text=True, timeout=60)
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"{version.line()}\n", "")
+    assert re.fullmatch(r"cnn-harness \d+\.\d+\.\d+ \(Python 3\.[\d.]+, TensorFlow 2\.21\.\d+\)", version.line())
+
+
+def test_configurations_are_listed(tmp_path):
+    """Each of the file's, but for older values; those with a word; and the nearest names where there is none."""
+    lines = succeed("train", "--list-configs").out.splitlines()
+    names = [name for name in configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names if "@" not in name]
+    assert [line.split()[0] for line in lines] == names
+    assert "quickstart" in lines[0] and lines[0].endswith(
+        "resnet 14, fashion-mnist, batch 64 x 1 x 1, 8 epochs, 32.32, momentum"
+    )
+    lars = succeed("plan", "--list-configs", "LARS").out.splitlines()
+    assert 5 < len(lars) < len(lines) and all("lars" in line.lower() for line in lars)
+    refused = run("train", "--list-configs", "quikstart")
+    assert refused.code == 2 and "has that word; did you mean quickstart" in refused.err
+    (tmp_path / "c.yml").write_text("mine:\n  model: resnet\n  epochs: 3\n")
+    assert succeed("restore", "--config-path", tmp_path / "c.yml", "--list-configs").out == "mine  resnet, 3 epochs\n"

@@ -41,7 +41,7 @@ SHARED = {
     "main": {
         "model": (str, "resnet"), "lr_schedule": (str, "stepped"), "restore_path": (str, None), "help": (bool, False),
         "config": (str, None), "config_path": (str, None), "explain": (bool, False), "dry_run": (bool, False),
-        "summary": (bool, False), "release": (str, None),
+        "summary": (bool, False), "release": (str, None), "version": (bool, False), "list_configs": (str, None),
     },
     "dataset": {
         "dataset": (str, None), "data_dir": (str, None), "pipeline_num_parallel": (int, 48),
@@ -383,6 +383,8 @@ ELSEWHERE = {
     "data_dir": "test_bad_input.py::test_damaged_data",
     "keep_best_ckpt": "test_train.py::test_a_run_ends_when_patience_does_and_keeps_its_best",
     "patience": "test_train.py::test_a_run_ends_when_patience_does_and_keeps_its_best",
+    "version": "test_cli.py::test_every_command_tells_its_version",
+    "list_configs": "test_cli.py::test_configurations_are_listed",
     "autoresume": "test_resume.py::test_the_same_call_begins_goes_on_and_finds_the_run_complete",
     "max_ckpts_to_keep": "test_train.py::test_checkpoint_and_validation_points",
     "validation": "test_train.py::test_checkpoint_and_validation_points",

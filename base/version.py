@@ -1,0 +1,35 @@
+"""The version of this project, and of what it stands on, without importing any of that."""
+
+from __future__ import annotations
+
+import platform
+import re
+from contextlib import suppress
+from importlib import metadata
+
+from base import plugins
+
+NAME = "cnn-harness"
+
+
+def own() -> str:
+    """Return the project's version: that of the checkout, or else of the installed package."""
+    with suppress(OSError):
+        text = (plugins.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        found = re.search(rf'^name = "{NAME}"\nversion = "([^"]+)"$', text, re.MULTILINE)
+        if found:
+            return found[1]
+    return _installed(NAME)
+
+
+def line() -> str:
+    """Return name and version, with those of Python and TensorFlow."""
+    return f"{NAME} {own()} (Python {platform.python_version()}, TensorFlow {_installed('tensorflow', 'tensorflow-cpu')})"
+
+
+def _installed(*packages: str) -> str:
+    """The version of the first of some packages that is installed, or "not installed"."""
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return "not installed"
