@@ -82,7 +82,7 @@ def word(rng: random.Random, option: Option | None = None) -> str:
 
 def command_line(rng: random.Random) -> list[str]:
     words = ["--dataset", rng.choice(("cifar-10", "imagenet")), "--generated-data"] * (rng.random() < 0.8)
-    for _ in range(rng.randint(1, 5)):
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3, 4, 5))):  # some calls are accepted, whatever the seed
         flag = rng.choice(FLAGS)
         given = [word(rng, OPTIONS[flag]) for _ in range(rng.choice((0, 1, 1, 1, 2)))]
         if rng.random() < 0.15:
