@@ -226,3 +226,10 @@ def test_one_process_of_several_is_planned(monkeypatch):
         "--distributed: the replicas of one process are planned"
         in succeed("plan", "--config", "quickstart", "--distributed").out
     )
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--explain", "--summary"])
+def test_a_question_to_train_py_is_not_ignored(flag):
+    result = run("plan", "--config", "quickstart", flag)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert f"{flag} is a question to train.py: python train.py {flag}" in result.err

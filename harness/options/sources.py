@@ -53,22 +53,26 @@ def value_of(argv: list[str], name: str, script: str) -> str | None:
 
 def is_given(argv: list[str], name: str, script: str) -> bool:
     """Return whether a switch is on the command line, and not as false, before the others are known."""
-    everything = universe(script).flags()
-    given = [
-        values != ["false"]
-        for flag, values in tokens([word.lower() for word in argv], everything, lenient=True)
-        if everything.get(flag) is not None and everything[flag].option.name == name
-    ]
-    return bool(given) and given[-1]
+    words = words_of(argv, name, script)
+    return words is not None and [word.lower() for word in words[-1:]] != ["false"]
 
 
 def optional_value(argv: list[str], name: str, script: str) -> str | None:
     """Return the last value of an option that may stand alone, or the one that it stands for then; None if not given."""
-    everything, found = universe(script).flags(), None
-    for flag, values in tokens(argv, everything, lenient=True):
-        if everything.get(flag) is not None and everything[flag].option.name == name:
-            found = values[0] if values else everything[flag].option.meta["bare"]
-    return found
+    words = words_of(argv, name, script)
+    bare = universe(script).options[name].meta["bare"]
+    return None if words is None else words[-1] if words else bare
+
+
+def words_of(argv: list[str], name: str, script: str) -> list[str] | None:
+    """Return all words that the command line has after an option, before the others are known; None without the option."""
+    everything = universe(script).flags()
+    given = [
+        words
+        for flag, words in tokens(argv, everything, lenient=True)
+        if everything.get(flag) is not None and everything[flag].option.name == name
+    ]
+    return [word for words in given for word in words] if given else None
 
 
 def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False) -> list[tuple[str, list[str]]]:

@@ -16,10 +16,12 @@ from emulator.planner.systems import System, holding
 from emulator.planner.workload import Workload
 from harness.checkpoints import find
 from harness.commands import cli, entry
+from harness.options import sources
 from harness.run import data, resolve
 from harness.run.run import Run
 
 MOST_PROCESSES = 65536  # of the host
+ASKED_OF_TRAINING = ("dry_run", "explain", "summary")
 RANDOM = "--generated-data"  # a plan reads no data,
 FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
 
@@ -66,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> Request:
     """The request; OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
+    _check_answered_elsewhere(rest)
     for option, target in (("--json", known.json), ("--html", known.html)):
         if target == "" or (option, target) == ("--html", "-"):
             raise OptionError(
@@ -81,6 +84,14 @@ def parse(argv: Sequence[str]) -> Request:
         systems=tuple(dict.fromkeys(known.system)), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, help=known.help, calls=tuple(calls),
     )  # fmt: skip
+
+
+def _check_answered_elsewhere(words: list[str]) -> None:
+    """OptionError for the questions about a call that train.py answers in place of a training."""
+    for name in ASKED_OF_TRAINING:
+        if sources.words_of(words, name, "train") is not None:
+            flag = "--" + name.replace("_", "-")
+            raise OptionError(f"{flag} is a question to train.py: python train.py {flag}, with the same other options")
 
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:

@@ -13,7 +13,10 @@ from harness.planning.searched import Planned
 from harness.reports.prediction import MIB, duration
 
 NOTE = "Predicted by a model that was fitted to published rates: python tools/fit_planner.py prints its errors."
-_OPTIONS = "All other options are those of train.py, and mean the same: python train.py --help lists them."
+_OPTIONS = (
+    "All other options are those of train.py, and mean the same: python train.py --help lists them. It alone answers "
+    "--dry-run, --explain, --summary and --list-configs."
+)
 
 
 def help_text(parser: argparse.ArgumentParser) -> str:
