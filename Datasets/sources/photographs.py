@@ -26,6 +26,8 @@ def open_shards(
     index = RecordIndex(train, tolerance, request.environ)
     if not len(index):
         raise DataError(f"data set {name}: the {len(train)} training shards in {folder} hold no records")
+    # also with --no-validation: a run records how many pictures both splits have, and a digest of them, which the other
+    # instances, a call that goes on with it and later validations are compared with
     return index, RecordIndex(validation, tolerance, request.environ) if validation else None, tolerance
 
 

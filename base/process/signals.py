@@ -81,10 +81,12 @@ class Signals:
             raise StopRequest(self.received, self._instance)
 
     def follow(self, instance: int) -> None:
-        """The instances have agreed to end, because this one got a signal; the others end as if they had."""
+        """The instances have agreed to end, because this one got a signal; the others end as if they had. Their own signals
+        that come later, when these handlers may have gone, ask for nothing more."""
         self._agreed = True
         if self.received is None:
-            self.received, self._instance = signal.SIGTERM, instance
+            self._note(signal.SIGTERM)
+            self._instance = instance
 
     def missed(self) -> None:
         """Has the request come again, because what it raised went nowhere: a destructor cannot be left that way."""

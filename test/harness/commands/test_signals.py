@@ -320,3 +320,14 @@ def test_a_stream_outlives_its_terminal_and_after_a_signal_its_reader():
     print("dropped", file=TolerantStream(Broken(errno.EPIPE), signals))
     with pytest.raises(OSError, match="No space"):
         print("told", file=TolerantStream(Broken(errno.ENOSPC), signals))
+
+
+def test_a_signal_to_an_instance_that_has_followed_another_asks_for_nothing_more():
+    """It comes when the run's handlers have gone, and led to `The run is as it was` below the line of the checkpoint."""
+    with Signals() as command:
+        with Signals() as of_run:
+            of_run.follow(1)
+            with pytest.raises(StopRequest, match="instance 1, which was told to stop"):
+                of_run.raise_if_received()
+        signal.raise_signal(signal.SIGTERM)
+        assert command.received == signal.SIGTERM
