@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -19,6 +20,8 @@ from runs import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base import plugins
 from harness.checkpoints import find, write
+from harness.training.checkpointing import Checkpointer
+from harness.training.loop import TrainingLoop
 
 ROOT = plugins.ROOT
 WORDS = (
@@ -82,6 +85,29 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     for iteration in numbers(tmp_path / "run"):
         values = variables(tmp_path / "run", iteration)
         assert all((abs(value.astype("float64")) < float("inf")).all() for value in values.values())
+
+
+@pytest.mark.parametrize("moment", ["settle", "_safety_due"])
+def test_a_signal_between_host_steps_loses_no_update(moment, unbroken, tmp_path, monkeypatch):
+    """Before the next step begins, or when the events of the last one have been looked at."""
+    owner, calls = (Checkpointer if moment == "settle" else TrainingLoop), itertools.count()
+    whole = getattr(owner, moment)
+
+    def signalled(self, *words, **named):
+        result = whole(self, *words, **named)
+        if (moment != "settle" or named == {"wait": False}) and next(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(owner, moment, signalled)
+    folder, seldom = tmp_path / "run", (*PERIODS[:-2], "--ckpts-per-epoch", 1)
+    stopped = run("train", *WORDS, *seldom, "--logs-path", folder)
+    done = 3 if moment == "settle" else 6
+    assert stopped.code == 128 + signal.SIGTERM and numbers(folder) == [0, done]
+    assert f"The newest checkpoint is ckpt-{done}." in stopped.out
+    monkeypatch.undo()
+    succeed("restore", "--restore-path", folder)
+    assert_same_bits(variables(unbroken, 9), variables(folder, 9))
 
 
 # --- Safety checkpoints ----------------------------------------------------------------------------------------

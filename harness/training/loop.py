@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from base.process.signals import StopRequest
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.training.checkpointing import SAFETY, Checkpointer
@@ -39,6 +40,7 @@ class TrainingLoop:
     ) -> None:
         self._job, self._program, self._start, self._validator, self._profiler = job, program, start, validator, profiler
         self._signals, self._mlperf, self._meter = job.signals, job.mlperf, start.meter
+        self._done = start.updates  # of the run
         self._divergence = Divergence(job, program.watched)
         self._checkpointer = Checkpointer(job, program, start.meter, start.calls, self._divergence, lambda: validator.best)
         length = job.run.length
@@ -60,19 +62,22 @@ class TrainingLoop:
         Return the number of updates that the run has done."""
         self._begin()
         self._mlperf.built(self._start.updates)
-        done = self._advance_to(last)
-        self._finish(done)
-        return done
+        try:
+            self._advance_to(last)
+        except StopRequest:  # between two host steps, or after the events looked for one
+            if self._job.saves and self._done > self._checkpointer.saved:
+                self._checkpointer.save(self._done, SAFETY)
+            raise
+        self._finish(self._done)
+        return self._done
 
-    def _advance_to(self, last: int) -> int:
-        """Host steps up to the end of update `last`, or of --patience; the number of updates done."""
-        done = self._start.updates
-        for first, end in _isolate(self._job.run.length.steps(done, last), self._profiler.isolated_updates):
+    def _advance_to(self, last: int) -> None:
+        """Host steps up to the end of update `last`, or of --patience."""
+        for first, end in _isolate(self._job.run.length.steps(self._done, last), self._profiler.isolated_updates):
             while first < end:
                 if self._validator.ends_run:
-                    return done
-                done = first = self._advance(first, end)
-        return done
+                    return
+                first = self._advance(first, end)
 
     def _begin(self) -> None:
         """Save the initial checkpoint of a new run. If a run that goes on ended between saving and validating its newest
@@ -89,7 +94,7 @@ class TrainingLoop:
         Return the number of updates that the run has done."""
         self._checkpointer.settle(wait=False)
         with self._signals.asking(self._stop):
-            done = self._step(first, end)
+            done = self._done = self._step(first, end)
             for event in self._at_once:
                 if event.due(first, done):
                     event.act(done)
