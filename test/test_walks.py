@@ -54,7 +54,7 @@ def test_trainings_of_a_walk_can_begin(walk, tmp_path):
     "walk",
     [
         "quickstart",
-        pytest.param(pytest.param("pictures", marks=pytest.mark.sampled(2)), marks=pytest.mark.sampled(2)),
+        pytest.param("pictures", marks=pytest.mark.sampled(2)),
         pytest.param("mini", marks=pytest.mark.sampled(2)),
         pytest.param("meme", marks=pytest.mark.slow),
     ],
