@@ -117,14 +117,15 @@ def _there(folder: Path) -> Path:
 
 
 def check_no_run(folder: Path) -> None:
-    """LogError for the folder of an earlier run."""
+    """LogError for the folder of an earlier run, or for rows of one, which those of a new run would follow."""
     saved = list(folder.glob("ckpt-*.index"))
-    if saved or (folder / "arguments.json").exists():
+    rows = any((folder / name).is_file() for name in _TABLES)
+    if saved or rows or (folder / "arguments.json").exists():
         command = f"python restore.py --restore-path {shlex.quote(command_line.as_value(folder))}"
         instead = (
             f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
             if saved
-            else "delete it: it saved nothing"
+            else f"delete it{': it saved nothing' * (not rows)}"
         )
         raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
 

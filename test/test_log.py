@@ -432,3 +432,13 @@ def test_a_line_longer_than_a_row_is_damage(tmp_path):
     assert [row["iteration"] for row in table.read()] == ["1", "2"]
     assert any("damaged rows, left out" in note for note in table.rebuild(9, [], True))
     assert path.read_text() == "epoch,iteration\n0.1,1\n0.2,2\n"
+
+
+def test_rows_of_an_earlier_run_are_not_gone_on_with(tmp_path):
+    """Without its checkpoints and its record; and a validation's folder is not said to hold nothing."""
+    for name, end in (("arguments.json", "or delete it: it saved nothing"), ("validation.csv", "or delete it")):
+        folder = tmp_path / name[:4]
+        folder.mkdir()
+        (folder / name).write_text("")
+        with pytest.raises(log.LogError, match=f"holds a run already; give another folder, {end}$"):
+            log.new_run_folder("run", "", str(folder), True)
