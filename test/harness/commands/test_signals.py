@@ -75,7 +75,9 @@ def test_a_signal_inside_a_host_step_loses_nothing(number, delay, unbroken, tmp_
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number, err
-    assert "stopping at the next micro-batch" in err and f"train.py: stopped by {number.name}" in err
+    # at once it may come before the host step, which is left without a word then
+    assert not delay or "stopping at the next micro-batch" in err
+    assert f"train.py: stopped by {number.name}" in err
     assert "Traceback" not in err and f"Stopped: {number.name}" in out
     assert re.search(rf"Go on: .*restore\.py --restore-path {folder}", out)
     done = max(int(file.stem.split("-")[1]) for file in folder.glob("ckpt-*.index"))
