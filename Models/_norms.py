@@ -28,15 +28,14 @@ class Norm:
     """The normalisation that follows a convolution. Subclasses have constants of their own, and say of their kind:
 
     `option`: the switch that chooses it; the kind without one is there if no switch is on. `reads`: options that other kinds
-    have no use for. `title`: what people call it; `scope`: of its variables. `moving`: it has moving statistics, of batches,
-    for inference. `fused`: one function with the activation behind it, for which the backward pass keeps the norm's input.
+    have no use for. `title`: the name in messages; `scope`: of its variables. `fused`: one function with the activation
+    behind it, for which the backward pass keeps the norm's input.
     """
 
     option: ClassVar[str] = ""
     reads: ClassVar[tuple[str, ...]] = ()
     title: ClassVar[str] = ""
     scope: ClassVar[str] = ""
-    moving: ClassVar[bool] = False
     fused: ClassVar[bool] = False
 
     epsilon: float = 1e-5
@@ -106,7 +105,6 @@ class BatchNorm(Norm):
     reads = ("BN_decay", "BN_span")
     title = "batch norm"
     scope = "batch_norm"
-    moving = True
 
     decay: float = 0.97
 

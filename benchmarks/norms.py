@@ -25,10 +25,10 @@ from emulator.layers.proxy_norm import initial
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.program.runtime import new_graph, session_config
 from Models._layers import ProxyRule
-from Models._norms import NormPolicy
+from Models._norms import BatchNorm, GroupNorm
 
 SHAPES = ((16, 56, 56, 96), (4, 112, 112, 96), (4, 14, 14, 480))
-GROUP = NormPolicy(kind="group", groups=4, epsilon=1e-3, two_pass=True)
+GROUP = GroupNorm(groups=4, epsilon=1e-3, two_pass=True)
 RULE = ProxyRule("swish", 0.03)
 CALLS = 5  # of one round
 Network = Callable[[TensorLayers, tf.Tensor], tf.Tensor]
@@ -44,7 +44,7 @@ def weights(channels: int) -> dict[str, tf.Tensor]:
 
 def batch_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
     """Batch norm of training, and TensorFlow's swish."""
-    return tf.nn.silu(layers.norm(x, NormPolicy(kind="batch", epsilon=1e-3)))
+    return tf.nn.silu(layers.norm(x, BatchNorm(epsilon=1e-3)))
 
 
 def group_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:

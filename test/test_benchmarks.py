@@ -6,8 +6,9 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
+import tensorflow.compat.v1 as tf
 
-from benchmarks import _tables, peers
+from benchmarks import _tables, norms, peers
 from harness.commands import cli
 from harness.run.resolve import prepare
 
@@ -28,6 +29,12 @@ def test_every_row_asks_for_what_there_is(row):
     for name, command in commands.items():
         if name.startswith(("Keras", "PyTorch")):
             assert command[3:6] == [str(row.side), str(row.batch), str(row.updates)]
+
+
+def test_every_norm_that_is_timed_has_gradients():
+    with tf.Graph().as_default():
+        for network in (norms.batch_norm, norms.group_norm, norms.proxy_norm, norms.scaled_proxy_norm):
+            assert norms.step(network, (2, 4, 4, 8))[0].shape == (2, 4, 4, 8)
 
 
 def test_a_ratio_is_against_the_fastest_way_of_a_peer():
