@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from Models._norms import Norm
+from Models._norms import GroupNorm, Norm
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Layers(ABC):
         return getattr(self, activation)(self.norm(x, policy))
 
     @abstractmethod
-    def proxy_norm_activation(self, x: Any, policy: Norm, rule: ProxyRule, *, scaled: bool) -> tuple[Any, Any]:
+    def proxy_norm_activation(self, x: Any, policy: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Any, Any]:
         """Normalisation, affine map, activation, less the proxy's mean; and the proxy's inverse deviation [1, 1, 1,
         channels], multiplied in if `scaled` (proxy normalisation, Labatie et al., arXiv 2106.03743)."""
 

@@ -1,5 +1,5 @@
 """Every normalisation that a network can have, a class for each: the option that chooses it, its constants, its variables,
-its name. The arithmetic is a row of `NORMS` (emulator/layers/tensor_layers.py), a method for each class."""
+its name. The arithmetic is a method for each class, which `NORMS` names (emulator/layers/tensor_layers.py)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from emulator.layers.gradient_rules import by_rule
+from emulator.layers.half_layers import HalfLayers
 from emulator.layers.tensor_layers import TensorLayers
 
 MARK = "floating-point exception"
@@ -59,3 +60,7 @@ def _checking(name: str) -> Callable[..., Any]:
 
 for _name in CHECKED:
     setattr(CheckedLayers, _name, _checking(_name))
+
+
+class CheckedHalfLayers(CheckedLayers, HalfLayers):
+    """The vocabulary in half precision, every result and every gradient checked."""

@@ -13,8 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from base import draws
 from emulator.layers import half, proxy_norm
-from emulator.layers.checks import CheckedLayers, checked
+from emulator.layers.checks import CheckedHalfLayers, CheckedLayers, checked
 from emulator.layers.half import Rounding
+from emulator.layers.half_layers import HalfLayers
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.plan.precision import ALL, EXCEPTIONS, FP16, FP32, OFF, Format, Precision
 from Models._layers import Variable
@@ -34,9 +35,11 @@ class PrecisionPolicy:
 
     def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:
         """The vocabulary, with or without checks, whose results and gradients are in the compute format."""
-        vocabulary = CheckedLayers if self.precision.checks else TensorLayers
-        rounding = self._rounding(self._results_at_random) if self.precision.rounds_results else None
-        return vocabulary(weights, seed=self._seed, rounding=rounding, **context)
+        if not self.precision.rounds_results:
+            plain = CheckedLayers if self.precision.checks else TensorLayers
+            return plain(weights, seed=self._seed, **context)
+        half_layers = CheckedHalfLayers if self.precision.checks else HalfLayers
+        return half_layers(weights, seed=self._seed, rounding=self._rounding(self._results_at_random), **context)
 
     def checked(self, x: tf.Tensor, where: str) -> tf.Tensor:
         """x; the first that is not finite ends the run, if that was asked for."""

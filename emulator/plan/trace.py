@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from Models import _segments
 from Models._layers import GLOROT, Initial, Layers, ProxyRule, Variable
-from Models._norms import NoNorm, Norm
+from Models._norms import GroupNorm, NoNorm, Norm
 from Models._segments import Segment
 
 
@@ -159,7 +159,7 @@ class CountingLayers(Layers):
         variables = tuple(Variable(self.path(policy.scope, name), (x.channels,), *values) for name, *values in rows)
         return self._add("norm", x, x, norm=policy, variables=variables)
 
-    def proxy_norm_activation(self, x: Shape, policy: Norm, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
+    def proxy_norm_activation(self, x: Shape, policy: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
         x = self.norm(x, policy, scale=False, centre=False)
         proxy = Variable(self.path("act", "proxy"), (6, 1, 1, x.channels), 0.0, proxy=rule)
         return self._add("proxy " + rule.activation, x, x, variables=(proxy,)), Shape(1, 1, x.channels)

@@ -14,7 +14,8 @@ from runs import assert_same_bits, run, succeed, variables
 
 from emulator.layers import half, policy, proxy_norm
 from emulator.layers.half import Rounding
-from emulator.layers.tensor_layers import TensorLayers, initial_value
+from emulator.layers.half_layers import HalfLayers
+from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
@@ -128,7 +129,7 @@ def on_layers(build, *arrays: np.ndarray):
     """Return the result of a function of (layers, *tensors) in half, and its gradients; the arrays are halves."""
     with new_graph().as_default():
         tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
-        y = build(TensorLayers({}, training=True, rounding=Rounding()), *tensors)
+        y = build(HalfLayers({}, training=True, rounding=Rounding()), *tensors)
         dy = tf.constant(np.random.default_rng(9).normal(size=y.shape).astype(np.float16).astype(np.float32))
         return evaluated(y, *(g for g in tf.gradients(y, tensors, dy)))
 
@@ -150,7 +151,7 @@ def test_arithmetic_is_numpys_to_the_bit(build, reference):
         expected = reference(*PAIRS).astype(np.float32)
     expected = np.where(np.isinf(expected), np.float32(np.nan), expected)
     with new_graph().as_default():
-        layers = TensorLayers({}, training=True, rounding=Rounding())
+        layers = HalfLayers({}, training=True, rounding=Rounding())
         (found,) = evaluated(build(layers, *(tf.constant(each.astype(np.float32)) for each in PAIRS)))
     assert np.array_equal(found, expected, equal_nan=True)
 
@@ -160,7 +161,7 @@ def test_transcendental_functions_of_every_half(name):
     """Within half a unit of the exact value, and FP16's own result for 99.9 % of all halves."""
     x = FINITE.astype(np.float32).reshape(-1, 1, 1, 1)
     with new_graph().as_default():
-        (found,) = evaluated(getattr(TensorLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
+        (found,) = evaluated(getattr(HalfLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
     exact = x.astype(np.float64)
     with np.errstate(over="ignore"):
         exact = (1 if name == "sigmoid" else exact) / (1 + np.exp(-exact))
@@ -179,7 +180,7 @@ def test_products_of_matrices_are_rounded_once(dense):
     x = draw.normal(size=(4, 6, 6, 32)).astype(np.float16).astype(np.float32)
     weights = draw.normal(size=(1, 1, 32, 16)).astype(np.float16).astype(np.float32) / 8
     with new_graph().as_default():
-        layers = TensorLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
+        layers = HalfLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
         (found,) = evaluated(layers.conv(tf.constant(x), 16, 1, None))
     exact = x.astype(np.float64).reshape(-1, 32) @ weights.astype(np.float64).reshape(32, 16)
     error = 32 * 2.0**-24 * (np.abs(x.reshape(-1, 32)) @ np.abs(weights.reshape(32, 16)))
@@ -202,7 +203,7 @@ MODELS = {
 }  # fmt: skip
 
 
-class Listening(TensorLayers):
+class Listening(HalfLayers):
     """Keeps every layer's result."""
 
     def __init__(self, *words, **named_words):
@@ -274,7 +275,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     cells = Cells(StageOrder(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "TensorLayers", listening)
+        patch.setattr(policy, "HalfLayers", listening)
         return stages.run_pass(network, weights, features, cells, GradientWatch((), frozenset()))
 
 
@@ -323,7 +324,7 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
         if not scope:
             weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
         weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
-        layers, raw = TensorLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
+        layers, raw = HalfLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
         y = layers.conv(raw, 16, 1, None)  # a convolution that changes nothing: nor does it change the gradient
         if kind == "proxy":
             y, _ = layers.proxy_norm_activation(y, policy, rule, scaled=True)

@@ -1,0 +1,138 @@
+"""The vocabulary in half precision: results are on FP16's grid, as are the gradients that layers hand back, and their sum
+where several layers read one tensor. `emulator.layers.half` has the rounding itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from base import draws
+from emulator.layers import activations, group_norm, half
+from emulator.layers.activations import LINEAR
+from emulator.layers.half import Rounding
+from emulator.layers.tensor_layers import TensorLayers
+from Models._layers import ProxyRule
+from Models._norms import BatchNorm, GroupNorm
+
+
+@dataclass
+class _Gradient:
+    """The gradient that arrives at a tensor in the backward pass, and the layer that brings it onto FP16's grid. Both are
+    known when the backward pass is built, for by then all readers are."""
+
+    segment: str  # in which they read
+    rounded: bool  # by the layer whose result the tensor is
+    readers: int = 0
+    fp16: bool = True  # each reader's own gradient is on FP16's grid
+    arrives_half: bool = False  # the next segment sees to it
+    summed: tf.Tensor | None = None  # what readers read, so that what they hand back meets in one place
+
+    def needs_rounding(self) -> bool:
+        """Return whether the layer whose result the tensor is rounds the gradient."""
+        return self.readers + self.arrives_half != 1 or not self.fp16
+
+    def sum_needs_rounding(self) -> bool:
+        """Return whether the sum of several readers' gradients is rounded."""
+        return self.readers > 1 and not self.rounded
+
+    def summand_needs_rounding(self) -> bool:
+        """Return whether a gradient is rounded where a reader hands it back."""
+        return self.readers > 1 or not self.rounded
+
+
+class HalfLayers(TensorLayers):
+    """The vocabulary on FP32 tensors [batch, height, width, channels] whose values are FP16's."""
+
+    def __init__(self, weights: dict[str, tf.Tensor], *, rounding: Rounding, **context: Any) -> None:
+        """`weights` and `context`: what TensorLayers take. Random rounding is keyed by (seed, segment, the result's number,
+        sample position)."""
+        super().__init__(weights, **context)
+        self._rounding = rounding
+        self._segment, self._rounded = "", 0  # results so far, of one segment: no two draw the same in any plan
+        self._gradients: dict[str, _Gradient] = {}  # by the name of the tensor that they belong to
+        self._parameters: set[str] = set()  # names of tensors that are made of weights alone
+
+    def begin_segment(self, name: str) -> None:
+        self._segment, self._rounded = name, 0
+
+    def _result(self, x: tf.Tensor) -> tf.Tensor:
+        gradient = _Gradient(self._segment, rounded=True)
+        y = half.half(x, self._rounding, self._noise(x.shape.rank), arriving=gradient.needs_rounding)
+        self._gradients[y.name] = gradient
+        return y
+
+    def _halved(self, y: tf.Tensor) -> tf.Tensor:
+        """Return the output of a layer that rounds that, and the gradient which arrives there, by itself."""
+        self._gradients[y.name] = _Gradient(self._segment, rounded=True)
+        return y
+
+    def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
+        """Return a layer's input, whose gradient is rounded on its way back.
+
+        Where x comes from the segment before, nothing is known of who made it: segments may be differentiated apart, and
+        the bits must not depend on that."""
+        if not self._training or x.name in self._parameters:
+            return x
+        gradient = self._gradients.get(x.name)
+        if gradient is None or gradient.segment != self._segment:
+            if gradient is not None:
+                gradient.arrives_half = True
+            gradient = self._gradients[x.name] = _Gradient(self._segment, rounded=False)
+        if gradient.summed is None:
+            noise = self._noise(x.shape.rank)
+            gradient.summed = half.half_back(x, self._rounding, noise, arriving=gradient.sum_needs_rounding)
+        gradient.readers += 1
+        gradient.fp16 &= fp16_gradient
+        if fp16_gradient:
+            return gradient.summed
+        return half.half_back(
+            gradient.summed, self._rounding, self._noise(x.shape.rank), arriving=gradient.summand_needs_rounding
+        )
+
+    def _same(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+        if old.name in self._gradients:
+            self._gradients[new.name] = self._gradients[old.name]
+        return new
+
+    def _noise(self, rank: int = 4) -> tuple[tf.Tensor, ...]:
+        """Return the bits that decide the next result's random rounding, [batch, 1, ...]; nothing if it is not random."""
+        if not self._rounding.stochastic or self._positions is None:
+            return ()
+        self._rounded += 1
+        key = draws.key(self._seed, f"rounding/{self._segment}/{self._rounded}")
+        return (draws.bits(key, tf.reshape(self._positions, [-1] + [1] * (rank - 1))),)
+
+    def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: GroupNorm, activation: str) -> tf.Tensor:
+        x = self._read(x, fp16_gradient=True)
+        return self._halved(group_norm.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
+
+    def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
+        y = super()._batch_norm(x, gamma, beta, policy, LINEAR)
+        if activation == LINEAR:
+            return self._result(y)
+        return self._halved(activations.halved_activation(y, activation, self._rounding, self._noise()))
+
+    def _proxy_norm(
+        self, x: tf.Tensor, rows: group_norm.Rows, policy: GroupNorm, activation: str, scaled: bool
+    ) -> tf.Tensor:
+        x, rounding = self._read(x, fp16_gradient=True), self._rounding
+        # not _halved: FP32 sums are made of what arrives, so that it must be half before
+        return group_norm.proxy_norm(x, rows, policy, activation, scaled=scaled, rounding=rounding, noise=self._noise())
+
+    def proxy_norm_activation(
+        self, x: tf.Tensor, policy: GroupNorm, rule: ProxyRule, *, scaled: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        y, factor = super().proxy_norm_activation(x, policy, rule, scaled=scaled)
+        self._parameters.add(factor.name)
+        return y, factor
+
+    def swish(self, x: tf.Tensor) -> tf.Tensor:
+        return self._halved(activations.swish(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
+
+    def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        return self._result(self._read(x) * self._read(factor))
+
+    def global_mean(self, x: tf.Tensor) -> tf.Tensor:
+        return self._result(half.pixel_mean(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
