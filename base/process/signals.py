@@ -8,8 +8,10 @@ terminal or a pipe that has gone is dropped.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
+import queue
 import signal
 import sys
 import threading
@@ -47,6 +49,7 @@ class Signals:
         self._earlier: dict[int, Any] = {}
         self._outer: Signals | None = None  # whose handlers come back
         self._again: int | None = None
+        self._outcome: queue.SimpleQueue[BaseException | None] | None = None  # of the call of `_ask` that is under way
 
     def __enter__(self) -> Signals:
         if _in_main_thread():
@@ -58,10 +61,12 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
+        with suppress(Exception):  # the work that was to be stopped has ended
+            self._await_call()
 
     @contextmanager
     def asking(self, ask: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Inside, a signal calls `ask`, or what is shared, and raises StopRequest at the end only."""
+        """Inside, a signal calls `ask`, or the shared request, in another thread, and raises StopRequest at the end only."""
         self._ask = self._always or ask
         try:
             yield
@@ -76,8 +81,9 @@ class Signals:
         self._ask = self._always = ask
 
     def raise_if_received(self) -> None:
-        """StopRequest, if a signal came."""
+        """StopRequest, if a signal came, after what it called is done."""
         if self.received is not None:
+            self._await_call()
             raise StopRequest(self.received, self._instance)
 
     def follow(self, instance: int) -> None:
@@ -103,7 +109,16 @@ class Signals:
         if self._ask is None:
             raise StopRequest(number)
         tell(f"\n{_STOPPING}")
-        self._ask()
+        self._outcome = queue.SimpleQueue()
+        # The main thread may hold a lock that `_ask` needs: TensorFlow's sessions have one for an instant at each call.
+        # Starting a thread by `threading` needs locks as well.
+        _thread.start_new_thread(_call, (self._ask, self._outcome))
+
+    def _await_call(self) -> None:
+        """Wait for the call of `_ask` that a signal began, if any; raise its error."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None and (error := outcome.get()) is not None:
+            raise error
 
     def _note(self, number: int) -> None:
         self.received = number
@@ -193,6 +208,16 @@ class TolerantStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _call(ask: Callable[[], None], outcome: queue.SimpleQueue[BaseException | None]) -> None:
+    """Call `ask`; put its error, or None, into `outcome`."""
+    try:
+        ask()
+    except BaseException as error:
+        outcome.put(error)
+    else:
+        outcome.put(None)
 
 
 def tell(text: str) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -333,3 +334,20 @@ def test_a_signal_to_an_instance_that_has_followed_another_asks_for_nothing_more
                 of_run.raise_if_received()
         signal.raise_signal(signal.SIGTERM)
         assert command.received == signal.SIGTERM
+
+
+def test_a_signal_waits_for_no_lock_that_the_main_thread_holds():
+    """TensorFlow's sessions hold one for an instant at each call."""
+    lock, acquired = threading.Lock(), []
+
+    def request() -> None:
+        acquired.append(lock.acquire(timeout=20))
+
+    with Signals() as signals, pytest.raises(StopRequest), signals.asking(request), lock:
+        signal.raise_signal(signal.SIGTERM)
+    assert acquired == [True]
+
+
+def test_an_error_in_the_request_to_stop_is_raised():
+    with Signals() as signals, pytest.raises(ZeroDivisionError), signals.asking(lambda: 1 / 0):
+        signal.raise_signal(signal.SIGTERM)
