@@ -264,7 +264,8 @@ class RunLog:
         import tensorflow.compat.v1 as tf
 
         with tf.Graph().as_default():
-            self._board = tf.summary.FileWriter(str(self.folder))
+            # TensorFlow appends to a file of that name, through a link too: nobody can prepare a random one
+            self._board = tf.summary.FileWriter(str(self.folder), filename_suffix=f".{secrets.token_hex(4)}")
         self._board.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
 
     def close(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -365,6 +367,14 @@ def test_keeping_the_newest(tmp_path):
     )
 
 
+def test_checkpoints_of_another_run_stay(tmp_path):
+    touch(tmp_path, *(f"ckpt-{n}.index" for n in (1, 2, 3, 4)))
+    for n, run_id, rolling in ((1, "other", False), (2, "own", False), (3, "other", True), (4, "own", False)):
+        (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"run_id": run_id, "rolling": rolling}))
+    write.tidy(tmp_path, Checkpoint.at(tmp_path, 4), 1, lambda iteration: iteration != 3)
+    assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [1, 3, 4]
+
+
 def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.index" for n in (0, 3, 10, 13, 17, 20)))
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
@@ -442,3 +452,17 @@ def test_rows_of_an_earlier_run_are_not_gone_on_with(tmp_path):
         (folder / name).write_text("")
         with pytest.raises(log.LogError, match=f"holds a run already; give another folder, {end}$"):
             log.new_run_folder("run", "", str(folder), True)
+
+
+def test_events_follow_no_prepared_link(tmp_path):
+    """TensorFlow appends to whatever has the name of its file, and by itself that is the time and the host's name."""
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    folder.mkdir()
+    precious.write_text("kept")
+    for second in range(int(time.time()), int(time.time()) + 60):
+        (folder / f"events.out.tfevents.{second}.{socket.gethostname()}").symlink_to(precious)
+    run_log = log.RunLog(folder, console=False)
+    run_log.open_board(0)
+    run_log.close()
+    assert precious.read_text() == "kept"
+    assert [path for path in folder.glob("events.out.tfevents.*") if not path.is_symlink()]
