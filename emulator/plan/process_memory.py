@@ -40,17 +40,19 @@ _TAKES_OVER = ("relu", "relu6", "add")
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """Bytes at the peak. `fixed`: TensorFlow and the graph; `weights`: weights, slots, gradients and the copies that
-    updating and saving make; `activations`: kept for the backward pass by passes in flight; `pictures`: of the infeed."""
+    updating and saving make; `activations`: kept for the backward pass by passes in flight; `pictures`: of the infeed;
+    `records`: of the data set that stay in memory."""
 
     fixed: int
     weights: int
     activations: int
     pictures: int
+    records: int = 0
 
     @property
     def peak(self) -> int:
         """Resident bytes, as in VmHWM of /proc/<pid>/status."""
-        return self.fixed + self.weights + self.activations + self.pictures
+        return self.fixed + self.weights + self.activations + self.pictures + self.records
 
     def of_kind(self, kind: str) -> int:
         """The peak as a limit of that kind counts it."""
@@ -65,6 +67,7 @@ class HostMemory:
                 (self.weights, "weights"),
                 (self.activations, "activations"),
                 (self.pictures, "pictures"),
+                *[(self.records, "records")] * bool(self.records),
             )
         ]
         return f"about {gigabytes(self.peak)} GB at the peak ({', '.join(parts)})"
@@ -92,7 +95,8 @@ def training(
         fixed=TENSORFLOW + OPERATION * len(trace.operations) + _compiler(trace, plan.precision),
         weights=int(weights) + (scoring.weights if scoring else 0),
         activations=max(_activations(trace, plan), scoring.activations if scoring else 0),
-        pictures=FETCHED * plan.samples_per_pass * picture * FP32.bytes + records,
+        pictures=FETCHED * plan.samples_per_pass * picture * FP32.bytes,
+        records=records,
     )
 
 
@@ -103,7 +107,8 @@ def inference(trace: Trace, precision: Precision, batch: int, picture: int, reco
         fixed=TENSORFLOW + (OPERATION * len(trace.operations) + _compiler(trace, precision)) // 3,
         weights=2 * FP32.bytes * trace.parameters,
         activations=int(WORKED_ON * batch * _largest(trace.operations)),
-        pictures=FETCHED * batch * picture * FP32.bytes + records,
+        pictures=FETCHED * batch * picture * FP32.bytes,
+        records=records,
     )
 
 

@@ -71,15 +71,21 @@ def check(run: Run, limits: Sequence[Limit], training: bool) -> list[str]:
 
 def _remedy(run: Run, limit: Limit, training: bool) -> str:
     """Options with which there is room, the cheapest first, each with its prediction."""
-    least = replace(run.memory, activations=0, pictures=0)
+    least = replace(run.memory, activations=0, pictures=0, records=0)
     if process_memory.exceeded(least, [limit], run.cluster.neighbours)[1]:
         alone = gigabytes(least.of_kind(limit.kind))
         return f"TensorFlow and the weights alone take {alone} GB; give more memory, or a smaller network"
-    options = _smaller_call(run, limit) if training else []
+    options = _without_cache(run, limit) + (_smaller_call(run, limit) if training else [])
     options += _smaller_validation(run, limit, training)
     if not options:
         return "no batch is small enough; give more memory, a smaller network, or a smaller --image-size"
     return "give " + ", or ".join([*options, "a smaller --image-size"])
+
+
+def _without_cache(run: Run, limit: Limit) -> list[str]:
+    """The option that keeps no records, if that leaves enough room."""
+    need = replace(run.memory, records=0)
+    return [f"--no-dataset-cache ({gigabytes(need.of_kind(limit.kind))} GB)"] if _fits(run, need, limit) else []
 
 
 def _smaller_call(run: Run, limit: Limit) -> list[str]:
@@ -125,7 +131,8 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
     if options.predict or batch == 1 or (training and not (options.validation and options.valid_batch_size)):
         return []
     needs = {
-        size: process_memory.inference(run.trace, run.plan.precision, size, run.picture) for size in [batch, *_parts(batch)]
+        size: process_memory.inference(run.trace, run.plan.precision, size, run.picture, run.memory.records)
+        for size in [batch, *_parts(batch)]
     }
     if training and needs[batch].activations < run.memory.activations:
         return []

@@ -160,6 +160,15 @@ def test_what_is_named_is_enough(monkeypatch):
     )
 
 
+def test_records_need_not_stay_in_memory(monkeypatch):
+    words = "--model resnet --model-size 8 --dataset fashion-mnist --batch-size 16 --precision 32.32"
+    enough = prepared(f"{words} --no-dataset-cache").memory.peak
+    with_limits(monkeypatch, machine(enough * 1.001 / 1e9))
+    (warning,) = (note for note in asked(words).notes if "needs about" in note)
+    assert f": give --no-dataset-cache ({enough / 1e9:.1f} GB), or " in warning
+    assert not any("needs about" in note for note in asked(f"{words} --no-dataset-cache").notes)
+
+
 def test_a_batch_that_cannot_be_halved_is_divided_otherwise(monkeypatch):
     """The advice was --micro-batch-size 1 for every odd batch."""
     with_limits(monkeypatch, machine(2.0))
