@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
 
 ENCODED = "image/encoded"
 LABEL = "image/class/label"
@@ -49,17 +53,56 @@ def _varint(value: int) -> bytes:
 
 
 def parse(payload: bytes) -> Example | None:
-    """The values in a record's payload; None if that is no tf.train.Example."""
+    """The values in a record's payload; None if that is no tf.train.Example, for protobuf or for the parser of a graph."""
     import tensorflow.compat.v1 as tf
     from google.protobuf.message import DecodeError
 
     try:
-        features = tf.train.Example.FromString(payload).features.feature
+        message = tf.train.Example.FromString(payload)
     except DecodeError:
         return None
+    features = message.features.feature
     encoded = features[ENCODED].bytes_list.value if ENCODED in features else ()
     labels = features[LABEL].int64_list.value if LABEL in features else ()
-    return Example(list(encoded), list(labels), _box_fault(features))
+    example = Example(list(encoded), list(labels), _box_fault(features))
+    sound = len(encoded) == len(labels) == 1 and not example.box_fault
+    # a longer payload has fields that come again, or features of two kinds
+    return None if sound and message.ByteSize() != len(payload) and not _parses_in_graph(payload) else example
+
+
+def in_graph(payload: tf.Tensor) -> dict[str, tf.Tensor]:
+    """The features of a record's payload, string [], in a graph: the file, string []; the label, int64 [], -1 without one;
+    the edges of the boxes, float32 [boxes] each."""
+    import tensorflow.compat.v1 as tf
+
+    features = {
+        ENCODED: tf.FixedLenFeature([], tf.string),
+        LABEL: tf.FixedLenFeature([], tf.int64, default_value=-1),
+        **{edge: tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in BOX_EDGES},
+    }
+    return tf.parse_single_example(payload, features)
+
+
+def _parses_in_graph(payload: bytes) -> bool:
+    """Return whether training can parse a payload that protobuf can, which merges repeated fields."""
+    import tensorflow.compat.v1 as tf
+
+    session, fed, parsed = _parser()
+    try:
+        session.run(parsed, {fed: payload})
+    except (tf.errors.OpError, UnicodeDecodeError):  # TensorFlow quotes bytes that are no text
+        return False
+    return True
+
+
+@cache
+def _parser() -> tuple[tf.Session, tf.Tensor, dict[str, tf.Tensor]]:
+    """A session, the payload that is fed to it, and the features that are fetched."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        fed = tf.placeholder(tf.string, [])
+        return tf.Session(graph=graph), fed, in_graph(fed)
 
 
 def _box_fault(features: Any) -> str | None:

@@ -25,11 +25,6 @@ from Datasets.pipeline import augmentation, batching, decoding, record_reader
 _READ_TOGETHER = 32  # payloads per call into Python
 _READERS = 4  # such calls at once: the time goes into waiting for the disc
 _STAND_INS = 8  # records tried after a bad one
-_FEATURES = {
-    tf_example.ENCODED: tf.FixedLenFeature([], tf.string),
-    tf_example.LABEL: tf.FixedLenFeature([], tf.int64, default_value=-1),
-    **{edge: tf.FixedLenSequenceFeature([], tf.float32, allow_missing=True) for edge in tf_example.BOX_EDGES},
-}
 
 Element = dict[str, tf.Tensor]
 
@@ -195,7 +190,7 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
 
 def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
     """Return one record's image [side, side, 3], float32 from 0 to 255, and label from 0; not `whole`: decoded only."""
-    parsed = tf.parse_single_example(element["payload"], _FEATURES)
+    parsed = tf_example.in_graph(element["payload"])
     stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
     good = tf.logical_and(stored >= 1, stored <= classes)
     # the operation alone: tf.Assert would wrap a branch around it, for every record

@@ -1,0 +1,52 @@
+"""Records on the wire: odd forms of a tf.train.Example that protobuf takes and the parser of a graph refuses."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from Datasets.formats import tf_example
+from Datasets.formats.tf_example import ENCODED, LABEL
+
+BYTES_LIST, INT64_LIST = 1, 3
+
+
+def field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def entry(name: str, *features: bytes) -> bytes:
+    return field(1, field(1, name.encode()) + b"".join(field(2, each) for each in features))
+
+
+def example(*entries: bytes) -> bytes:
+    return field(1, b"".join(entries))
+
+
+def label(value: int) -> bytes:
+    return field(INT64_LIST, field(1, bytes([value])))
+
+
+PICTURE = field(BYTES_LIST, field(1, b"picture"))
+FORMS = {
+    "a feature of two kinds": example(entry(LABEL, PICTURE + label(2)), entry(ENCODED, PICTURE)),
+    "an entry with two features": example(entry(ENCODED, PICTURE, field(7, b"")), entry(LABEL, label(1))),
+    "a key that comes twice": example(field(1, field(1, b"a") + field(1, LABEL.encode()) + field(2, label(1))),
+                                      entry(ENCODED, PICTURE)),
+    "a feature that comes twice": example(entry(LABEL, label(1)), entry(LABEL, label(2)), entry(ENCODED, PICTURE)),
+    "an unknown field": example(entry(LABEL, label(1) + field(7, b"")), entry(ENCODED, PICTURE)) + field(9, b"more"),
+    "two parts": example(entry(LABEL, label(1))) + example(entry(ENCODED, PICTURE)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_record_that_training_refuses_is_refused_before(form):
+    with tf.Graph().as_default(), tf.Session() as session:
+        try:
+            parsed = session.run(tf_example.in_graph(tf.constant(FORMS[form])))
+        except tf.errors.InvalidArgumentError:
+            parsed = None
+    found = tf_example.parse(FORMS[form])
+    assert (found is None) == (parsed is None)
+    if found:
+        assert (found.encoded, found.labels) == ([parsed[ENCODED]], [parsed[LABEL]])
