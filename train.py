@@ -49,7 +49,7 @@ def launch(argv: list[str], script: str, origin: NewRun | SavedRun) -> int:
     if run is None:  # the call asked for help, a dry run, a summary or the like, and has been answered
         return 0
     if origin.is_complete(run):
-        print(f"The run in {origin.folder} is complete, after {origin.updates} updates; a larger --epochs extends it")
+        print(origin.as_complete(run), end="")
         return 0
     run, saved = origin.read(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:

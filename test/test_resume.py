@@ -88,7 +88,8 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
         shutil.copy(whole / name, folder / name)
     call = ("train", *words, "--logs-path", folder, "--autoresume")
     assert "Stopped after 4 of 9 updates" in succeed(*call, "--stop-after", 4).out
-    assert f"The run in {folder} is complete, after 4 updates" in succeed(*call, "--stop-after", 4).out
+    stopped = succeed(*call, "--stop-after", 4).out
+    assert f"The run in {folder} is complete, after 4 updates; a larger --stop-after extends it" in stopped
     gone_on = succeed(*call).out
     assert "Restoring training from latest checkpoint" in gone_on and "overridden" not in gone_on
     assert_same_bits(variables(whole, 9), variables(folder, 9))
@@ -96,6 +97,10 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     assert succeed(*call).out == f"The run in {folder} is complete, after 9 updates; a larger --epochs extends it\n"
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    differing = succeed(*call, "--label-smoothing", 0.3).out.splitlines()
+    assert differing[0] == "overridden: label_smoothing = 0.3" and "; the options above change nothing; " in differing[-1]
+    refused = run(*call, "--dataset", "cifar-10", "--generated-data")
+    assert refused.code == 2 and "is of other data than these" in refused.err, refused.err
     (folder / "ckpt" / "weight_avg_exp_0.5.index").unlink()  # as a kill before the average leaves the run
     succeed(*call)
     assert (folder / "ckpt" / "weight_avg_exp_0.5.index").exists()

@@ -27,6 +27,10 @@ class Origin:
         """Return whether the call has nothing to do."""
         return False
 
+    def as_complete(self, run: Run) -> str:
+        """Return the lines that a call prints which has nothing to do."""
+        return ""
+
     def check(self, run: Run) -> list[str]:
         """OptionError, or another error of wrong input, for what would stop this run later; lines for its description."""
         return []

@@ -19,7 +19,7 @@ from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.run import cluster as clusters
-from harness.run.arguments import RECORDS, RUN_ID, data_identity
+from harness.run.arguments import RECORDS, RUN_ID, data_identity, other_class_names
 from harness.run.origin import Origin
 from harness.run.run import Run
 from log import check_writable
@@ -120,12 +120,26 @@ class SavedRun(Origin):
         """Return whether a repeated call has nothing to do."""
         return self._repeated and self.newest is not None and autoresume.is_complete(run, self.folder, self.updates)
 
+    def as_complete(self, run: Run) -> str:
+        """Return the lines of a repeated call that has nothing to do: warnings, the options that differ from the recorded
+        ones, and the end of the run."""
+        warnings = [line for line in run.notes if line.startswith("warning")]
+        differing = overrides(run, self.recorded)
+        end = f"The run in {self.folder} is complete, after {self.updates} updates"
+        unused = "; the options above change nothing" if differing else ""
+        limit = "stop-after" if run.options.training.stop_after == self.updates else "patience"
+        larger = "epochs" if self.updates == run.length.iterations else limit
+        return "\n".join([*warnings, *differing, f"{end}{unused}; a larger --{larger} extends it\n"])
+
     def check(self, run: Run) -> list[str]:
         """Raise an OptionError for options that the run cannot go on with; return the lines of `overrides`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
         if run.options.given("init_path") and not self._repeated:
             raise OptionError("--init-path: a resumed run goes on with its own weights; leave the option out")
+        recorded = run_record.arguments(self.folder)
+        _check_classes(run, recorded)
+        self._check_repeated(run, recorded)
         batch = self.recorded.get("total_batch_size")
         if batch not in (None, run.plan.global_batch):
             raise OptionError(
@@ -148,7 +162,18 @@ class SavedRun(Origin):
             raise missing
         check_writable(self.folder, goes_on=True)
         write.check_writable(self.folder, self.updates)
-        return [*overrides(run, self.recorded), *other_data(run, run_record.arguments(self.folder))]
+        return [*overrides(run, self.recorded), *other_data(run, recorded)]
+
+    def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
+        """OptionError for a repeated call with other data, if they are of another folder, or the run is complete: whoever
+        gives them wants a training on them. In the midst of a run pictures may have been mended."""
+        changed = _changed_data(run, recorded) or ["other classes"] * other_class_names(recorded, run.source.spec)
+        elsewhere = recorded.get("data_dir") not in (None, run.data_dir)
+        if self._repeated and changed and (elsewhere or self.is_complete(run)):
+            raise OptionError(
+                f"the run in {self.folder} is of other data than these ({', '.join(changed)}): give --logs-path another "
+                "folder to train on these, or put the earlier data back"
+            )
 
     def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
         """Return the run with lines on checkpoints that turn out damaged only now, and the newest sound one with its tensors
@@ -180,6 +205,17 @@ def last_update(run: Run, done: int) -> int:
 
 def other_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A warning where the data are not those that the run recorded: order, length and rates follow from their number."""
+    changed = _changed_data(run, recorded)
+    if not changed:
+        return []
+    return [
+        f"warning: the data are not those that the run recorded ({', '.join(changed)}): order, length and rates follow from "
+        "them, so the run does not go on as it would have"
+    ]
+
+
+def _changed_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """Phrases that tell where the data are not those that the run recorded."""
     now = data_identity(run.source)
     before = {name: recorded.get(name) for name in now}
     changed = [
@@ -189,17 +225,24 @@ def other_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     ]
     if not changed and None not in (before[RECORDS], now[RECORDS]) and before[RECORDS] != now[RECORDS]:
         changed = ["as many pictures, but others or in another order"]
-    if not changed:
-        return []
-    return [
-        f"warning: the data are not those that the run recorded ({', '.join(changed)}): order, length and rates follow from "
-        "them, so the run does not go on as it would have"
-    ]
+    return changed
+
+
+def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:
+    """OptionError where the data have more or fewer classes than the run's network."""
+    before, now = recorded.get("num_classes"), run.source.spec.num_classes
+    if before not in (None, now):
+        raise OptionError(
+            f"the run's network tells {before:,} classes apart, and the data have {now:,}: put the earlier data back, or "
+            "begin a new run, which --init-path can give weights to"
+        )
 
 
 def overrides(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A line on each option that was given, and is not as the run recorded it; of one call's own there is no record."""
     values, besides = run.options.values(), {*with_trait(ONE_CALL), *OF_NEW_RUNS}
+    if recorded.get("data_dir") == run.data_dir:  # the same folder, whatever path was given
+        besides.add("data_dir")
     as_recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return [
         f"overridden: {name} = {values[name]}"
