@@ -67,7 +67,7 @@ def _finished(top: Path, best: Best) -> None:
     print(f"\nThe best weights: {path}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
     print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Validate again:   {hints.command('validation', '--restore-path', path)}")
-    print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite,onnx')}")
+    print(f"Use it elsewhere: {hints.command('export', path, '--to', 'savedmodel,tflite')}")
     print(f"The stages are in {top}")
 
 
@@ -96,7 +96,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--no-classifier-first", action="store_true", help="train the whole network at once, from the published weights"
     )
-    if (argv and not argv[0].startswith("-")) or entry.wants_help(argv):
+    if (argv and argv[0] and not argv[0].startswith("-")) or entry.wants_help(argv):
         return parser.parse_known_args(argv)
     raise OptionError("the folder of pictures is needed, as the first word: python finetune.py pictures")
 

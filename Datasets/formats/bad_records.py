@@ -7,6 +7,8 @@ import threading
 
 from base.errors import DataError
 
+REMEDY = "mend or remove it, or pass over so many with --skip-bad-records NUMBER"
+
 
 class Tolerance:
     """Counts the places passed over, each once, from any thread; with `most` 0 the first is an error."""
@@ -24,7 +26,7 @@ class Tolerance:
             self._places.add(place)
             count = len(self._places)
         if count > self.most:
-            beyond = f"; that makes {count}, and --skip-bad-records is {self.most}" if self.most else ""
+            beyond = f"; that makes {count}, and --skip-bad-records is {self.most}" if self.most else f"; {REMEDY}"
             raise DataError(f"{place} cannot be used: {reason}{beyond}")
         print(f"warning: {place} is skipped: {reason} ({count} of at most {self.most})", file=sys.stderr, flush=True)
 

@@ -14,6 +14,7 @@ from base.errors import DataError
 from base.process import tf_runtime
 from Datasets._spec import ReadRequest, Records
 from Datasets.formats import image_headers, tf_example
+from Datasets.formats.bad_records import REMEDY
 from Datasets.pipeline import batching
 
 _CACHE_SHARE = 4  # the cache takes at most one part in this many of the memory that the process may have
@@ -56,7 +57,7 @@ def check(index: Records, record: int, prepare: Prepare) -> None:
     """Raise if one record cannot be used: a set of which none can would otherwise be searched for ever."""
     reason = fault(index, record, prepare)
     if reason:
-        raise DataError(f"{index.name(record)} cannot be used: {reason}")
+        raise DataError(f"{index.name(record)} cannot be used: {reason}; {REMEDY}")
 
 
 def fault(index: Records, record: int, prepare: Prepare) -> str | None:

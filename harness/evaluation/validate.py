@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from base.errors import DataError
 from base.process.signals import Signals
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
@@ -48,7 +49,12 @@ def validate(
     most = own_micro_batches(run, 0)  # instance 0 has no fewer than the others
     totals, seconds = _sums(program, micro_batches, most, log, partial(team.stop_together, signals))
     totals, seconds = team.totals(totals), team.largest(seconds)
-    samples = max(totals["samples"], 1)
+    samples = totals["samples"]
+    if not samples:
+        raise DataError(
+            f"none of the {run.source.spec.validation_images} pictures for validation can be used: mend them, or give "
+            "--no-validation"
+        )
     return row(
         run,
         checkpoint,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.fields import LENGTH
+from base.process.command_line import as_value
 from base.storage.tables import Table
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
@@ -38,7 +39,7 @@ _OWN: Mapping[str, str] = {  # options that have a meaning of their own here, an
     "restore_path": "the same call goes on with a fine-tuning that was stopped",
     "autoresume": "the same call goes on anyway",
     "logs": "the stages hand their weights on in their folders",
-    "dataset": "the pictures are those of the folder",
+    **dict.fromkeys(("dataset", "data_dir", "generated_data", "synthetic_data"), "the pictures are those of the folder"),
 }
 
 
@@ -67,8 +68,8 @@ class Best:
 def words(stage: Stage, given: Sequence[str], folder: Path, place: Path, begin_with: Checkpoint | None) -> list[str]:
     """Return the words of train.py for a stage in the folder `place`. `given`: options of the call, which win;
     `begin_with`: weights of the stage before. OptionError for options that a fine-tuning decides itself."""
-    own = ["--config", stage.config, "--data-dir", str(folder), "--logs-path", str(place), "--autoresume"]
-    own += ["--init-path", begin_with.prefix] if begin_with else []
+    own = ["--config", stage.config, "--data-dir", as_value(folder), "--logs-path", as_value(place), "--autoresume"]
+    own += ["--init-path", as_value(Path(begin_with.prefix))] if begin_with else []
     return own + _of_stage(stage, given)
 
 

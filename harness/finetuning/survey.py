@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from PIL import Image
 
 from base.errors import DataError
 from base.fields import brief
@@ -26,7 +30,7 @@ _READ_TOGETHER = 16
 class Survey:
     """The pictures of a folder, and the facts about the first MOST_READ of them. `sides`: (width, height) in pixels of the
     smallest and of the largest picture, as stored; `turned`: the number of those that EXIF says to turn; `copies`: groups of
-    files with the same bytes; `bad`: files that no decoder gets."""
+    files with the same bytes; `bad`: files that no decoder gets, or can read to the end."""
 
     top: Path
     listing: Listing
@@ -88,7 +92,7 @@ class Survey:
 
 def of(top: Path) -> Survey:
     """Return the survey of a folder of classes. DataError for a folder that nothing can be learnt from: one without classes,
-    with an empty one, with one alone, or with nothing but copies."""
+    with an empty one, with one alone, with nothing but copies, or with nothing but damage in a class or for validation."""
     if not top.is_dir():
         raise DataError(f"{top} is not a folder; give the one with a folder of pictures for each class")
     listing = image_folder.tree(top)
@@ -101,6 +105,9 @@ def of(top: Path) -> Survey:
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:
         found = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
+    bad += [BadFile(facts.file, "cannot be decoded: it is damaged") for facts in found if not facts.sound]
+    found = [facts for facts in found if facts.sound]
+    _check_sound(listing, {each.file for each in bad})
     copies = _groups([(facts.digest, facts.file) for facts in found])
     if len(found) > 1 and len(copies) == 1 and len(copies[0]) == len(found):
         raise DataError(f"all {len(found)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt")
@@ -110,19 +117,47 @@ def of(top: Path) -> Survey:
 
 
 class _Facts(NamedTuple):
-    """`size`: (width, height) in pixels, as stored; `turned`: whether EXIF says to turn the picture."""
+    """`size`: (width, height) in pixels, as stored; `turned`: whether EXIF says to turn the picture; `sound`: whether it can
+    be decoded to its end."""
 
     file: Path
     digest: bytes
     size: tuple[int, int]
     turned: bool
+    sound: bool
 
 
 def _facts(file: Path) -> _Facts:
     content = input_files.content(file, MOST_BYTES)
     header = image_headers.header(content)
     digest = hashlib.blake2b(content, digest_size=16).digest()
-    return _Facts(file, digest, (header.width, header.height), image_headers.orientation(content) > 1)
+    size, turned = (header.width, header.height), image_headers.orientation(content) > 1
+    return _Facts(file, digest, size, turned, _decodes(content))
+
+
+def _decodes(content: bytes) -> bool:
+    """Return whether a picture can be decoded to its end; a JPEG at an eighth of its size, which reads all of it as well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on odd tags, and on sizes, which have been checked
+        try:
+            with Image.open(io.BytesIO(content)) as picture:
+                picture.draft("RGB", (picture.width // 8, picture.height // 8))
+                picture.load()
+        except Exception:  # decoders of damaged files raise whatever they meet with
+            return False
+    return True
+
+
+def _check_sound(listing: Listing, bad: set[Path]) -> None:
+    """DataError if a class, or the validation part, has nothing but damaged pictures."""
+    parts = {f"class {name}": [] for name in listing.classes} | {"validation": []}
+    for picture in listing.train:
+        parts[f"class {listing.classes[picture.label - 1]}"].append(picture.file)
+    parts["validation"] += [picture.file for picture in listing.validation or ()]
+    for part, files in parts.items():
+        if files and bad.issuperset(files):
+            count = f"all {len(files)} pictures" if len(files) > 1 else "the only picture"
+            raise DataError(f"{count} of {part} cannot be decoded, as {files[0]}: put others there, or remove the folder")
 
 
 def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]:

@@ -44,9 +44,10 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
     shutil.copy(top / "blue" / "3.png", top / "green" / "other.png")
     (top / "blue" / "notes.txt").write_text("no picture")
     (top / "green" / "broken.png").write_bytes(b"")
+    (top / "green" / "cut.png").write_bytes((top / "green" / "3.png").read_bytes()[:-40])
     found = survey.of(top)
     assert found.lines[:3] == [
-        f"{top}: 28 pictures in 2 classes, 14 each",
+        f"{top}: 29 pictures in 2 classes, 14 to 15 each",
         "classes: blue, green",
         "pixels: 40 x 36 to 300 x 100",
     ]
@@ -56,7 +57,7 @@ def test_a_look_names_what_lies_in_the_folder(tmp_path):
         "1 file that is no picture is left out" in rest and "2 pictures are copies of others, as blue/again.png of" in rest
     )
     assert "lies in several classes" in rest and "fewer than" not in rest
-    assert [bad.file.name for bad in found.bad] == ["broken.png"]
+    assert [bad.file.name for bad in found.bad] == ["broken.png", "cut.png"]
     few = "\n".join(survey.of(write_pictures(tmp_path / "few", 3)).lines)
     assert "warning: classes of fewer than 10 pictures: blue (3), green (3)" in few
 
@@ -69,9 +70,16 @@ def test_folders_that_nothing_can_be_learnt_from(tmp_path):
         shutil.copyfile(same / "blue" / "1.png", file) if file != same / "blue" / "1.png" else None
     empty = write_pictures(tmp_path / "empty", 2)
     (empty / "grey").mkdir()
+    damaged = write_pictures(tmp_path / "damaged", 2)
+    for file in (damaged / "green").iterdir():
+        file.write_bytes(file.read_bytes()[:-40])
+    unseen = write_pictures(tmp_path / "unseen" / "train", 2).parent
+    (unseen / "val" / "blue").mkdir(parents=True)
+    (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no picture")
     for top, said in (
         (tmp_path / "nowhere", "is not a folder"), (one, "has one class, blue: there is nothing to tell apart"),
-        (same, "all 4 pictures in .* have the same bytes"), (empty, "class grey is empty"),
+        (same, "all 4 pictures in .* have the same bytes"), (empty, "class grey is empty"), (damaged, "all 2 pictures of class green cannot be decoded"),
+        (unseen, "the only picture of validation cannot be decoded"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=said):
             survey.of(top)
@@ -96,12 +104,16 @@ def test_options_of_length_and_rate_are_the_networks():
         (["--restore-path", "x"], "--restore-path is not for finetune.py: the same call goes on"),
         (["--epoch-count", "3"], "unknown option --epoch-count"),
         (["--epochs", "many"], "epochs is 'many'"),
+        (["--data-dir", "elsewhere"], "--data-dir is not for finetune.py: the pictures are those of the folder"),
+        (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
     ],
 )
 def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path):
     refused = finetuned(write_pictures(tmp_path / "p", 2), *words, "--logs-path", tmp_path / "logs")
     assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
-    assert finetuned().code == 2 and "as the first word: python finetune.py pictures" in finetuned().err
+    for none in ((), ("",)):
+        refused = finetuned(*none)
+        assert refused.code == 2 and "as the first word: python finetune.py pictures" in refused.err
 
 
 def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path):
@@ -113,6 +125,10 @@ def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path):
     assert best.accuracy > 50 and best.pictures == 4
     assert f"The best weights: {best.checkpoint.prefix}, {best.accuracy:.2f}% of 4 validation pictures" in done.out
     assert len(rows(logs / "classifier" / "training.csv")) and (logs / "network" / "ckpt").is_dir()
+    others = shutil.copytree(top, tmp_path / "others")
+    (others / "blue" / "0.png").unlink()
+    refused = finetuned(others, *call[1:])
+    assert refused.code == 2 and "is of other data than these (16 train images, now " in refused.err, refused.err
     shutil.rmtree(logs / "network")  # as if it had been killed between the stages
     again = finetuned(*call)
     assert f"The run in {logs / 'classifier'} is complete" in again.out
