@@ -63,7 +63,7 @@ def _better(before: Best | None, now: Best | None) -> Best | None:
 
 def _finished(top: Path, best: Best) -> None:
     """Print where the best weights are, and the commands that use them."""
-    path = best.checkpoint.prefix
+    path = command_line.as_value(Path(best.checkpoint.prefix))
     print(f"\nThe best weights: {path}, {best.accuracy:.2f}% of {best.pictures} validation pictures")
     print(f"Name photographs: {hints.command('validation', '--restore-path', path, '--predict', 'PHOTO.jpg')}")
     print(f"Validate again:   {hints.command('validation', '--restore-path', path)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,8 +102,9 @@ def _parser() -> tuple[tf.Session, tf.Tensor, dict[str, tf.Tensor]]:
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default() as graph:
-        fed = tf.placeholder(tf.string, [])
-        return tf.Session(graph=graph), fed, in_graph(fed)
+        fed, session = tf.placeholder(tf.string, []), tf.Session(graph=graph)
+        atexit.register(session.close)  # one that is left to Python's collector can end up waiting for itself
+        return session, fed, in_graph(fed)
 
 
 def _box_fault(features: Any) -> str | None:

@@ -278,6 +278,11 @@ def test_a_bad_picture_does_not_count_in_validation(copy):
     names = ("--data-dir", copy, "--skip-bad-records", 2)
     out = succeed("train", *TRAIN, *names, "--no-logs").out
     assert "7 images" in out
+    for k in range(4):
+        strike(copy, f"validation-0000{k}-of-00004", 0, "label")
+        strike(copy, f"validation-0000{k}-of-00004", 1, "label")
+    refused = run("train", *TRAIN, "--data-dir", copy, "--skip-bad-records", 8, "--no-logs")
+    assert refused.code == 2 and "none of the 8 pictures for validation can be used: " in refused.err, refused.err
 
 
 # --- Keeping an index ------------------------------------------------------------------------------------------
