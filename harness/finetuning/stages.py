@@ -10,7 +10,7 @@ from base.errors import OptionError
 from base.fields import LENGTH
 from base.process.command_line import as_value
 from base.storage.tables import Table
-from harness.checkpoints import find
+from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.options import sources
 from harness.options.sections import with_trait
@@ -92,8 +92,13 @@ def _of_schedules() -> set[str]:
 
 
 def best(place: Path) -> Best | None:
-    """Return the best of a stage's validated checkpoints and averages that are there, by accuracy and then by loss."""
+    """Return the best of a stage's validated checkpoints and averages that are whole, by accuracy and then by loss; a line
+    is printed on each better one that is damaged."""
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in Table(place / "validation.csv", VALIDATION_COLUMNS, 1).read() if row["name"] in there]
-    row = max(rows, key=lambda row: (float(row["val_acc"]), -float(row["loss"])), default=None)
-    return Best(there[row["name"]], float(row["val_acc"]), int(row["val_size"])) if row else None
+    for row in sorted(rows, key=lambda row: (-float(row["val_acc"]), float(row["loss"]))):
+        whole, damaged = read.whole([there[row["name"]]])
+        print(*damaged, sep="\n", end="\n" * bool(damaged))
+        if whole:
+            return Best(whole[0], float(row["val_acc"]), int(row["val_size"]))
+    return None

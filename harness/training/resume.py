@@ -53,7 +53,9 @@ class NewRun(Origin):
 
     def check(self, run: Run) -> list[str]:
         """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's."""
-        given = run.options.training.init_path
+        given, logging = run.options.training.init_path, run.options.logging
+        if logging.autoresume and not logging.logs:
+            raise OptionError("--no-logs: --autoresume goes on in the folder of --logs-path; leave one of the two out")
         if run.cluster.instance:
             return []
         if given:

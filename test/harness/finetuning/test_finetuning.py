@@ -116,7 +116,7 @@ def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path):
         assert refused.code == 2 and "as the first word: python finetune.py pictures" in refused.err
 
 
-def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path):
+def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     top, logs = write_pictures(tmp_path / "pictures"), tmp_path / "logs"
     call = (top, *SMALL, "--epochs", 2, "--logs-path", logs)
     done = finetuned(*call)
@@ -135,3 +135,8 @@ def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path):
     assert stages.best(logs / "network") == best
     named = run("validation", "--restore-path", best.checkpoint.prefix, "--predict", top / "green" / "3.png").out
     assert named.splitlines()[2].split()[-1] == "green"
+    with Path(f"{best.checkpoint.prefix}.data-00000-of-00001").open("r+b") as file:
+        file.write(bytes(64))
+    other = stages.best(logs / "network")
+    assert other.checkpoint != best.checkpoint and other.accuracy <= best.accuracy
+    assert f"warning: checkpoint {best.checkpoint.name} is damaged and left out" in capsys.readouterr().out
