@@ -101,9 +101,9 @@ ROWS = (
         torch="resnext50_32x4d"),
     Row(name="ResNet-50, batch norm, 128 px, 32", batch=32,
         options=f"{RESNET} --model-size 50 --batch-norm --image-size 128", side=128, keras="resnet50", torch="resnet50"),
-    Row(name="inference, EfficientNet-B0, 1", options=FROZEN, batch=1, updates=20, inference=True, keras="efficientnet_b0",
+    Row(name="inference, EfficientNet-B0, 1", options=FROZEN, batch=1, updates=100, inference=True, keras="efficientnet_b0",
         torch="efficientnet_b0", wanted=(None, 1.5), short=True),
-    Row(name="inference, EfficientNet-B0, 16", options=FROZEN, batch=16, updates=2, inference=True, keras="efficientnet_b0",
+    Row(name="inference, EfficientNet-B0, 16", options=FROZEN, batch=16, updates=10, inference=True, keras="efficientnet_b0",
         torch="efficientnet_b0", wanted=(None, 1.3)),
 )  # fmt: skip
 
