@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before what takes time to import
     startup.begin("finetune.py")
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from base.process.signals import StopRequest
 from harness.commands import cli, entry, hints
 from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
+from harness.run import cluster
 
 DESCRIBING = ("--dry-run", "--explain", "--summary")  # answered for each stage, without training
 
@@ -30,6 +32,8 @@ DESCRIBING = ("--dry-run", "--explain", "--summary")  # answered for each stage,
 def main(argv: list[str]) -> int:
     """look -> classifier -> network -> the best of both. A fine-tuning that was stopped goes on by the same call."""
     options, given = _parse(argv)
+    if cluster.under_poprun(os.environ):
+        raise OptionError("finetune.py trains in one process: start it without poprun; train.py trains in several")
     folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
     for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while

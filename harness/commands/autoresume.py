@@ -42,7 +42,8 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         rows = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read()
     except (OSError, ValueError):  # going on mends rows, or tells of them
         return False
-    accuracies = {int(row["iteration"]): float(row["val_acc"]) for row in rows if int(row["iteration"]) >= 0}
+    # of later updates are the rows whose checkpoint a kill came before, or that is damaged
+    accuracies = {int(row["iteration"]): float(row["val_acc"]) for row in rows if 0 <= int(row["iteration"]) <= updates}
     validates = checkpoint.validation and run.source.spec.validation_images
     if validates and updates not in accuracies:
         return False

@@ -53,14 +53,14 @@ class Agreement:
 
     def rule(self, bound: Bound) -> str:
         """Return what a bound accepts here, and why there is one."""
-        accepted = [f"{bound.largest * self.certainty:.2g} at most"] * math.isfinite(bound.largest)
-        accepted += [f"{bound.mean * self.certainty:.2g} on the mean"] * math.isfinite(bound.mean)
+        accepted = [f"{bound.largest * self.certainty:.3g} at most"] * math.isfinite(bound.largest)
+        accepted += [f"{bound.mean * self.certainty:.3g} on the mean"] * math.isfinite(bound.mean)
         accepted += [f"{math.ceil(bound.equal * self.count)} of {self.count} first answers"] * (bound.equal > 0)
         return f"accepted are {' and '.join(accepted)}: {bound.why}"
 
     def __str__(self) -> str:
         return (
-            f"probabilities differ by at most {self.largest:.2g}, {self.mean:.2g} on the mean; first answer equal on "
+            f"probabilities differ by at most {self.largest:.3g}, {self.mean:.3g} on the mean; first answer equal on "
             f"{self.same} of {self.count}"
         )
 

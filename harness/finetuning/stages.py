@@ -38,6 +38,7 @@ _OWN: Mapping[str, str] = {  # options that have a meaning of their own here, an
     "release": "the stages have configurations of their own; give single options, which win",
     "restore_path": "the same call goes on with a fine-tuning that was stopped",
     "autoresume": "the same call goes on anyway",
+    "distributed": "it trains in one process; train.py trains in several",
     "logs": "the stages hand their weights on in their folders",
     **dict.fromkeys(("dataset", "data_dir", "generated_data", "synthetic_data"), "the pictures are those of the folder"),
 }

@@ -104,13 +104,18 @@ def test_options_of_length_and_rate_are_the_networks():
         (["--restore-path", "x"], "--restore-path is not for finetune.py: the same call goes on"),
         (["--epoch-count", "3"], "unknown option --epoch-count"),
         (["--epochs", "many"], "epochs is 'many'"),
+        (["--distributed"], "--distributed is not for finetune.py: it trains in one process"),
         (["--data-dir", "elsewhere"], "--data-dir is not for finetune.py: the pictures are those of the folder"),
         (["--init-path", "nowhere"], "--init-path nowhere: no checkpoint there"),
     ],
 )
-def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path):
+def test_options_that_a_fine_tuning_cannot_have(words, said, tmp_path, monkeypatch):
     refused = finetuned(write_pictures(tmp_path / "p", 2), *words, "--logs-path", tmp_path / "logs")
     assert refused.code == 2 and said in refused.err and not (tmp_path / "logs").exists()
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
+    started = finetuned(tmp_path / "p")
+    assert started.code == 2 and "start it without poprun" in started.err
+    monkeypatch.undo()
     for none in ((), ("",)):
         refused = finetuned(*none)
         assert refused.code == 2 and "as the first word: python finetune.py pictures" in refused.err

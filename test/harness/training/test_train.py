@@ -277,6 +277,10 @@ def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):
     assert sorted(path.stem for path in folder.glob("ckpt-*.index")) == ["ckpt-10", "ckpt-30"]
     names = ["ckpt-10", "ckpt-20", "ckpt-30", "weight_avg_N_1"]
     assert [row["name"] for row in rows(folder / "validation.csv")] == names
+    for file in (*folder.glob("ckpt-30.*"), *folder.glob("ckpt/*")):  # killed between a validation and its checkpoint
+        file.unlink()
+    again = succeed("train", *words, *ending, "--logs-path", folder, "--autoresume")
+    assert said in again.out and (folder / "ckpt-30.index").exists() and list(folder.glob("ckpt/*"))
     again = succeed("restore", "--restore-path", folder)
     assert said in again.out and [row["name"] for row in rows(folder / "validation.csv")] == names
     further = succeed("restore", "--restore-path", folder, "--patience", 3)
