@@ -63,12 +63,15 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """A stream of batches: in training those of a pass (a micro-batch or, folded, several), in validation micro-batches.
+    """A stream of batches.
 
+    `batch_size`: samples of one batch: those of a pass in training (micro-batch x fold x the replicas that share batch
+    norm), a micro-batch in validation.
     `start`: position of the first sample in the endless epoch order (training only): position p is element
     p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
-    `block`, `period`: with several processes, the stream holds the first `block` of every `period` positions,
-    counted from `start`; 0 is every position. In validation a block is a micro-batch.
+    `block`, `period`: with several instances, the stream holds the first `block` of every `period` positions, counted from
+    `start`; 0 is every position. A block is one micro-batch of each of an instance's replicas; in validation,
+    one micro-batch.
     `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
     `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
     `shuffle_block`: neighbouring records that stay together in the order of an epoch.
@@ -111,7 +114,7 @@ class DataSource(Protocol):
         "position": [batch] int64}; "moments": [batch, 4] float32 where `eight_bit` needs it."""
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
-        """Every image once, in order; the last micro-batch is filled up with zero images labelled -1."""
+        """Every image once, in order; the last batch is filled up with zero images labelled -1."""
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
         """A stream that ends after each of its stages in turn; the last one is whole."""

@@ -5,8 +5,12 @@ the tuple of actions that the stage carries out in that clock, in this order, an
 and what the executor has each pass wait for (`waits`) are read from the rows. This module knows no seconds, bytes, devices
 or tensors, and it accepts every number of stages and of micro-batches from 1 on.
 
-Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock. Where a plan folds micro-batches,
-or replicas, into passes, A and i count passes.
+A timeline's micro-batch is what goes through the stages at once. To the planner that is a replica's micro-batch, and an
+update has as many as the accumulation count; to the executor it is a pass, which holds several where micro-batches are
+folded or replicas share batch norm, and an update has `ExecutionPlan.passes_per_update` of them, over all replicas of the
+instance.
+
+Letters, here and everywhere: N stages, A micro-batches, i micro-batch, j stage, k clock.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ class ScheduleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A stage's forward (F) or backward (B) work on one micro-batch; as text `<stage><kind><micro-batch>`."""
+    """A stage's forward (F) or backward (B) work on one micro-batch (in the executor, one pass); as text
+    `<stage><kind><micro-batch>`."""
 
     stage: int
     kind: str

@@ -40,11 +40,11 @@ INFEED = "infeed"
 
 @dataclass(frozen=True)
 class Stream:
-    """The source of a program's samples: one element of the data set for each pass, a micro-batch or, folded, several.
+    """The source of the batches that a program takes: the samples of a pass in training, a micro-batch in validation.
 
-    `features`: (seed, next element of the data set, updates done, pass of the update) -> the features of a pass, made on
-    the device: {"image", "label", "position"}, and further ones that the loss needs. `dataset`: makes the data set on the
-    host, in the present graph; without it the elements are empty.
+    `features`: (seed, next element of the data set, updates done, pass of the update; in validation 0 and the number of the
+    micro-batch) -> {"image", "label", "position"} of the next batch, prepared on the device, beside what the loss needs
+    more. `dataset`: makes the data set on the host, in the present graph; without it the elements are empty.
     """
 
     features: Callable[[Seed, Features, tf.Tensor, tf.Tensor], Features]
@@ -65,7 +65,7 @@ class Infeed:
             self.rewind = [self._iterator.initializer]
 
     def features(self, seed: Seed) -> NextFeatures:
-        """Return the function that a step takes its micro-batches from, in the present graph."""
+        """Return the function that a host step takes its batches from, in the present graph."""
         iterator = None
         if self._stream.dataset:
             iterator = self._iterator
@@ -73,8 +73,8 @@ class Infeed:
                 kinds = tf.data.get_output_types(self._dataset), tf.data.get_output_shapes(self._dataset)
                 iterator = tf.data.Iterator.from_structure(*kinds, shared_name=INFEED)
 
-        def following(step: tf.Tensor, m: tf.Tensor) -> Features:
-            return self._stream.features(seed, iterator.get_next() if iterator else {}, step, m)
+        def following(updates: tf.Tensor, m: tf.Tensor) -> Features:
+            return self._stream.features(seed, iterator.get_next() if iterator else {}, updates, m)
 
         return following
 
