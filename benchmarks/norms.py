@@ -58,7 +58,7 @@ def proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
 
 
 def scaled_proxy_norm(layers: TensorLayers, x: tf.Tensor) -> tf.Tensor:
-    """Proxy norm with the factor multiplied in, as after the block's expansion."""
+    """Group norm, proxied swish, the factor multiplied in, as after a network's expansions."""
     return layers.proxy_norm_activation(x, GROUP, RULE, scaled=True)[0]
 
 

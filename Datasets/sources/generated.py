@@ -21,9 +21,8 @@ _DEVIATION = 60.0
 
 
 def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The stream's images [n, side, side, 3] and labels [n] for positions [n], made inside the device's graph.
-
-    They are what a stream would deliver without `eight_bit` (nothing is sent), so `on_device` comes next.
+    """Return the one generated sample for each position [n], in the device's graph: float32 images [n, side, side, 3] as a
+    stream without `eight_bit` delivers them, so that `on_device` comes next, and labels [n].
     """
     import tensorflow.compat.v1 as tf
 

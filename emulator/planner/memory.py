@@ -127,7 +127,8 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
 
 
 def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int, int, int]:
-    """The three parts of a stage's memory in inference, where nothing waits: those of the largest operation."""
+    """Return the three numbers of `_activations` for inference, where nothing waits: 0, the elements of one image that the
+    largest operation holds, and those of its product for the micro-batch."""
     largest = max(operations, key=lambda o: batch * _alive(o) + TEMPORARIES * _product_elements(o, batch))
     return 0, _alive(largest), _product_elements(largest, batch)
 

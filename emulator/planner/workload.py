@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def trained_elements_per_ipu(self) -> int:
-        """The weights that gradients move on the IPU that has most of them."""
+        """Weights that gradients move on the IPU that has most of them."""
         return sum(self.trained_elements) if self.one_device else max(self.trained_elements)
 
     @property

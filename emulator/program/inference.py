@@ -92,7 +92,7 @@ class InferenceProgram(Program):
         self.session.run(self._names["stop"])
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
-        """Run `step`; return when each of its operations ran, as events of a Chrome trace."""
+        """Runs `step` over micro-batches first..end-1, and returns its operations' times as events of a Chrome trace."""
         options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
         self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
         return operation_events(trace)

@@ -165,7 +165,7 @@ def _update(prediction: Prediction) -> str:
 
 
 def _schedules(prediction: Prediction) -> str:
-    """The drawing of one plan's stages by each schedule."""
+    """Bars of images a second, one for each schedule of the plan's stages."""
     rows = []
     for schedule in SCHEDULES:
         other = _varied(prediction, variants.scheduled(prediction.workload, schedule), prediction.system)
@@ -178,7 +178,7 @@ def _schedules(prediction: Prediction) -> str:
 
 
 def _scaling(prediction: Prediction) -> str:
-    """The table of the global batch on each system of the plan's IPUs, with as many replicas as the system holds."""
+    """Bars of images a second, one for each system of the same IPUs: the plan's global batch, on as many replicas as fit."""
     rows = []
     for system in variants.family(prediction.system):
         other = variants.scaled(prediction.workload, system)
