@@ -137,8 +137,8 @@ def forget_unsaved(folder: Path) -> None:
 
 
 def check_writable(folder: Path, goes_on: bool = False) -> None:
-    """NotRegular for what stands in the way of a file that a run writes into its folder. `goes_on`: a link or a pipe in the
-    place of its rows gives way to rows made anew."""
+    """NotRegular for a folder, link or pipe in the way of a file that a run writes. `goes_on`: a link or a pipe in the place
+    of its rows gives way to rows made anew."""
     for name in _APPENDED:
         files.check_writable(folder / name)
     for name in _TABLES:
@@ -187,8 +187,8 @@ class RunLog:
         self._ending = True
 
     def file_only(self, text: str) -> None:
-        """A line for log.txt alone. OSError if it cannot be written, unless the run is `ending`; what follows goes to the
-        console only then."""
+        """A line for log.txt alone. OSError if it cannot be written, unless the run is `ending`; then later lines go to the
+        console only."""
         if self._text:
             try:
                 self._text.write(text + "\n")

@@ -72,7 +72,7 @@ def _origin(argv: list[str]) -> SavedWeights:
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if entry.value_of(argv, "micro_batch_size", "validation"):
-        recorded.pop("valid_batch_size", None)  # what is given now goes before what was recorded
+        recorded.pop("valid_batch_size", None)  # the present call's options go before the recorded ones
     return SavedWeights(selected, folder, recorded)
 
 

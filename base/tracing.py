@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework.func_graph import FuncGraph
 
 _OUTSIDE = tf.Graph()  # stays empty
-_compiler: ThreadPoolExecutor | None = None  # of what is traced now
+_compiler: ThreadPoolExecutor | None = None  # of the function that is traced now
 Kernel = Callable[..., Any]
 
 

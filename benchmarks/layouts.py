@@ -30,7 +30,7 @@ def plain(micro_batch: int, accumulation: int = 32) -> str:
     return f"--batch-size {micro_batch} --gradient-accumulation-count {accumulation} --fold 1"
 
 
-# what is said of it, the plain loop, the layout, at least so many times as fast
+# its description, the plain loop, the layout, at least so many times as fast
 SPEED = (
     ("4 stages x 4 replicas x accumulation 8, micro-batch 4, Interleaved", plain(4),
      f"--batch-size 4 --replicas 4 --gradient-accumulation-count 8 --fold 1 {STAGED}", 0.95),

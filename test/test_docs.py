@@ -1,4 +1,4 @@
-"""The documentation says what is so: its examples run, and its lists are complete."""
+"""The documentation is true: its examples run, and its lists are complete."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_the_drawn_schedule_is_what_a_dry_run_prints():
 
 
 def test_the_tour_leads_to_places_that_exist():
-    """Files by their paths, or by their names in the room of that row; and what is named in them."""
+    """Files by their paths, or by their names in the room of that row; and the functions and classes that are named in them."""
     text = (DOCS / "architecture.md").read_text()
     rooms = re.findall(r"^\| `([\w/]+/)` \| .* \| (.*) \|$", text, re.M)
     files = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py") if path.stem != "__init__"]

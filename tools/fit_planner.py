@@ -1,4 +1,4 @@
-"""Fits the planner's constants to published rates, and draws what is left.
+"""Fits the planner's constants to published rates, and draws the errors that are left.
 
 python tools/fit_planner.py [--write] [--svg FILE]
 

@@ -50,8 +50,8 @@ class ForeignError(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of one project's weights. `ours` gives our name, None for what is no weight; LookupError: there is no such
-    layer."""
+    """The layout of one project's weights. `ours` gives our name, None for a tensor that is no weight; LookupError: there is
+    no such layer."""
 
     title: str
     model: str
@@ -274,7 +274,7 @@ def _kernel(theirs: Mapping[str, np.ndarray], *names: str) -> tuple[int, int]:
 
 
 def identities(wanted: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our basic networks have a projection where the first stage begins, the others' hand on what comes in: a unit matrix
+    """Our basic networks have a projection where the first stage begins, the others' hand on their input: a unit matrix
     and a norm that changes nothing, with the moving statistics."""
     scope = "all/b1/0/p"
     missing = [name for name in wanted if name.startswith(scope) and name not in values]

@@ -68,7 +68,7 @@ def record(files: Sequence[np.ndarray], i: int) -> bytes:
 
 
 def checked(file: Path, layout: RecordLayout, num_classes: int) -> np.ndarray:
-    """The file's records [n, record_bytes], memory-mapped, or a DataError that names what is wrong."""
+    """The file's records [n, record_bytes], memory-mapped, or a DataError that names the fault."""
     size, each = regular_size(file), layout.record_bytes
     if size == 0 or size % each:
         raise DataError(

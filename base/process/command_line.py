@@ -82,7 +82,7 @@ def as_value(path: Path) -> str:
 
 
 def _bounded(message: str) -> str:
-    """Every line of a message, cut when it is longer than anybody reads: what was given may be of any length."""
+    """Every line of a message, cut when it is longer than anybody reads: a given value may be of any length."""
     return "\n".join(
         line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
         for line in message.split("\n")

@@ -1,6 +1,6 @@
 """Signals that ask a command to end, so that a run can be stopped at any moment without any loss.
 
-The first one asks: a device step ends at its next micro-batch, what is being written is finished, anything else is left at
+The first one asks: a device step ends at its next pass, a file that is being written is finished, anything else is left at
 once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
 kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. Output that is printed then to a
 terminal or a pipe that has gone is dropped.
@@ -42,7 +42,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._ask: Callable[[], None] | None = None  # what to do instead of raising
+        self._ask: Callable[[], None] | None = None  # called instead of raising
         self._instance: int | None = None  # that got the signal, if it was another one
         self._always: Callable[[], None] | None = None
         self._agreed = False
@@ -203,7 +203,7 @@ class TolerantStream:
         except OSError as error:
             if error.errno != errno.EIO and (error.errno != errno.EPIPE or self._signals.received is None):
                 raise
-            with suppress(OSError, ValueError):  # what is buffered must not come up again at exit
+            with suppress(OSError, ValueError):  # buffered text must not come up again at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -221,7 +221,7 @@ def _call(ask: Callable[[], None], outcome: queue.SimpleQueue[BaseException | No
 
 
 def tell(text: str) -> None:
-    """A line on standard error, from a handler too: what it may have interrupted is another line on that stream."""
+    """A line on standard error, from a handler too, which may have interrupted another line on that stream."""
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
 

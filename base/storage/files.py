@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from base.storage import input_files
 
-_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a file's name and a process, of what is being written
+_BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a file's name and a process, of a file that is being written
 MOST_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
 
 

@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 28  # of a file of rows: some million
 MOST_DAMAGED = 100_000  # lines of a file
 _LONGEST = 1 << 16  # bytes of a row
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
-UNVERIFIED = "unverified"  # in a state that has been read: nothing vouches that it is what was written
+UNVERIFIED = "unverified"  # in a state that has been read: nothing vouches that it is the state that was written
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
 
@@ -79,7 +79,7 @@ class Table:
                 self._since, self._before, self._recent = self._bounded(self._recent)
 
     def sync(self) -> None:
-        """Has what was written on the disk; from any thread, so that the file stays the one that rows are appended to."""
+        """Put the rows that were written onto the disk; from any thread, so that the file stays open for rows to come."""
         if os.path.lexists(self.path):
             with input_files.opened(self.path) as written:
                 os.fsync(written.fileno())
@@ -236,7 +236,7 @@ class Table:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file with what ends them, one after another; what is longer than any row comes in pieces."""
+    """The lines of a file with their ends, one after another; a line that is longer than any row comes in pieces."""
     with input_files.opened(path) as file, io.BufferedReader(file) as lines:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise _beyond(path, f"the {MOST_BYTES:,} bytes that are read of a run's rows")

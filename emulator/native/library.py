@@ -1,5 +1,5 @@
-"""The native kernels, where they are built and wanted: one shared library, under a name that tells what it was built from
-and for."""
+"""The native kernels, where they are built and wanted: one shared library, under a name with the digest of its sources
+and of the processor that it is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory: what this process takes at most to carry out a plan, from the plan and the trace alone.
+"""Host memory: the most that this process takes to carry out a plan, from the plan and the trace alone.
 
 The memory of the machine that emulates, never that of the IPUs that it stands for. The constants were fitted on 24 processes
 (ResNet-8, 18, 20, 50 and EfficientNet-B0; batch and group norm; 16.16 and 32.32; micro-batches of 1 to 1024; 0 to 2 slots;
@@ -24,11 +24,11 @@ from Models._layers import Variable
 TENSORFLOW = 750_000_000  # its libraries, Python's, and a graph of a few layers
 OPERATION = 500_000  # the graph of one layer, its kernels and its part in the executors, forward, backward and update
 COMPILER = 80_000_000  # XLA, which half precision, group norm and swish need
-COMPILED_HALF, COMPILED = 2_200_000, 200_000  # what it adds for one layer, with half precision and without
-# copies of the trained weights in FP32: gradients and their sums; with two slots the values on the way to them; what a
-# checkpoint holds, times itself, what is read of it, what is handed to the writer, and what TensorFlow makes of that
+COMPILED_HALF, COMPILED = 2_200_000, 200_000  # its bytes for one layer, with half precision and without
+# copies of the trained weights in FP32: gradients and their sums; with two slots the values on the way to them; a
+# checkpoint's bytes, times themselves: the values read, those handed to the writer, and TensorFlow's copies of them
 GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
-WORKED_ON = 2.0  # times what the largest layer takes in and gives out: gradients and an operation's own memory
+WORKED_ON = 2.0  # times the largest layer's input and output: gradients and an operation's own memory
 FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one in use
 CERTAIN = 0.8  # of the prediction: more than this is what every run took that was measured
 # how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest

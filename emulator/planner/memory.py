@@ -1,4 +1,4 @@
-"""The memory of each IPU of a plan: what its tiles hold at the peak of an update.
+"""The memory of each IPU of a plan: the bytes that its tiles hold at the peak of an update.
 
 Every part is spread over the tiles evenly, except that the largest of them are held in blocks that do not divide: `UNEVEN`.
 Sizes are of the fullest tile times the number of tiles, so that they compare with the memory of all tiles. Constants are
@@ -75,7 +75,7 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     io_share = ipu.tiles / ipu.computing_tiles(options.num_io_tiles)
     kept, peak, temporaries = _activations(workload, stage) if workload.training else _of_one_operation(operations, batch)
     cap = workload.proportion(stage) * ipu.memory
-    passes = 3 if workload.training else 1  # what is recomputed shares the code of the forward pass
+    passes = 3 if workload.training else 1  # recomputation shares the code of the forward pass
     launched = sum(4 if o.kind in ("conv", "dense", "norm") or o.kind.startswith("proxy") else 1 for o in operations)
     state = 0
     if workload.training and not workload.offloads:
@@ -102,8 +102,8 @@ def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
 
 
 def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
-    """Elements for one image: what waits for its backward pass in other micro-batches, and what the present one holds; and
-    those of the largest product for the micro-batch.
+    """Elements for one image: those that wait for their backward pass in other micro-batches, and those that the present
+    one holds; and the elements of the largest product for the micro-batch.
 
     With recomputation only the stage's inputs wait, one for each micro-batch in flight, and the whole stage is computed anew
     before its backward pass begins; a lone stage keeps the inputs of its segments, and computes one after another anew.

@@ -1,4 +1,4 @@
-"""The IPU systems as rows: what an IPU and a POD have, with sources.
+"""The IPU systems as rows: memory, tiles, clocks and links of an IPU and of a POD, with sources.
 
 Sources: [P] poplibs' public sources (multiply-adds of a tile); [D] docs.graphcore.ai, datasheets of Bow-2000, Bow-POD64
 and Bow-POD256; [L] system descriptions of MLPerf Training 1.1 and 2.0 (clocks); [C] Jia et al. 2019, arXiv 1912.03413

@@ -110,7 +110,7 @@ class Cells:
         self._before = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        # counts and records, which what the pass gives back must wait for: the backward of a stage that trains nothing
+        # counts and records, which the results of the pass must wait for: the backward of a stage that trains nothing
         # would be left out of the graph otherwise, and with it its count
         self.notes: list[tf.Tensor | tf.Operation] = []
 

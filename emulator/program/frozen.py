@@ -40,8 +40,8 @@ def freeze(
 ) -> bytes:
     """The program as bytes: uint8 images of `shape` -> (largest logit, its class) of each.
 
-    `prepare` makes of the bytes what the network takes; `values`: the weights by name, or None for the initial ones of
-    `seed`; `identity`: what the program was made from, to be asked for by `FrozenProgram`.
+    `prepare` makes the network's input of the bytes; `values`: the weights by name, or None for the initial ones of
+    `seed`; `identity`: the description of the program's source, which `FrozenProgram` compares.
     """
     constants = _weights(variables, values, seed, precision)
     with new_graph().as_default() as graph:
@@ -95,7 +95,7 @@ def _sealed(program: bytes) -> bytes:
 
 
 def _unsealed(program: bytes) -> bytes:
-    """Return a sealed program without that node; ValueError if the rest is not what was sealed."""
+    """Return a sealed program without that node; ValueError if the rest is not the sealed program."""
     content = program[: -len(_sealed(b""))]
     if _sealed(content) != program:
         raise ValueError("it is damaged, or was not built here")

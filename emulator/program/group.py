@@ -1,7 +1,7 @@
 """The instances of one run, processes that train together: TensorFlow's own runtime between them.
 
 Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
-is counted up, so all instances must build the same graphs, and call what is collective, in the same order. Liveness is not
+is counted up, so all instances must build the same graphs, and make collective calls, in the same order. Liveness is not
 watched here: a collective waits for its peers for ever. TensorFlow would hold a thread for every collective that has a
 timeout until the timeout is over, whether the collective is done or not, and a run would end for want of threads.
 """

@@ -1,4 +1,4 @@
-"""A program as TensorFlow runs it: its graph, optimised, and the names of what is fed and fetched.
+"""A program as TensorFlow runs it: its graph, optimised, and the names of the tensors that are fed and fetched.
 
 Values that differ from run to run are not in it, so that one serves them all. A key that is drawn from the run's seed has a
 placeholder, which gets the key when the graph is loaded; the data set is built beside it, and found by the infeed's name.
@@ -21,7 +21,7 @@ GRAPH, NAMES = "graph.pb", "names.json"  # of its files
 
 @dataclass(frozen=True)
 class OptimisedGraph:
-    """`names`: in the graph, by what they are for. `about`: what else the program has to know, as JSON has it. `keys`: the
+    """`names`: in the graph, by what they are for. `about`: more facts about the program, as JSON has them. `keys`: the
     names of the placeholders, by what a key is for."""
 
     graph: bytes

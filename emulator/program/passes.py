@@ -1,4 +1,4 @@
-"""The passes of one weight update: the device loop over them, and the sums of what they give.
+"""The passes of one weight update: the device loop over them, and the sums of their results.
 
 The sums are added one pass after another, however many are in flight, so that every plan of one instance computes the same
 bits.

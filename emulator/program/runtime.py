@@ -43,8 +43,8 @@ class Stream:
     """The source of the batches that a program takes: the samples of a pass in training, a micro-batch in validation.
 
     `features`: (seed, next element of the data set, updates done, pass of the update; in validation 0 and the number of the
-    micro-batch) -> {"image", "label", "position"} of the next batch, prepared on the device, beside what the loss needs
-    more. `dataset`: makes the data set on the host, in the present graph; without it the elements are empty.
+    micro-batch) -> {"image", "label", "position"} of the next batch, prepared on the device, beside whatever else the
+    loss needs. `dataset`: makes the data set on the host, in the present graph; without it the elements are empty.
     """
 
     features: Callable[[Seed, Features, tf.Tensor, tf.Tensor], Features]
@@ -59,7 +59,7 @@ class Infeed:
         self._stream, self._graph = stream, tf.get_default_graph()
         self.rewind: list[tf.Operation] = []  # puts the iterator at the data set's first element, if there is one
         if stream.dataset:
-            # AutoGraph takes long to find that there is nothing to be rewritten in what a data set is mapped by
+            # AutoGraph takes long to find that there is nothing to be rewritten in the functions of a data set
             self._dataset = tf.autograph.experimental.do_not_convert(stream.dataset)()
             self._iterator = tf.data.make_initializable_iterator(self._dataset, shared_name=INFEED)
             self.rewind = [self._iterator.initializer]
@@ -205,7 +205,7 @@ def session_config(stage_devices: Sequence[str] = ("/cpu:0",)) -> tf.ConfigProto
     config = tf.ConfigProto(device_count={"CPU": max(1, cpus)})
     if len(set(stage_devices)) > 1:
         config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(set(stage_devices)) + 1)
-    # what has no kernel for a GPU, as queues and the data's iterator, goes to the CPU then
+    # an operation without a kernel for a GPU, as queues and the data's iterator, goes to the CPU then
     config.allow_soft_placement = any(device.startswith("/gpu") for device in stage_devices)
     rewriter = config.graph_options.rewrite_options
     rewriter.remapping = rewriter_config_pb2.RewriterConfig.OFF

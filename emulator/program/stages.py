@@ -68,7 +68,7 @@ def chunks(
 
 @dataclass
 class _Pass:
-    """A pass in the making: what its chunks took in and gave out, and the batch statistics they found."""
+    """A pass in the making: the inputs and outputs of its chunks, and their batch statistics."""
 
     network: Network
     values: Mapping[str, tf.Tensor]

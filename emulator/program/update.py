@@ -29,8 +29,8 @@ class HostStep:
     stop: tf.Variable
 
     def run(self, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The device loop over weight updates; the number of updates done, and what each instance of a group
-        requested at the end. Loss and accuracy of each update go into the outfeed while the loop runs."""
+        """The device loop over weight updates; returns the number of updates done, and the request of each instance of
+        a group at the end. Loss and accuracy of each update go into the outfeed while the loop runs."""
         updates, group = tf.size(rates), self.training.group
 
         def body(i: tf.Tensor, done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -1,6 +1,6 @@
 """argv + configs.yml -> RunOptions: command line over configuration over model default over field default.
 
-Says where every value came from, refuses what is unknown, misspelt or contradictory, and never imports TensorFlow.
+Says where every value came from, refuses unknown, misspelt and contradictory options, and never imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def explain(options: RunOptions) -> str:
 def _main_values(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
 ) -> tuple[dict[str, Given], Block | None]:
-    """The main options that decide which others there are (--model, --lr-schedule, --config and what belongs to it), and
+    """The main options that decide which others there are (--model, --lr-schedule, --config and its companions), and
     the configuration."""
     known = Catalogue(section_options("main", MainOptions))
     everything = universe(script).flags()

@@ -57,7 +57,7 @@ def start(
     """The run that a call asks for, checked as far as it can be before anything is built; None if the call asked for
     something else, which has been done: help, --explain, --dry-run, --summary, --dataset-benchmark, --compile-only.
 
-    `origin`: what the call starts from. `compiled`: does what --compile-only asks for, if not the usual.
+    `origin`: the run or the weights that the call starts from. `compiled`: the work of --compile-only, if not the usual.
     """
     origin = origin or Origin()
     parsed = parse(argv, script, origin.recorded, origin.folder)

@@ -1,5 +1,5 @@
-"""The log of a call with its head: the command line, where the run lies, its instances, options, notes, and what is about
-to run."""
+"""The log of a call with its head: the command line, where the run lies, its instances, options, notes, and the
+work that is about to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def opened(
     wandb: Callable[[], Any] | None = None,
 ) -> RunLog:  # fmt: skip
     """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
-    `head`: lines on what is about to run."""
+    `head`: lines on the work that is about to run."""
     log = RunLog(folder, wandb, console)
     log.file_only(f"Command line: {command_line()}")
     if folder:

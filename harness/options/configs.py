@@ -211,8 +211,8 @@ class ConfigFile:
             raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(self._lost[label])}")
 
     def _repeated(self, twice: str, first: str, taken: str) -> None:
-        """OptionError for what stands `twice` in a file. In an old release's, where the last one won, a note says what is
-        `taken`."""
+        """OptionError for a name that stands `twice` in a file. In an old release's, where the last one won, a note
+        says which is `taken`."""
         if not self._is_old:
             raise OptionError(f"{twice}, first at {first}; keep one of them")
         if len(self.notes) < MOST_LISTED:

@@ -28,7 +28,7 @@ _GIVEN = (COMMAND_LINE, CONFIGURATION, RECORDED)
 
 @dataclass(frozen=True)
 class Planned:
-    """A prediction; with --search what was asked for as `given`, and the other plans that were looked at."""
+    """A prediction; with --search the requested plan's as `given`, and those of the other plans that were looked at."""
 
     name: str
     prediction: Prediction

@@ -38,7 +38,7 @@ _GRACE = 5.0  # seconds that the others have to end by themselves when one has f
 
 @dataclass(frozen=True)
 class Topology:
-    """The places of the instances. `hosts`: that of each instance; `ports`: what each listens on."""
+    """The places of the instances. `hosts`: that of each instance; `ports`: the port that each listens on."""
 
     replicas: int  # of all instances
     ipus_per_replica: int

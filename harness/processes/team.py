@@ -40,15 +40,15 @@ _ADDRESSES, _BEGUN = "addresses", "begun"  # of an instance's introduction
 
 
 class Team:
-    """This process among the instances of a run, between `with`. `before_exit`: what is to be done, with a reason, when
-    another instance is lost and this one must end."""
+    """This process among the instances of a run, between `with`. `before_exit`: the function that is called, with a
+    reason, when another instance is lost and this one must end."""
 
     def __init__(self, cluster: Cluster = ALONE, timeout: float = 60.0, prog: str = "train.py") -> None:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
         self.group: WorkerGroup | None = None
         self.before_exit: Callable[[str], None] | None = None
         self._told = threading.Lock()  # held from the first call of `before_exit` on
-        self.configs: list[dict[str, Any]] = []  # what each instance's run is called, and where it is to write
+        self.configs: list[dict[str, Any]] = []  # each instance's name of the run, and the folder that it is to write into
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = prog, timeout
         self._heart: heartbeat.Heartbeat | None = None
@@ -156,7 +156,7 @@ class Team:
             time.sleep(0.2)  # for what the others have yet to fetch from here
 
     def _tell(self, reason: str) -> bool:
-        """Does what is to be done before the exit, once; whether there is anything."""
+        """Calls `before_exit`, once; returns whether there was anything to do."""
         if self.before_exit and self._told.acquire(blocking=False):
             self.before_exit(reason)
         return self.before_exit is not None

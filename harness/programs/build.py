@@ -144,7 +144,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> 
 
 
 def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
-    """Return the loss of each picture, or of what was mixed into it."""
+    """Return the loss of each picture, or of the mixture that it has become."""
     return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
 
 

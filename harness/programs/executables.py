@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from emulator.program.optimised_graph import OptimisedGraph
 
 SUFFIX, _KERNELS = ".program", "passes/"
-MOST_BYTES = 1 << 30  # of an entry, and of what is in it
+MOST_BYTES = 1 << 30  # of an entry, packed and unpacked
 _DIGEST = 64  # characters of it, before the archive
 _XLA_FLAGS = "TF_XLA_FLAGS"
 _KERNELS_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of kernels on the disk
 _FOLDER = f"{_KERNELS_FLAG}directory="
 _STALE = 86400  # seconds after which a folder of kernels that is left was of a killed process
 _ROOM = 256 << 20  # bytes free, for the kernels of any network here
-# what the original is told it by
+# the variable and the flag that tell the original its folder
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
 _NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", _XLA_FLAGS, _POPLAR_FLAGS, "TF_CONFIG")
@@ -96,8 +96,8 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
 
 
 def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
-    """Return the cache entry of the program of this kind ("training", "validation"); None if it is not. `more`: what it
-    depends on beside the run."""
+    """Return the cache entry of the program of this kind ("training", "validation"); None if it is not cached. `more`:
+    everything else that the program depends on."""
     place = folder(run, os.environ)
     return (
         DiskCacheEntry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
@@ -270,7 +270,7 @@ def _packed(members: Mapping[str, bytes], text: str) -> bytes:
 
 
 def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
-    """Members by name; ValueError for what is not whole, or describes another program."""
+    """Members by name; ValueError for content that is damaged or of another program."""
     digest, packed = content[:_DIGEST], content[_DIGEST:]
     if hashlib.sha256(packed).hexdigest().encode() != digest:
         raise ValueError("it is damaged")

@@ -31,7 +31,7 @@ class _Bar:
 
 
 def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
-    """The schedule of one update above what was measured."""
+    """The schedule of one update above the measured one."""
     timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MOST_CLOCKS))[:MOST_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
     cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"

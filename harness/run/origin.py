@@ -11,8 +11,8 @@ from harness.run.run import Run
 
 
 class Origin:
-    """The origin of a call that takes over no options. Subclasses say which ones they take over, and what a run cannot start
-    from them with."""
+    """The origin of a call that takes over no options. Subclasses say which ones they take over, and the options that
+    no run can start from them with."""
 
     folder: Path | None = None  # of the run, or the weights, whose options are taken over
     recorded: Mapping[str, Any] = {}  # these options, and whatever else arguments.json tells
@@ -20,7 +20,7 @@ class Origin:
     updates: int = 0  # that are done
 
     def notes(self, options: RunOptions) -> list[str]:
-        """Lines on what is taken over; OptionError where these options cannot go on from there."""
+        """Lines on the weights and options that are taken over; OptionError where these options cannot go on from there."""
         return []
 
     def is_complete(self, run: Run) -> bool:

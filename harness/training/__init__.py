@@ -1,1 +1,1 @@
-"""The training loop and what it reports."""
+"""The training loop and its reports."""

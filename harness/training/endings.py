@@ -10,7 +10,7 @@ from harness.training.validating import Validator
 
 
 def finished(job: Job, done: int, validator: Validator, host_rate: float) -> None:
-    """Log the end of a call that has done what was asked. `host_rate`: images a second on this machine."""
+    """Log the end of a call that has reached its end. `host_rate`: images a second on this machine."""
     note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return

@@ -15,8 +15,8 @@ from log import RunLog
 
 @dataclass(frozen=True)
 class Job:
-    """A run in this process: what is trained, with which other instances, where this one writes, and how it is told to
-    stop. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`: what this instance writes of one update."""
+    """A run in this process: the run itself, with which other instances, where this one writes, and how it is told to
+    stop. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`: this instance's files of one update."""
 
     run: Run
     team: Team

@@ -125,7 +125,7 @@ class TrainingLoop:
         return done
 
     def _stop(self) -> None:
-        """Ends what the devices do at its next micro-batch."""
+        """Ends the devices' work at its next pass."""
         self._program.stop(drop_update=True)
         self._validator.stop()
 

@@ -215,7 +215,7 @@ def test_exif_that_cannot_be_read_turns_nothing(content):
         assert image_headers.orientation(turned[:length]) in range(1, 9)
 
 
-# --- What is no file
+# --- Not a file
 
 
 def test_nothing_waits_for_a_pipe(tmp_path):

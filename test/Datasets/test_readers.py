@@ -175,7 +175,7 @@ def tensors_of(folder: Path, content: bytes) -> dict[str, np.ndarray]:
     return found
 
 
-NO_LISTS = {  # names and messages, and what is said
+NO_LISTS = {  # names and their message
     "a side beyond 64 bits": (
         [(0, b"w", entry(0, 2**64 - 1))],
         r"w claims the shape \(0, 18446744073709551615\), and at most",
@@ -223,7 +223,7 @@ def test_damaged_messages_of_tensors(tmp_path, pytestconfig):
 
 NEGATIVE = 2**64 - 1
 FIRST_HALF = part(1, part(1, 0) + part(2, 1))  # of a tensor of two elements
-FORMS = {  # a list of a form that is not read, and what is said
+FORMS = {  # a list of a form that is not read, and its message
     **{f"type {kind}": (listed([(0, b"w", entry(2, kind=kind))]), f"w is of TensorFlow's data type {kind}, and only float32, ")
        for kind in (0, 8, 100, 101, 107, 999, NEGATIVE)},
     "no such side": (listed([(0, b"w", entry(NEGATIVE, kind=14))]), r"w claims the shape \(18446744073709551615,\), and at most"),

@@ -1,5 +1,5 @@
 """Whole networks against other people's definitions of them: EfficientNet as Keras has it, ResNet and ResNeXt as timm
-has them. Weights and moving statistics are generated, never trained; what is measured is the largest difference of a
+has them. Weights and moving statistics are generated, never trained; the measure is the largest difference of a
 logit, in deviations of the logits.
 
 Keras is here, so it runs; timm needs torch, so its logits were recorded (references/record_timm.py). A ResNet-18 or

@@ -157,7 +157,7 @@ COMMANDS = {
     "meme-fine-tune-block7": f"python train.py {MEME} B2-G16-LN_PN-Half_16IPU_4x4 {FINE_TUNE} block7 block6",
 }  # fmt: skip
 
-# what was broken as printed, and programs of another kind: the first line that each gets
+# calls that were broken as printed, and programs of another kind: the first line that each gets
 REFUSED = {
     f"{POPRUN} --num-instances 4 --num-replicas 4 --ipus-per-replica python3 train.py --config mk2_resnet50_bn_16ipus":
         "--ipus-per-replica is 'python3' but must be a whole number",

@@ -68,7 +68,7 @@ class StandIn(types.ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is not installed and not needed."""
+    """Finds modules that are not installed and not needed."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] in ABSENT:

@@ -603,7 +603,7 @@ def _split_tree(top: Path) -> Path:
     return top
 
 
-REFUSED = {  # the call, made in a folder with a tree of nine pictures called pets, and what is said
+REFUSED = {  # the call, made in a folder with a tree of nine pictures called pets, and the message
     "no source": (lambda t: (t / "none", t / "out"), "none is neither a folder nor a CSV file"),
     "no classes": (lambda t: (t / "pets" / "ant", t / "out"), "no classes in "),
     "empty class": (lambda t: (t / "pets" / "dog").mkdir() or _call(t), "class dog is empty"),

@@ -1,4 +1,4 @@
-"""tools/findings.py: its arithmetic, its picture, and what it does with what is there already."""
+"""tools/findings.py: its arithmetic, its picture, and its treatment of results that are there already."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_foreign_files_are_pointed_to_the_tool(tmp_path):
             assert f"tools/import_weights.py {path}" in result.err
 
 
-# --- what is refused ---
+# --- refusals ---
 
 
 def test_what_is_refused(tool, tmp_path):

@@ -244,7 +244,7 @@ def test_without_a_compiler_a_line_says_so(tmp_path, monkeypatch, capsys):
 
 @needs_kernels
 def test_a_damaged_library_is_named(tmp_path):
-    """In a process of its own, as what is loaded stays."""
+    """In a process of its own, as a loaded library stays."""
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "from emulator.native import library\n"

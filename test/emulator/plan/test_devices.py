@@ -1,4 +1,4 @@
-"""Where a plan is carried out: emulated device ids, TensorFlow devices, and what is only built."""
+"""Where a plan is carried out: emulated device ids, TensorFlow devices, and programs that are only built."""
 
 from __future__ import annotations
 

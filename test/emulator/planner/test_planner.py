@@ -1,4 +1,4 @@
-"""The planner against hand-computed bytes and cycles, its own monotonicity, and what is known of real runs."""
+"""The planner against hand-computed bytes and cycles, its own monotonicity, and published numbers of real runs."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_an_average_is_of_no_update_whatever_it_is_called(tmp_path):
 
 
 def test_no_average_goes_into_a_run_that_is_being_written(tmp_path):
-    """Nor into its folder of averages; one that goes elsewhere is made of what is there."""
+    """Nor into its folder of averages; one that goes elsewhere is made of the checkpoints there."""
     (tmp_path / "run").mkdir()
     written(tmp_path / "run", (1, 2))
     words = ("weight_avg", "--restore-path", tmp_path / "run", "--mode", "mean", "--filename")

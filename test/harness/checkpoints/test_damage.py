@@ -345,7 +345,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
 
 
 def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
-    """An older version, which records none, went on with it: what was saved before would be another run's otherwise."""
+    """An older version, which records none, went on with it: the earlier checkpoints would be another run's otherwise."""
     record = json.loads((folder / "arguments.json").read_text())
     state = saved_state.read(Checkpoint.at(folder, 6))
     own = record.pop(RUN_ID)

@@ -192,7 +192,7 @@ def copied(index: Path) -> None:
         shutil.copy(file, index.with_name(file.name.replace("-0", "-4", 1)))
 
 
-DAMAGE = {  # a file of the checkpoint, what is done to it, the files that are not there, and what is said
+DAMAGE = {  # a file of the checkpoint, the damage, the files that are not there, and the message
     "lost": ("data-00000-of-00001", Path.unlink, "manifest.json", "ckpt-4.data-00000-of-00001: No such file or directory"),
     "cut": ("data-00000-of-00001", lambda file: os.truncate(file, 1000), "manifest.json",
             "ckpt-4.data-00000-of-00001 is cut short: it has 1000 bytes and needs "),
@@ -258,7 +258,7 @@ def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
 
 
 BIAS, KERNEL, VARIANCE = "all/fc1/dense/bias", "all/fc1/dense/kernel", "all/b0/batch_norm/moving_variance"
-FAULTS = {  # a variable, what its first value is, the options, and what is said
+FAULTS = {  # a variable, its first value, the options, and the message
     "nan": (BIAS, np.nan, "", "values that are not finite"),
     "half": (BIAS, 1e6, "--precision 16.32", "values beyond FP16's 65504 (see --precision)"),
     "single": (BIAS, 1e300, "--precision 16.16", "values beyond FP16's 65504 (see --precision)"),

@@ -114,7 +114,7 @@ def test_command_line_over_block_over_recorded_run_over_defaults(block, name, wo
         ({"group_norm": True}, "--batch-norm", {"batch_norm": True, "group_norm": False}),
         ({}, "--group-norm", {"batch_norm": False, "group_norm": True}),
         ({"batch_norm": True, "model": "efficientnet"}, "--group-norm", {"batch_norm": False, "group_norm": True}),
-        # what is switched off does not count: the model's default comes back
+        # a switch that is off does not count: the model's default comes back
         ({"batch_norm": True, "dataset": "imagenet"}, "--no-batch-norm", {"batch_norm": False, "group_norm": True}),
         ({"group_norm": True}, "--no-group-norm", {"batch_norm": True, "group_norm": False}),
         ({"epochs_per_ckpt": 4}, "--ckpts-per-epoch 2", {"epochs_per_ckpt": 0, "ckpts_per_epoch": 2}),

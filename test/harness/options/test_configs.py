@@ -258,7 +258,7 @@ def test_every_block_of_the_repository(name, script):
     run = prepare(parsed.options, {})
     assert run.peak_rate > 0
     assert not [note for note in parsed.notes if "not used by" in note or "older spelling" in note]
-    assert not [note for note in run.notes if note.startswith("warning")]  # what was published is not doubted
+    assert not [note for note in run.notes if note.startswith("warning")]  # published values are not doubted
     sources = parsed.options.sources.values()
     assert len([s for s in sources if s.startswith(f"configuration {name} (configs.yml:")]) >= len(written) - 1
 
@@ -495,7 +495,7 @@ def test_bytes_before_the_text_and_windows_lines(write):
     assert "FILE:3: epochs is" in refused(write("a:\r\n  dataset: cifar-10\r\n  epochs: x\r\n"))
 
 
-# Old files: what was taken in their time is taken, and said
+# Old files: options that their release took are taken, with a note
 
 V20 = """
 base: &base

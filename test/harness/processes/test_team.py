@@ -14,7 +14,7 @@ from harness.processes.team import Team
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_request_to_end_while_another_instance_is_lost_tells_where_the_run_is(begun, monkeypatch):
-    """poprun may ask before the heartbeat has noticed: what is to be told is told then, and once."""
+    """poprun may ask before the heartbeat has noticed: the message is given then, and once."""
     team, told = Team(), []
     team._heart = SimpleNamespace(stop=lambda: None)
 

@@ -1,4 +1,4 @@
-"""A first look at data, options and environment, before any graph: what is refused, and what is told in a line."""
+"""A first look at data, options and environment, before any graph: refusals, and notes of a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory: predictions against what was measured, limits as the system tells them, and what a run that does not fit says."""
+"""Host memory: predictions against measurements, limits as the system tells them, and what a run that does not fit says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job through the real commands: what is printed, what is written, and that stopping changes nothing."""
+"""The main job through the real commands: the lines printed, the files written, and that stopping changes nothing."""
 
 from __future__ import annotations
 
