@@ -90,7 +90,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
         try:
             with compiling.validation_program(run, log) as program:
                 if team.group:
-                    signals.share(program.stop)
+                    signals.defer_until_agreed(program.stop)
                 if team.first:
                     record_profile(run, program, request, log)
                 for checkpoint in selected or [RANDOM_WEIGHTS]:

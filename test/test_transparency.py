@@ -205,7 +205,7 @@ def shift_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = update.HostStep._moves
+    original = update.HostStep._apply_gradients
 
     def twice(self: Any, values: Any, means: Any, *rest: Any) -> list[tf.Operation]:
         moves = original(self, values, means, *rest)
@@ -213,7 +213,7 @@ def count_statistics_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             variables=[v for v in self.training.variables if not v.trainable]))  # fmt: skip
         return moves + original(dataclasses.replace(self, training=training), values, means, *rest)
 
-    monkeypatch.setattr(update.HostStep, "_moves", twice)
+    monkeypatch.setattr(update.HostStep, "_apply_gradients", twice)
 
 
 def draw_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

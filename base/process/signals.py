@@ -53,7 +53,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if _in_main_thread():
-            self._earlier = {number: signal.signal(number, self._handle) for number in startup.asking()}
+            self._earlier = {number: signal.signal(number, self._handle) for number in startup.stop_signals()}
             outer = [getattr(handler, "__self__", None) for handler in self._earlier.values()]
             self._outer = next((one for one in outer if isinstance(one, Signals)), None)
         return self
@@ -65,7 +65,7 @@ class Signals:
             self._await_call()
 
     @contextmanager
-    def asking(self, ask: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def deferred(self, ask: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Inside, a signal calls `ask`, or the shared request, in another thread, and raises StopRequest at the end only."""
         self._ask = self._always or ask
         try:
@@ -75,9 +75,9 @@ class Signals:
         if self._always is None or self._agreed:
             self.raise_if_received()
 
-    def share(self, ask: Callable[[], None]) -> None:
+    def defer_until_agreed(self, ask: Callable[[], None]) -> None:
         """Let a signal call `ask` from now on wherever it comes, and StopRequest wait until the instances of the run have
-        agreed (`follow`): one that left alone would leave the others waiting."""
+        agreed (`agree_to_stop`): one that left alone would leave the others waiting."""
         self._ask = self._always = ask
 
     def raise_if_received(self) -> None:
@@ -86,7 +86,7 @@ class Signals:
             self._await_call()
             raise StopRequest(self.received, self._instance)
 
-    def follow(self, instance: int) -> None:
+    def agree_to_stop(self, instance: int) -> None:
         """The instances have agreed to end, because this one got a signal; the others end as if they had. Their own signals
         that come later, when these handlers may have gone, ask for nothing more."""
         self._agreed = True
@@ -94,7 +94,7 @@ class Signals:
             self._note(signal.SIGTERM)
             self._instance = instance
 
-    def missed(self) -> None:
+    def raise_again(self) -> None:
         """Has the request come again, because what it raised went nowhere: a destructor cannot be left that way."""
         self._again, self.received = self.received, None
         again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
@@ -133,7 +133,7 @@ def stoppable() -> Iterator[Signals]:
         streams, hook = (sys.stdout, sys.stderr), sys.unraisablehook
 
         def unraisable(lost: sys.UnraisableHookArgs) -> None:
-            signals.missed() if isinstance(lost.exc_value, StopRequest) else hook(lost)
+            signals.raise_again() if isinstance(lost.exc_value, StopRequest) else hook(lost)
 
         sys.stdout, sys.stderr = (TolerantStream(stream, signals) for stream in streams)
         sys.unraisablehook = unraisable

@@ -15,14 +15,14 @@ INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as impor
 
 def begin(prog: str) -> None:
     """Let such a signal, or a missing package, end the process from now on at once, in one line."""
-    for number in asking():
+    for number in stop_signals():
         signal.signal(number, partial(_leave, prog, BEFORE))
     sys.excepthook = partial(_told, prog)
 
 
 def begun(prog: str) -> None:
     """Note that the command may have changed something when a signal comes from now on, up to its very end."""
-    for number in asking():
+    for number in stop_signals():
         if getattr(signal.getsignal(number), "func", None) is _leave:
             signal.signal(number, partial(_leave, prog, ""))
 
@@ -43,7 +43,7 @@ def _told(prog: str, kind: type, error: BaseException, trace: object) -> None:
         sys.__excepthook__(kind, error, trace)
 
 
-def asking() -> tuple[signal.Signals, ...]:
+def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals that ask this process to end. A SIGHUP that is ignored, as under nohup, stays so."""
     hung_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
     return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hung_up)  # poprun says it with SIGUSR1

@@ -26,7 +26,7 @@ Token = tf.Tensor
 Tokens = tuple[tuple[Token, ...], ...]  # per stage: of its last backward and of its last forward
 
 
-class Count:
+class CellCounter:
     """The number of cells of one kind that a stage has done in the present update, as far as its cells of the other kind
     have not waited for them yet."""
 
@@ -54,23 +54,25 @@ class StageOrder:
 
     def __init__(self, plan: ExecutionPlan, recording: bool) -> None:
         self.plan = plan
-        self._counts: list[dict[str, Count]] = [{} for _ in plan.stages]
+        self._counters: list[dict[str, CellCounter]] = [{} for _ in plan.stages]
         if plan.overlapped:
             timeline = schedules.build(plan.schedule, len(plan.stages), plan.passes_per_update)
-            self._counts = [self._counted(stage, schedules.waits(timeline, stage)) for stage in range(len(plan.stages))]
+            self._counters = [
+                self._stage_counters(stage, schedules.waits(timeline, stage)) for stage in range(len(plan.stages))
+            ]
         with tf.device(HOST):
             types, shapes = [tf.int32, tf.int32, tf.int32, tf.float64, tf.float64], [[]] * 5
             self._record = tf.FIFOQueue(RECORDED, types, shapes, name="cells") if recording else None
             self.recorded = [] if self._record is None else self._record.dequeue_many(self._record.size())
             self.recorded_step = tf.placeholder(tf.bool, [], "recording")  # in this host step
 
-    def _counted(self, stage: int, waits: schedules.Waits) -> dict[str, Count]:
+    def _stage_counters(self, stage: int, waits: schedules.Waits) -> dict[str, CellCounter]:
         """The counts of a stage that its cells wait for. A backward follows the forward of its own pass anyway."""
         most, device = self.plan.max_in_flight[stage], self.plan.stage_devices[stage]
         with tf.device(device if device.startswith("/cpu") else HOST):
-            counts = {BACKWARD: Count(f"backwards_{stage}", waits.forward, most)}
+            counts = {BACKWARD: CellCounter(f"backwards_{stage}", waits.forward, most)}
             if any(more != 1 for more in waits.backward):
-                counts[FORWARD] = Count(f"forwards_{stage}", waits.backward, most)
+                counts[FORWARD] = CellCounter(f"forwards_{stage}", waits.backward, most)
         return counts
 
     def first_tokens(self) -> Tokens:
@@ -79,11 +81,11 @@ class StageOrder:
 
     def release(self) -> list[tf.Operation]:
         """Lets every waiting cell go, when those that it waits for will not come any more."""
-        return [count.release() for counts in self._counts for count in counts.values()]
+        return [count.release() for counts in self._counters for count in counts.values()]
 
-    def count_of(self, stage: int, kind: str) -> Count | None:
+    def counter_of(self, stage: int, kind: str) -> CellCounter | None:
         """Return the count of the stage's cells of a kind, or None if no others wait for them beyond their data."""
-        return self._counts[stage].get(kind)
+        return self._counters[stage].get(kind)
 
     @property
     def recording(self) -> bool:
@@ -112,7 +114,7 @@ class Cells:
         self._ended: dict[tuple[int, str], Token] = {}
         # counts and records, which the results of the pass must wait for: the backward of a stage that trains nothing
         # would be left out of the graph otherwise, and with it its count
-        self.notes: list[tf.Tensor | tf.Operation] = []
+        self.side_effects: list[tf.Tensor | tf.Operation] = []
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
         """x, as soon as the stage's cell may begin."""
@@ -133,16 +135,16 @@ class Cells:
             with tf.control_dependencies(results):
                 ended = tf.timestamp()
             words = [stage, KINDS.index(kind), self._pass, self._began[stage, kind], ended]
-            self.notes.append(self._order.record(words))
+            self.side_effects.append(self._order.record(words))
             with tf.control_dependencies([ended]):
                 x = tf.identity(x)
             results = [ended]
         if self._before[stage]:
-            count = self._order.count_of(stage, kind)
+            count = self._order.counter_of(stage, kind)
             if count:
                 with tf.control_dependencies(results):
                     results = [count.add(self._pass)]
-                self.notes += results
+                self.side_effects += results
             with tf.control_dependencies(results):
                 self._ended[stage, kind] = tf.constant(0)
         return x
@@ -161,7 +163,7 @@ class Cells:
             return []
         backward, forward = self._before[stage]
         before = forward if kind == FORWARD else backward
-        awaited = self._order.count_of(stage, BACKWARD if kind == FORWARD else FORWARD)
+        awaited = self._order.counter_of(stage, BACKWARD if kind == FORWARD else FORWARD)
         if awaited is None:
             return [before]
         with tf.control_dependencies([x, before]):  # in the order of the passes, or one would take another's count

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator.layers.watch import GradientWatch
 from emulator.program.cells import Cells, StageOrder, Tokens
-from emulator.program.stages import ACCURACY, LOSS, LOST, Network, chunks, run_pass
+from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS, Network, chunks, run_pass
 from emulator.program.training import Training
 
 RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
@@ -55,8 +55,8 @@ class Passes:
         if plan.passes_per_update == 1:
             results = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
             return tf.constant(1), {name: self._gradient(name, value, step) for name, value in results.items()}
-        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.moved}}
-        shapes |= {LOST: (len(training.watched[0]), 2)} if training.watched[0] else {}
+        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.updated_variables}}
+        shapes |= {LOST_GRADIENTS: (len(training.watched[0]), 2)} if training.watched[0] else {}
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             following, results, tokens = run(m, tokens)
@@ -82,7 +82,7 @@ class Passes:
 
     def _in_words(self, name: str) -> str:
         """A result of a pass, for an error."""
-        if name in (LOSS, ACCURACY, LOST):
+        if name in (LOSS, ACCURACY, LOST_GRADIENTS):
             return f"the {name}"
         return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
 

@@ -22,7 +22,7 @@ from Models import _segments
 from Models._segments import Segment
 
 Features = Mapping[str, tf.Tensor]
-LOSS, ACCURACY, LOST = "loss", "accuracy", "lost gradients"
+LOSS, ACCURACY, LOST_GRADIENTS = "loss", "accuracy", "lost gradients"
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def run_pass(
             dy, of_stage = work.backward(stage, cells.begin(stage, BACKWARD, dy))
             dy = cells.end(stage, BACKWARD, dy, [g for g in of_stage.values() if g is not None])
         of_variables |= of_stage
-    lost = {LOST: watch.lost()} if watch.names else {}
-    return {LOSS: _after(loss, tuple(cells.notes)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
+    lost = {LOST_GRADIENTS: watch.lost()} if watch.names else {}
+    return {LOSS: _after(loss, tuple(cells.side_effects)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:

@@ -70,7 +70,7 @@ class Training:
         return self.trace.variables
 
     @property
-    def moved(self) -> tuple[Variable, ...]:
+    def updated_variables(self) -> tuple[Variable, ...]:
         """The variables that an update moves, moving statistics among them."""
         return tuple(variable for variable in self.variables if self.trained(variable.name))
 
@@ -87,7 +87,7 @@ class Training:
     @cached_property
     def trained_names(self) -> frozenset[str]:
         """The names of the variables that gradients move."""
-        return frozenset(variable.name for variable in self.moved if variable.trainable)
+        return frozenset(variable.name for variable in self.updated_variables if variable.trainable)
 
     @cached_property
     def policy(self) -> PrecisionPolicy:

@@ -13,7 +13,7 @@ from emulator.layers import proxy_norm
 from emulator.program.cells import StageOrder
 from emulator.program.group import WorkerGroup
 from emulator.program.passes import RUN, STOP_AT_PASS, Passes
-from emulator.program.stages import ACCURACY, LOSS, LOST
+from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS
 from emulator.program.training import Training
 from emulator.program.weights import Weights
 
@@ -64,10 +64,10 @@ class HostStep:
             whole = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
         def move() -> tf.Tensor:
-            with tf.control_dependencies(self._moves(values, means, rate, step)):
+            with tf.control_dependencies(self._apply_gradients(values, means, rate, step)):
                 counted = self.weights.step.assign_add(1, read_value=False)
             metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
-            metrics.append(means.get(LOST, tf.zeros([0, 2])))
+            metrics.append(means.get(LOST_GRADIENTS, tf.zeros([0, 2])))
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 
@@ -83,11 +83,11 @@ class HostStep:
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
         stop_requests = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * stop_request, training.dtype)
-        moved = [variable.name for variable in reversed(training.moved) if variable.trainable]
-        small = [name for name in means if name not in moved]
+        trainable = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
+        small = [name for name in means if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
-            for names in _buckets(moved, {name: means[name].dtype.size * _elements(means[name]) for name in moved},
+            for names in _buckets(trainable, {name: means[name].dtype.size * _elements(means[name]) for name in trainable},
                                   training.plan.options.max_cross_replica_buffer_size):  # fmt: skip
                 totals |= _all_reduce_bucket(group, {name: means[name] for name in names})
             totals |= _all_reduce_bucket(group, {**{name: means[name] for name in small}, "": stop_requests})
@@ -96,18 +96,18 @@ class HostStep:
         cast = self.training.policy.cast_instances_mean
         return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
 
-    def _moves(
+    def _apply_gradients(
         self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor
     ) -> list[tf.Operation]:
         """The operations that move every variable and slot."""
         training, weights = self.training, self.weights
         rate, decay = training.scale.rate(rate), training.weight_decay * training.scale.scale
-        moves = []
-        for variable in training.moved:
+        operations = []
+        for variable in training.updated_variables:
             name, mean = variable.name, means[variable.name]
             if not variable.trainable:
                 difference = (values[name] - mean) * (1 - variable.decay)
-                moves.append(weights.model[name].assign_sub(difference, read_value=False))
+                operations.append(weights.model[name].assign_sub(difference, read_value=False))
                 continue
             master, slots = weights.state(name)
             if variable.proxy:
@@ -116,8 +116,8 @@ class HostStep:
             elif decay and training.decayed(name):
                 mean += master * decay
             value, slots = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
-            moves += weights.put(name, self.training.policy.checked(value, f"the update of {name}"), slots, step)
-        return moves
+            operations += weights.put(name, self.training.policy.checked(value, f"the update of {name}"), slots, step)
+        return operations
 
 
 def _elements(x: tf.Tensor) -> int:

@@ -38,7 +38,7 @@ class SaveError(Exception):
 def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Writes a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
     prefix = Path(checkpoint.prefix)
-    place(prefix, values, saved_state.signed(state))
+    replace(prefix, values, saved_state.signed(state))
     listed = f'"{prefix.name}"'
     try:
         files.write_atomically(
@@ -48,7 +48,7 @@ def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mappin
         raise SaveError(f"{prefix.parent / 'checkpoint'} cannot be written: {error.strerror}") from None
 
 
-def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
+def replace(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
     """Writes a checkpoint of these values, with a state beside them; another one of that name is replaced."""
     beside = None
     try:
@@ -72,7 +72,7 @@ def place(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, An
 
 def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
     """Writes a checkpoint of these values alone; another one of that name is replaced."""
-    place(prefix, values)
+    replace(prefix, values)
     return Checkpoint(str(prefix))
 
 
@@ -123,8 +123,8 @@ def check_writable(folder: Path, done: int = -1) -> None:
 def sweep(folder: Path) -> None:
     """Removes the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
     averages = folder / AVERAGES
-    for place in (folder, *[averages] * (not averages.is_symlink())):
-        for left in place.glob(f"{_BESIDE}*"):
+    for parent in (folder, *[averages] * (not averages.is_symlink())):
+        for left in parent.glob(f"{_BESIDE}*"):
             shutil.rmtree(left, ignore_errors=True)
     for left in list(files.unfinished(folder)):
         left.unlink(missing_ok=True)

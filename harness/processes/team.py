@@ -145,7 +145,7 @@ class Team:
         stopping = self.group.where(signals.received is not None)
         if stopping:
             self.agreed_to_stop = True
-            signals.follow(stopping[0])
+            signals.agree_to_stop(stopping[0])
             signals.raise_if_received()
 
     def shut_down(self) -> None:

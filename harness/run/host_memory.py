@@ -28,7 +28,7 @@ def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
         run.trace,
         plan,
         slots=len(UPDATE_RULES[options.training.optimiser].slots),
-        picture=run.picture,
+        picture=run.image_numbers,
         records=_records(run, spec.train_images + (spec.validation_images if validated else 0)),
         validated=validated,
         trained=run.trained,
@@ -40,7 +40,7 @@ def of_validation(run: Run) -> HostMemory:
     predicting = bool(run.options.checkpoint.predict)
     records = 0 if predicting else _records(run, run.source.spec.validation_images)
     return process_memory.inference(
-        run.trace, run.plan.precision, 1 if predicting else run.validation_batch, run.picture, records
+        run.trace, run.plan.precision, 1 if predicting else run.validation_batch, run.image_numbers, records
     )
 
 
@@ -131,7 +131,7 @@ def _smaller_validation(run: Run, limit: Limit, training: bool) -> list[str]:
     if options.predict or batch == 1 or (training and not (options.validation and options.valid_batch_size)):
         return []
     needs = {
-        size: process_memory.inference(run.trace, run.plan.precision, size, run.picture, run.memory.records)
+        size: process_memory.inference(run.trace, run.plan.precision, size, run.image_numbers, run.memory.records)
         for size in [batch, *_parts(batch)]
     }
     if training and needs[batch].activations < run.memory.activations:

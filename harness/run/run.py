@@ -149,7 +149,7 @@ class Run:
             trace=self.trace,
             plan=self.plan,
             slots=len(UPDATE_RULES[self.options.training.optimiser].slots),
-            image_numbers=self.picture,
+            image_numbers=self.image_numbers,
             eight_bit=self.options.dataset.eight_bit_io,
             from_host=not self.options.dataset.synthetic_data,
             two_pass=self.options.two_pass_norms,
@@ -160,7 +160,7 @@ class Run:
         )
 
     @property
-    def picture(self) -> int:
+    def image_numbers(self) -> int:
         """Numbers in one picture."""
         return self.channels * self.image_size**2
 

@@ -55,7 +55,7 @@ class TrainingLoop:
             Event(self._broadcast_due, self._broadcast),
         )
         if job.team.group:
-            job.signals.share(self._stop)
+            job.signals.defer_until_agreed(self._stop)
 
     def run(self, last: int) -> int:
         """Everything from the initial checkpoint to the end of update `last`, in host steps, or to the end of --patience.
@@ -83,7 +83,7 @@ class TrainingLoop:
         """Save the initial checkpoint of a new run. If a run that goes on ended between saving and validating its newest
         checkpoint, that one is validated."""
         resumed = self._start.checkpoint
-        with self._signals.asking():
+        with self._signals.deferred():
             self._checkpointer.begin(resumed)
         self._job.log.open_board(self._start.updates)
         if resumed and self._job.run.length.is_checkpoint(resumed.iteration):
@@ -93,7 +93,7 @@ class TrainingLoop:
         """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then.
         Return the number of updates that the run has done."""
         self._checkpointer.settle(wait=False)
-        with self._signals.asking(self._stop):
+        with self._signals.deferred(self._stop):
             done = self._done = self._step(first, end)
             for event in self._at_once:
                 if event.due(first, done):
@@ -116,7 +116,7 @@ class TrainingLoop:
         profiler.ended(first)
         if metrics.leaving:
             self._job.team.agreed_to_stop = True
-            self._signals.follow(metrics.leaving[0])
+            self._signals.agree_to_stop(metrics.leaving[0])
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
         self._divergence.judge_updates(first, metrics.loss, metrics.lost)

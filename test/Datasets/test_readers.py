@@ -294,7 +294,7 @@ def test_what_tensorflow_writes_is_read_without_it(tmp_path):
     kinds = (*tensor_bundle._TYPES.values(), tf.bfloat16.as_numpy_dtype)
     values = {f"{k}/{np.dtype(kind)}": np.arange(6).reshape(2, 3).astype(kind) for k, kind in enumerate(kinds)}
     values |= {f"{k:03d} {'x' * 2000}": np.full((k % 3, 2), k, np.float32) for k in range(300)}
-    write.place(tmp_path / "x", {**values, "scalar": np.int64(3)})
+    write.replace(tmp_path / "x", {**values, "scalar": np.int64(3)})
     reader = tf.train.NewCheckpointReader(str(tmp_path / "x"))
     read = tensor_bundle.tensors(tmp_path / "x.index")
     assert_same_bits(read, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})

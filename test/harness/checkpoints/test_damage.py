@@ -283,7 +283,7 @@ def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, 
 
     monkeypatch.setattr(write.os, "replace", counted)
     try:
-        write.place(folder / "ckpt-6", values, {"host_steps": 3})
+        write.replace(folder / "ckpt-6", values, {"host_steps": 3})
     except KeyboardInterrupt:
         assert len(moved) == stops_after < 4
     monkeypatch.undo()
@@ -327,7 +327,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
             kept = {saved_state.ITERATION: end, CALLS: calls, **log.kept(end, stays=True)}
-            write.place(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
+            write.replace(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
         log.close()
 
     shutil.rmtree(folder)

@@ -329,7 +329,7 @@ def test_a_signal_to_an_instance_that_has_followed_another_asks_for_nothing_more
     """It comes when the run's handlers have gone, and led to `The run is as it was` below the line of the checkpoint."""
     with Signals() as command:
         with Signals() as of_run:
-            of_run.follow(1)
+            of_run.agree_to_stop(1)
             with pytest.raises(StopRequest, match="instance 1, which was told to stop"):
                 of_run.raise_if_received()
         signal.raise_signal(signal.SIGTERM)
@@ -343,11 +343,11 @@ def test_a_signal_waits_for_no_lock_that_the_main_thread_holds():
     def request() -> None:
         acquired.append(lock.acquire(timeout=20))
 
-    with Signals() as signals, pytest.raises(StopRequest), signals.asking(request), lock:
+    with Signals() as signals, pytest.raises(StopRequest), signals.deferred(request), lock:
         signal.raise_signal(signal.SIGTERM)
     assert acquired == [True]
 
 
 def test_an_error_in_the_request_to_stop_is_raised():
-    with Signals() as signals, pytest.raises(ZeroDivisionError), signals.asking(lambda: 1 / 0):
+    with Signals() as signals, pytest.raises(ZeroDivisionError), signals.deferred(lambda: 1 / 0):
         signal.raise_signal(signal.SIGTERM)
