@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulator.plan.timings import PhaseEnd
-from harness.programs import executables
+from harness.programs import program_cache
 from harness.reports import compilation
 from harness.run.run import Run
 from log import RunLog
@@ -39,11 +39,11 @@ def _compiled(run: Run, log: RunLog, kind: str, line: str, recording: bool, make
     """The program that `make` gives from the module that builds graphs and the place where programs of this kind are kept.
     `line`: of the log, with the seconds that took."""
     prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
-    executables.import_tensorflow(run)
+    program_cache.import_tensorflow(run)
     from harness.programs import build
 
     started = time.perf_counter()
-    cache_entry = executables.cache_entry(run, kind, recording=recording)
+    cache_entry = program_cache.cache_entry(run, kind, recording=recording)
     program = make(build, cache_entry)
     program.compile()
     program.phase_ends[:0] = [prepared, PhaseEnd(compilation.IMPORTED, started)]

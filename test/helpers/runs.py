@@ -24,7 +24,7 @@ import weight_avg
 from base.storage import checksums
 from emulator.program.executor import TrainingProgram
 from harness.commands import entry
-from harness.programs import build, executables
+from harness.programs import build, program_cache
 from harness.run.run import Run
 
 Row = Mapping[str, str]  # of a grid: a value for each axis
@@ -66,7 +66,7 @@ def succeed(script: str, *words: object) -> Result:
 
 def program(prepared: Run) -> TrainingProgram:
     """The run's training program, at its initial weights; built once in a session of tests, as those of commands are."""
-    return build.training_program(prepared, 0, cache_entry=executables.cache_entry(prepared, "training", recording=False))
+    return build.training_program(prepared, 0, cache_entry=program_cache.cache_entry(prepared, "training", recording=False))
 
 
 def variables(folder: Path, iteration: int) -> dict[str, np.ndarray]:

@@ -397,9 +397,9 @@ ELSEWHERE = {
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
     "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",
-    "executable_cache": "test_executables.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
-    "executable_cache_path": "test_executables.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
-    "executable_cache_size": "test_executables.py::test_the_longest_unused_are_removed",
+    "executable_cache": "test_program_cache.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
+    "executable_cache_path": "test_program_cache.py::test_a_kept_program_ends_in_the_same_bits_whatever_the_seed",
+    "executable_cache_size": "test_program_cache.py::test_the_longest_unused_are_removed",
     "memory_check": "test_host_memory.py::test_a_batch_too_large_is_refused_before_anything_is_built",
     "profile": "test_profile.py::test_a_profile_beside_the_run_or_where_it_is_wanted",
     "gc_profile": "test_profile.py::test_gc_profile_runs_a_command",

@@ -23,8 +23,8 @@ from base.tracing import compiled, compiling_ahead
 from emulator.program.optimised_graph import OptimisedGraph
 from emulator.program.runtime import new_graph
 from harness.commands import cli
-from harness.programs import executables
-from harness.programs.executables import DiskCacheEntry
+from harness.programs import program_cache
+from harness.programs.program_cache import DiskCacheEntry
 from harness.run.resolve import prepare
 from harness.run.run import Run
 
@@ -171,7 +171,7 @@ def test_kernels_are_not_kept_where_they_might_not_find_room(monkeypatch, free, 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (longest, longest))
     with nullcontext() if room else pytest.raises(OSError, match="No space left"):
-        assert executables._kernels.__wrapped__().is_dir()
+        assert program_cache._kernels.__wrapped__().is_dir()
 
 
 def test_xla_without_room_names_the_remedy():
@@ -236,13 +236,13 @@ def test_what_is_left_out_of_the_key_reaches_no_graph():
     ],
 )
 def test_where_programs_are_kept(words, flags, expected):
-    found = executables.folder(prepared(*words), {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags})
+    found = program_cache.folder(prepared(*words), {"XDG_CACHE_HOME": "cache", "TF_POPLAR_FLAGS": flags})
     assert found == (Path(expected) if expected else None)
 
 
 def test_nothing_is_kept_where_xla_is_told_what_to_compile():
-    assert executables.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=x"})
-    assert executables.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
+    assert program_cache.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=x"})
+    assert program_cache.folder(prepared(), {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}) is None
 
 
 def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
@@ -251,7 +251,10 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
     for kind, script in (("training", "train"), ("validation", "train"), ("validation", "validation")):
         words = recorded if script == "train" else [word for word in recorded if word not in ("--no-validation",)]
         other = prepare(cli.parse([*map(str, words)], script, environ={}).options, {}, training=script == "train")
-        assert executables.cache_entry(prepared(), kind).path == executables.cache_entry(other, kind).path, (kind, script)
+        assert program_cache.cache_entry(prepared(), kind).path == program_cache.cache_entry(other, kind).path, (
+            kind,
+            script,
+        )
 
 
 @pytest.mark.sampled(3)
@@ -260,9 +263,9 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
 )
 def test_what_is_whole_and_of_no_use_is_built_anew(tmp_path, change, shared_entry):
     run, content, path = shared_entry
-    found = {**executables._unpacked(content, executables.cache_entry(run, "training", recording=False)._text), **change}
+    found = {**program_cache._unpacked(content, program_cache.cache_entry(run, "training", recording=False)._text), **change}
     forged = tmp_path / path.name
-    forged.write_bytes(executables._packed(found, executables.cache_entry(run, "training", recording=False)._text))
+    forged.write_bytes(program_cache._packed(found, program_cache.cache_entry(run, "training", recording=False)._text))
     out = succeed("train", *SMALL, "--seed", 1, "--executable-cache-path", tmp_path, "--no-logs").out
     assert f"warning: {forged} cannot be used (" in out and "The program was built in" in out
 

@@ -1,8 +1,8 @@
 """The program cache: compiled programs from run to run: `--executable-cache-path`.
 
 An entry is one file: a digest, then an archive of the optimised graph, the names in it, and the kernels that XLA compiled.
-The entry's name is a digest of everything that the program depends on. Nothing is read that is not whole, and an entry is
-written whole or not at all, so several processes may share a folder.
+The entry's name is a digest of its key (`_cache_key`): everything that the program depends on. Nothing is
+read that is not whole, and an entry is written whole or not at all, so several processes may share a folder.
 
 XLA looks for its kernels in a folder that TensorFlow is told of once, when it begins; that is one of this process alone.
 """
@@ -100,16 +100,16 @@ def cache_entry(run: Run, kind: str, **more: Any) -> DiskCacheEntry | None:
     everything else that the program depends on."""
     place = folder(run, os.environ)
     return (
-        DiskCacheEntry(place, _described(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
+        DiskCacheEntry(place, _cache_key(run, kind, more), run.options.device.executable_cache_size << 20) if place else None
     )
 
 
 class DiskCacheEntry:
     """The entry of one program in a folder."""
 
-    def __init__(self, place: Path, described: Mapping[str, Any], limit: int) -> None:
-        """`described`: everything that the program depends on; `limit`: bytes of all entries."""
-        text = json.dumps(described, sort_keys=True, default=str)
+    def __init__(self, place: Path, key: Mapping[str, Any], limit: int) -> None:
+        """`key`: everything that the program depends on; `limit`: bytes of all entries."""
+        text = json.dumps(key, sort_keys=True, default=str)
         self._place, self._text, self._limit = place, text, limit
         self.path = place / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
         self.warnings: list[str] = []
@@ -218,8 +218,8 @@ def _told(environ: Mapping[str, str]) -> bool:
     return _FOLDER in environ.get(_XLA_FLAGS, "")
 
 
-def _described(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a program depends on."""
+def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a program's key in the cache: everything that the program depends on, for JSON."""
     left_out = with_trait(NOT_IN_GRAPH)
     options = {
         f"{section}.{name}": value
