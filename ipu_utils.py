@@ -20,7 +20,7 @@ from emulator.program.inference import InferenceProgram, Score
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Stream
 from emulator.program.stages import Features
-from emulator.program.training import Optimiser, Scale, Training
+from emulator.program.training import LossScale, Optimiser, Training
 from Models._segments import Segment
 
 __all__ = (
@@ -52,7 +52,7 @@ def compile_training(
     loss: Callable[[tf.Tensor, Features], tf.Tensor],
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     optimiser: Optimiser,
-    scale: Scale,
+    scale: LossScale,
     weight_decay: float = 0.0,
     decayed: Callable[[str], bool] = lambda name: True,
     trained: Callable[[str], bool] = lambda name: True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,23 +22,39 @@ from Models._segments import Segment
 
 
 class Optimiser(Protocol):
-    """An optimiser, as the executor calls it."""
+    """An update rule. `slots`: the names of each variable's slots, with their initial values."""
 
     slots: Mapping[str, float]
 
+    @abstractmethod
     def step(
         self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]: ...
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
 
 
-class Scale(Protocol):
-    """The parts of a loss scale that the executor needs."""
+@dataclass(frozen=True)
+class LossScale:
+    """The loss is multiplied by `scale`; the update undoes it in the rate or in the gradient.
+
+    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the
+    gradients before the update.
+    """
 
     scale: float
+    undone_in_rate: bool
 
-    def scaled(self, loss: tf.Tensor) -> tf.Tensor: ...
-    def rate(self, rate: tf.Tensor) -> tf.Tensor: ...
-    def gradient(self, gradient: tf.Tensor) -> tf.Tensor: ...
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate."""
+        return loss * self.scale
+
+    def rate(self, rate: tf.Tensor) -> tf.Tensor:
+        """The learning rate to update with."""
+        return rate / self.scale if self.undone_in_rate else rate
+
+    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient to update with."""
+        return gradient if self.undone_in_rate else gradient / self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +73,7 @@ class Training:
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     optimiser: Optimiser
-    scale: Scale
+    scale: LossScale
     weight_decay: float
     decayed: Callable[[str], bool]
     trained: Callable[[str], bool] = lambda name: True

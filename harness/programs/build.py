@@ -14,6 +14,7 @@ from Datasets._spec import ReadRequest
 from Datasets.pipeline import augmentation, batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
+from emulator.program.training import LossScale
 from harness.options.update_rules import UPDATE_RULES
 from harness.programs import embedded, losses, metrics, optimisers
 from harness.programs.embedded import Batches
@@ -37,7 +38,7 @@ def training_program(
         loss=partial(_loss, training.label_smoothing or 0.0),
         correct=metrics.correct,
         optimiser=optimisers.make(training, run.plan.global_batch),
-        scale=optimisers.LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
+        scale=LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
         weight_decay=training.weight_decay,
         decayed=run.decayed,
         trained=run.trained,

@@ -1,13 +1,13 @@
-"""Weight update rules, in the precision of their arguments, and the loss scale that fits each."""
+"""Weight update rules, in the precision of their arguments."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
+from emulator.program.training import Optimiser
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, named_by, rmsprop_decay
 
@@ -15,44 +15,10 @@ Slots = dict[str, tf.Tensor]
 Named = Callable[[str], bool]
 
 
-@dataclass(frozen=True)
-class LossScale:
-    """The loss is multiplied by `scale`; the update undoes it in the rate or in the gradient.
-
-    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the
-    gradients before the update.
-    """
-
-    scale: float
-    undone_in_rate: bool
-
-    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate."""
-        return loss * self.scale
-
-    def rate(self, rate: tf.Tensor) -> tf.Tensor:
-        """The learning rate to update with."""
-        return rate / self.scale if self.undone_in_rate else rate
-
-    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """The gradient to update with."""
-        return gradient if self.undone_in_rate else gradient / self.scale
-
-
-class Optimiser(ABC):
-    """An update rule. `slots`: the names of each variable's slots, with their initial values."""
-
-    slots: Mapping[str, float] = {}
-
-    @abstractmethod
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
-    ) -> tuple[tf.Tensor, Slots]:
-        """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
-
-
 class SGD(Optimiser):
     """w -= rate * g."""
+
+    slots = UPDATE_RULES["SGD"].slots
 
     def step(
         self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
