@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from base.errors import OptionError
@@ -29,16 +29,14 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
 def losers(values: Mapping[str, Any]) -> set[str]:
     """The options that the values of one layer drop."""
     lost: set[str] = set()
-    for group in EXCLUSIVE:
-        chosen = {name for name in group if name in values and _takes_part(name, values[name])}
-        lost |= set(group) - chosen if chosen else set()
+    for group, chosen in _chosen(values):
+        lost |= set(group) - {*chosen}
     return lost
 
 
 def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
     """OptionError for two options of one group in one layer."""
-    for group in EXCLUSIVE:
-        chosen = [name for name in group if name in values and _takes_part(name, values[name])]
+    for _, chosen in _chosen(values):
         if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]
         if len(chosen) > 1:
@@ -50,12 +48,17 @@ def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -
 def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a finished run less those that another one of their group makes idle, as a layer would give them."""
     kept = dict(values)
-    for group in EXCLUSIVE:
-        rivals = [name for name in group if name in values and _takes_part(name, values[name])]
-        rivals.sort(key=lambda name: values[name] == 0)  # a zero is idle beside another
-        for name in rivals[1:]:
+    for _, chosen in _chosen(values):
+        for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # a zero is idle beside another
             del kept[name]
     return kept
+
+
+def _chosen(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield each group of which these values choose an option, and its chosen options in the group's order."""
+    for group in EXCLUSIVE:
+        if chosen := [name for name in group if name in values and _takes_part(name, values[name])]:
+            yield group, chosen
 
 
 def _takes_part(name: str, value: Any) -> bool:
