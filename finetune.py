@@ -26,8 +26,6 @@ from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
 from harness.run import cluster
 
-DESCRIBING = ("--dry-run", "--explain", "--summary")  # answered for each stage, without training
-
 
 def main(argv: list[str]) -> int:
     """look -> classifier -> network -> the best of both. A fine-tuning that was stopped goes on by the same call."""
@@ -42,7 +40,6 @@ def main(argv: list[str]) -> int:
     for line in found.lines:
         print(line)
     given = _for_these_pictures(given, found)
-    describing = any(word in given for word in DESCRIBING)
     reached: Best | None = None
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
@@ -54,7 +51,7 @@ def main(argv: list[str]) -> int:
             raise
         if code:
             return code
-        reached = reached if describing else _better(reached, stages.best(top / stage.name))
+        reached = _better(reached, stages.best(top / stage.name))
     if reached:
         _finished(top, reached)
     return 0

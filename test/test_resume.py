@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -90,8 +91,10 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert "Stopped after 4 of 9 updates" in succeed(*call, "--stop-after", 4).out
     stopped = succeed(*call, "--stop-after", 4).out
     assert f"The run in {folder} is complete, after 4 updates; a larger --stop-after extends it" in stopped
-    gone_on = succeed(*call).out
+    gone_on = succeed(*call, "--init-path", "nowhere").out
     assert "Restoring training from latest checkpoint" in gone_on and "overridden" not in gone_on
+    assert "--init-path nowhere changes nothing" in gone_on
+    assert json.loads((folder / "arguments_restore.json").read_text())["init_path"] is None
     assert_same_bits(variables(whole, 9), variables(folder, 9))
     assert timeless(whole / "validation.csv") == timeless(folder / "validation.csv")
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
@@ -105,6 +108,9 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     succeed(*call)
     assert (folder / "ckpt" / "weight_avg_exp_0.5.index").exists()
     assert "overridden: iterations = 12" in succeed(*call, "--iterations", 12).out
+    shutil.copytree(folder, tmp_path / "emptied", ignore=lambda _, names: [n for n in names if n.startswith("ckpt-")])
+    refused = run(*call[:-2], tmp_path / "emptied", "--autoresume")
+    assert refused.code == 2 and "holds a run that has saved, and its checkpoints are gone" in refused.err
     refused = run("train", *words, "--autoresume")
     assert refused.code == 2 and "--autoresume needs --logs-path" in refused.err
     refused = run(*call[:-2], tmp_path / "none", "--autoresume", "--no-logs")

@@ -89,7 +89,7 @@ def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
         raise DataError(
             f"{num_classes} classes were asked for (--num-classes, or recorded with the run) but {where} names "
             f"{len(names)}; "
-            "leave --num-classes out, or give the folder that belongs to it"
+            "leave --num-classes out, give the folder that belongs to it, or begin another run"
         )
 
 

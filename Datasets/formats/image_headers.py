@@ -10,6 +10,7 @@ import io
 import mmap
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +41,7 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # that a length follow
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that a size follows
 _SEQUENTIAL = (0xC0, 0xC1)
 _END, _SCAN = 0xD9, 0xDA
-_EXIF = re.compile(rb"Exif\0\0|eXIf")  # before the pictures' own bytes
-_EXIF_WITHIN = 1 << 18
+_EXIF = re.compile(rb"Exif\0\0|eXIf|Raw profile type exif")
 _ORIENTATION = 0x0112  # EXIF's tag
 
 
@@ -138,12 +138,13 @@ def header(encoded: Bytes) -> Header:
 
 def orientation(encoded: bytes) -> int:
     """Return EXIF's orientation of a JPEG or PNG, 1 (upright) to 8; 1 where there is none, or none that can be read."""
-    if _EXIF.search(encoded, 0, _EXIF_WITHIN) is None:  # nearly always, and Pillow takes a while
+    if _EXIF.search(encoded) is None:  # nearly always, and Pillow takes a while
         return 1
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(encoded), formats=["JPEG", "PNG"]) as picture:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded), formats=["JPEG", "PNG"]) as picture:
+            warnings.simplefilter("ignore")  # on damage
             found = picture.getexif().get(_ORIENTATION, 1)
     except Exception:  # whatever Pillow makes of damage: a picture without a sound EXIF is one all the same
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from base.errors import OptionError
@@ -16,7 +17,7 @@ from log import AVERAGES, VALIDATION_COLUMNS, forget_unsaved
 def folder_of_run(argv: list[str], script: str) -> Path | None:
     """Return the folder of --logs-path if a run in it has a checkpoint; None where the call is to begin one, or has no
     --autoresume. Files of a run that was killed before its first checkpoint are removed. OptionError without --logs-path,
-    and while another process writes there."""
+    while another process writes there, and where a run has lost its checkpoints."""
     if not entry.is_given(argv, "autoresume", script):
         return None
     path = entry.value_of(argv, "logs_path", script)
@@ -28,8 +29,21 @@ def folder_of_run(argv: list[str], script: str) -> Path | None:
     if (folder / "arguments.json").exists() and not entry.is_given(argv, "dry_run", script):
         with locks.held(folder):
             if not find.numbered(folder):
+                _check_never_saved(folder)
                 forget_unsaved(folder)
     return folder if find.numbered(folder) else None
+
+
+def _check_never_saved(folder: Path) -> None:
+    """OptionError for the folder of a run that has saved, though its checkpoints are not there."""
+    validated = False
+    with suppress(OSError, ValueError):
+        validated = any(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read())
+    if validated or (folder / "checkpoint").exists():
+        raise OptionError(
+            f"--logs-path {folder} holds a run that has saved, and its checkpoints are gone: put them back, delete the "
+            "folder, or give another one"
+        )
 
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:

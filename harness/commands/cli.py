@@ -35,7 +35,6 @@ from harness.options.sources import (
     universe,
     value_of,
 )
-from harness.run import cluster as clusters
 from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
@@ -89,8 +88,6 @@ def parse(
         _complete_block(block, values, sources, notes)
     if not values.get("help"):
         _model_defaults(model, known, values, sources, lost, environ)
-    if begins_with and not recorded and not values.get("help") and not clusters.follows(environ):
-        find.initial(Path(begins_with))  # before an option is refused that suits the network of the weights
     if begins_with:
         notes += _taken_over(known, values, sources, origin)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)

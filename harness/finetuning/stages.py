@@ -94,7 +94,9 @@ def _of_schedules() -> set[str]:
 
 def best(place: Path) -> Best | None:
     """Return the best of a stage's validated checkpoints and averages that are whole, by accuracy and then by loss; a line
-    is printed on each better one that is damaged."""
+    is printed on each better one that is damaged. None if the stage has not been trained."""
+    if not find.numbered(place):
+        return None
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in Table(place / "validation.csv", VALIDATION_COLUMNS, 1).read() if row["name"] in there]
     for row in sorted(rows, key=lambda row: (-float(row["val_acc"]), float(row["loss"]))):

@@ -42,6 +42,13 @@ class LoadedCheckpoint:
 class NewRun(Origin):
     """Initial weights, or those of --init-path."""
 
+    def notes(self, options: RunOptions) -> list[str]:
+        """CheckpointError for weights that are not there, before an option is refused that suits their network."""
+        given = options.training.init_path
+        if given and not clusters.follows(os.environ):
+            find.initial(Path(given))
+        return []
+
     def read(self, run: Run) -> tuple[Run, None]:
         """Read nothing: --init-path is read when the program is there."""
         return run, None
@@ -107,6 +114,8 @@ class SavedRun(Origin):
             )
         ignored = [name for name in OF_NEW_RUNS if options.given(name)] if not self._repeated else []
         lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in ignored]
+        if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
+            lines.append(f"{options.words('init_path')} changes nothing: a run that goes on has weights of its own")
         run_id = run_record.run_id(self.folder)
         if run_id and not run_record.arguments(self.folder).get(RUN_ID):
             lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
@@ -188,6 +197,9 @@ class SavedRun(Origin):
 
     def join(self, run: Run, team: Team, saved: LoadedCheckpoint | None) -> tuple[Run, Path, LoadedCheckpoint]:
         """The run as all instances name it, this one's folder of it, and the checkpoint of instance 0."""
+        began_with = self.recorded.get("init_path")
+        training = replace(run.options.training, init_path=began_with)  # whatever a repeated call gives now
+        run = replace(run, options=replace(run.options, training=training))
         known = run_record.run_id(self.folder) if team.first else ""
         run = replace(run, run_id=team.broadcast_text(known or _new_id()))
         updates = int(team.broadcast_text(str(saved.checkpoint.iteration) if saved else ""))
@@ -242,7 +254,7 @@ def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:
 
 def overrides(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A line on each option that was given, and is not as the run recorded it; of one call's own there is no record."""
-    values, besides = run.options.values(), {*with_trait(ONE_CALL), *OF_NEW_RUNS}
+    values, besides = run.options.values(), {*with_trait(ONE_CALL), *OF_NEW_RUNS, "init_path"}
     if recorded.get("data_dir") == run.data_dir:  # the same folder, whatever path was given
         besides.add("data_dir")
     as_recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -23,7 +23,7 @@ from harness.run.length import TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.resume import LoadedCheckpoint, Values, overrides
+from harness.training.resume import LoadedCheckpoint, Values, other_data, overrides
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -120,7 +120,7 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
     """The weights, rows and averages of a checkpoint."""
     run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
-    for line in overrides(run, run_record.options(job.folder)):
+    for line in (*overrides(run, run_record.options(job.folder)), *other_data(run, run_record.arguments(job.folder))):
         log.note(line)
     if checkpoint.iteration == run.length.iterations:
         log.note(f"All {checkpoint.iteration} updates are done; a larger --epochs or --iterations extends the run")

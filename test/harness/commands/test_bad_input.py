@@ -292,6 +292,8 @@ def test_other_data_than_the_run_recorded_are_warned_of(finished, tmp_path):
     recorded = json.loads(record.read_text())
     record.write_text(json.dumps({**recorded, "train_images": 8}))
     assert f"(8 train images, now {recorded['train_images']:,})" in succeed(*restore).out
+    succeed(*restore[:-1])
+    assert f"(8 train images, now {recorded['train_images']:,})" in (folder / "log.txt").read_text()
 
 
 def test_another_model_than_the_run_recorded_is_named(finished, tmp_path):
