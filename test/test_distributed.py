@@ -274,10 +274,10 @@ ENDLESS = f"{BASE} --model-size 8 --iterations 200000 --log-freq 10 --ckpts-per-
 TIMEOUT = 8.0  # processes that are started together begin seconds apart on a busy machine
 
 
-def running(folder: Path, count: int = 2, addresses: Sequence[str] | None = None) -> list[subprocess.Popen]:
+def running(folder: Path, count: int = 2) -> list[subprocess.Popen]:
     """Instances that have trained a little and saved."""
     given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", folder]
-    processes = by_tf_config("train.py", [given] * count, addresses)
+    processes = by_tf_config("train.py", [given] * count)
     if any(line.startswith("Saved checkpoint") for line in processes[0].stdout):
         return processes
     raise AssertionError(ended(processes, 5)[0].err)
@@ -388,30 +388,6 @@ def test_an_instance_that_never_comes_is_named(tmp_path):
     assert first.code == 1 and first.err.count("\n") == 1
     assert f"error: instance 1 ({addresses[1]}) did not come within 2 s" in first.err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_stranger_does_not_disturb_a_run(tmp_path):
-    """It names an address of the run, and one where nobody of the run is; or the very addresses, from another place."""
-    first, second, wrong = free_addresses(3)
-    processes = running(tmp_path / "run", 2, [first, second])
-    given = [*ENDLESS, "--worker-timeout", 3, "--logs-path", tmp_path / "other", "--distributed"]
-    for addresses, instance, code, told in (
-        (
-            [first, wrong],
-            1,
-            2,
-            f"instance 0 ({first}) is an instance of another run, whose addresses are {first}, {second}: ",
-        ),
-        ([wrong, second], 0, 2, f"instance 1 ({second}) is an instance of another run"),
-        ([first, second.replace("localhost", "127.0.0.1")], 1, 2, "cannot listen on port"),
-    ):
-        (stranger,) = ended([started("train.py", given, {"TF_CONFIG": tf_config(addresses, instance)})], 60)
-        assert (stranger.code, stranger.err.count("\n")) == (code, 1) and told in stranger.err, stranger.err
-    assert all(each.poll() is None for each in processes)
-    processes[0].send_signal(signal.SIGTERM)
-    for each in ended(processes, 60):
-        assert each.code == 143 and "stopped by" in each.err, each.err
-    assert not (tmp_path / "other").exists()
 
 
 def test_instances_with_other_options_are_refused_by_name(tmp_path):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
 _KINDS = ("CPU", "GPU")
-_ASKED = 1000  # milliseconds in which whoever answers at an address is to say who that is
 _REACHED = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
 _T = TypeVar("_T")
 
@@ -127,37 +126,12 @@ class WorkerGroup:
 
     def _with_announcements(self, instance: int, call: Callable[[tf.Session, tf.FIFOQueue], _T]) -> _T:
         """Calls with a session on an instance's server, and the queue that lies there for all sessions."""
-        with self._session_on(instance, _REACHED) as session:
-            return call(session, tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name="announcements"))
-
-    def introduce(self, text: str) -> None:
-        """Leave a text about this instance, for `introduction`; a later one replaces it."""
-        with self._introduction_of(self.instance, _REACHED) as (session, variable):
-            session.run(tf.raw_ops.AssignVariableOp(resource=variable, value=text))
-
-    def introduction(self, instance: int) -> str | None:
-        """Return the text that an instance, or whatever answers at its address, has left about itself; None without one."""
-        with suppress(tf.errors.OpError), self._introduction_of(instance, _ASKED) as (session, variable):
-            return session.run(tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.string)).decode()
-        return None
-
-    @contextmanager
-    def _introduction_of(self, instance: int, milliseconds: int) -> Iterator[tuple[tf.Session, tf.Tensor]]:
-        """A session on an instance's server, and the handle of the variable that lies there for all sessions."""
-        with self._session_on(instance, milliseconds) as session:
-            yield session, tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="introduction")
-
-    @contextmanager
-    def _session_on(self, instance: int, milliseconds: int) -> Iterator[tf.Session]:
-        """A session on an instance's server, in a new graph, for the things that all sessions on it share."""
         target = self._server.target if instance == self.instance else f"grpc://{self.addresses[instance]}"
-        config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=milliseconds)
-        with (
-            tf.Graph().as_default() as graph,
-            tf.device(f"{_task(instance)}/cpu:0"),
-            tf.Session(target, graph=graph, config=config) as session,
-        ):
-            yield session
+        config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=_REACHED)
+        with tf.Graph().as_default() as graph, tf.device(f"{_task(instance)}/cpu:0"):
+            queue = tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name="announcements")
+            with tf.Session(target, graph=graph, config=config) as session:
+                return call(session, queue)
 
     # On the host, between the programs' steps.
 

@@ -36,23 +36,18 @@ class Heartbeat:
         self._every = min(2.0, timeout / 15)
         self._over = threading.Event()
 
-    def gather(self, has_joined: Callable[[int], bool]) -> None:
-        """Wait until every instance has answered and joined; WorkerError if the time is over. `has_joined`: tells whether
-        whoever answers at an instance's address has come to this meeting."""
+    def gather(self) -> None:
+        """Waits until every instance has answered; WorkerError if the time is over."""
         end, missing = time.monotonic() + self._timeout, list(self._peers)
         while missing:
-            there = self.answering(missing)
-            elsewhere = [k for k in there if not has_joined(k)]
-            silent = [k for k in missing if k not in there]
-            missing = sorted([*silent, *elsewhere])
+            missing = sorted({*missing} - {*self.answering(missing)})
             if missing and time.monotonic() > end:
-                late = silent or elsewhere
-                names, them = " and ".join(self._cluster.named(k) for k in late), "it" if len(late) == 1 else "them"
-                remedy = f"start {them}" if silent else f"another run, or program, is there; end {them} first"
+                names = " and ".join(self._cluster.named(k) for k in missing)
                 raise WorkerError(
-                    f"{names} did not come within {self._timeout:g} s (--worker-timeout): {remedy}, or correct the addresses"
+                    f"{names} did not come within {self._timeout:g} s (--worker-timeout): start {_them(missing)}, or "
+                    "correct the addresses"
                 )
-            time.sleep((0.1 if elsewhere else 0.05) if missing else 0)
+            time.sleep(0.05 if missing else 0)
 
     def watch(self) -> None:
         """Begins to watch."""
@@ -95,3 +90,7 @@ class Heartbeat:
                         self._lost(f"{self._cluster.named(k)} {what}")
                     return
             looked = time.monotonic()
+
+
+def _them(missing: list[int]) -> str:
+    return "it" if len(missing) == 1 else "them"

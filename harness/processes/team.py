@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
-_ADDRESSES, _BEGUN = "addresses", "begun"  # of an instance's introduction
 
 
 class Team:
@@ -53,7 +52,6 @@ class Team:
         self._prog, self._timeout = prog, timeout
         self._heart: heartbeat.Heartbeat | None = None
         self._leaving = threading.Event()
-        self._begun = False  # all instances are there
 
     @property
     def first(self) -> bool:
@@ -76,7 +74,7 @@ class Team:
         """Ends together with the other instances, as far as they are there still."""
         if self.agreed_to_stop and error is not None:
             self.shut_down()
-        elif isinstance(error, StopRequest) and self._begun:  # the others may be anywhere, and are not told by a host step
+        elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
             self.group.announce(str(self.instance), self._heart.answering())
         if error is not None and type(error).__module__.startswith("tensorflow"):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
@@ -96,29 +94,11 @@ class Team:
         threads = max(1, machine.cores() // self.cluster.neighbours)
         self.group = WorkerGroup(self.cluster.addresses, self.instance, run.plan.stage_devices, threads)
         self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
-        self.group.introduce(json.dumps({_ADDRESSES: self.cluster.addresses, _BEGUN: False}))
-        self._heart.gather(self._has_joined)
+        self._heart.gather()
         self._heart.watch()
         self.configs = [json.loads(text) for text in self.group.all_gather(json.dumps(_config(run)))]
-        self.group.introduce(json.dumps({_ADDRESSES: self.cluster.addresses, _BEGUN: True}))
-        self._begun = True
         _compare(self.configs, self.cluster)
         return self.configs[0]["seed"]
-
-    def _has_joined(self, instance: int) -> bool:
-        """Return whether an instance that answers waits for this one too. An instance of a run that has begun, perhaps an
-        earlier one at the same addresses that has yet to end, does not. OptionError if it is one of other addresses: a
-        collective operation with it would end its run."""
-        text = self.group.introduction(instance)
-        if text is None:
-            return False
-        own, its = self.cluster.addresses, json.loads(text)
-        if [address.rsplit(":", 1)[1] for address in its[_ADDRESSES]] != [address.rsplit(":", 1)[1] for address in own]:
-            raise OptionError(
-                f"{self.cluster.named(instance)} is an instance of another run, whose addresses are "
-                f"{', '.join(its[_ADDRESSES])}: give this run other ports, or all its instances the same addresses"
-            )
-        return not its[_BEGUN]
 
     def broadcast_text(self, text: str = "") -> str:
         """Return instance 0's text, in every instance."""
