@@ -274,10 +274,10 @@ ENDLESS = f"{BASE} --model-size 8 --iterations 200000 --log-freq 10 --ckpts-per-
 TIMEOUT = 8.0  # processes that are started together begin seconds apart on a busy machine
 
 
-def running(folder: Path, count: int = 2) -> list[subprocess.Popen]:
+def running(folder: Path, count: int = 2, addresses: Sequence[str] | None = None) -> list[subprocess.Popen]:
     """Instances that have trained a little and saved."""
     given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", folder]
-    processes = by_tf_config("train.py", [given] * count)
+    processes = by_tf_config("train.py", [given] * count, addresses)
     if any(line.startswith("Saved checkpoint") for line in processes[0].stdout):
         return processes
     raise AssertionError(ended(processes, 5)[0].err)
@@ -323,6 +323,20 @@ def test_a_signal_to_one_stops_all_and_saves(tmp_path):
     assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
     assert "Stopped: instance 1" in first.out
     goes_on(tmp_path / "run")
+
+
+def test_a_process_of_another_run_disturbs_nothing(tmp_path):
+    """The newcomer names one address where the run listens, and one where nobody of that run is."""
+    *team, wrong = free_addresses(3)
+    processes = running(tmp_path / "run", 2, team)
+    given = [*ENDLESS, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "other", "--distributed"]
+    (newcomer,) = ended([started("train.py", given, {"TF_CONFIG": tf_config([team[0], wrong], 1)})], 90)
+    assert newcomer.code == 2 and newcomer.err.count("\n") == 1 and not newcomer.out, newcomer
+    assert f"error: instance 0 ({team[0]}) belongs to another run, which goes on undisturbed" in newcomer.err
+    assert not (tmp_path / "other").exists()
+    processes[0].send_signal(signal.SIGTERM)  # which the instances agree on with a collective of a new session
+    assert [each.code for each in ended(processes, 60)] == [143, 143]
+    goes_on(tmp_path / "run", 1)
 
 
 @pytest.mark.sampled(3, "distributed")
@@ -544,6 +558,9 @@ class Silent:
     def exception(self) -> Silent | None:
         return None if self._answers[min(self._asked, len(self._answers)) - 1] else self
 
+    def result(self) -> bytes:
+        return b"began at noon" if self._asked < 5 else b"began later"
+
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -564,6 +581,27 @@ def test_a_process_that_was_stopped_does_not_take_the_others_for_lost(answers, j
     monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=lambda seconds: peer.now > 2000, is_set=lambda: False))
     watch._watch()
     assert [text.split(" for")[0] for text in found] == ["instance 1 (b:1) has not answered"] * lost
+
+
+def test_a_process_that_takes_the_place_of_another_is_not_taken_for_it(monkeypatch):
+    """Though it answers, the one that was met has ended."""
+    found, peer = [], Silent([True], {})
+    watch = heartbeat.Heartbeat(Cluster(("a:1", "b:1"), 0), 3.0, found.append)
+    monkeypatch.setattr(watch, "_ask", {0: Silent([True], {}), 1: peer})
+    watch.gather()
+    monkeypatch.setattr(watch, "_over", SimpleNamespace(wait=lambda seconds: peer.now > 2000, is_set=lambda: False))
+    watch._watch()
+    assert found == ["instance 1 (b:1) has ended, or its host cannot be reached"] and peer.now == 2.5
+
+
+def test_a_server_at_another_place_of_its_own_run_is_named(monkeypatch):
+    elsewhere = SimpleNamespace(
+        exception=lambda: None, result=lambda: b"\n)/job:worker/replica:0/task:0/device:CPU:0\x12\x03CPU"
+    )
+    watch = heartbeat.Heartbeat(Cluster(("a:1", "b:1"), 0), 3.0, print)
+    monkeypatch.setattr(watch, "_ask", dict.fromkeys((0, 1), SimpleNamespace(future=lambda request, timeout: elsewhere)))
+    with pytest.raises(OptionError, match=r"instance 1 \(b:1\) belongs to another run.*: it is worker 0 there; correct"):
+        watch.gather()
 
 
 def test_folders_of_an_earlier_version_are_found(tmp_path):

@@ -1,20 +1,22 @@
 """The instances of one run, processes that train together: TensorFlow's own runtime between them.
 
 Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
-is counted up, so all instances must build the same graphs, and make collective calls, in the same order. Liveness is not
+is counted up, so all instances must build the same graphs, and make collective calls, in the same order; keys begin at a
+number of the group's own, so that a process of another group disturbs nothing. Liveness is not
 watched here: a collective waits for its peers for ever. TensorFlow would hold a thread for every collective that has a
 timeout until the timeout is over, whether the collective is done or not, and a run would end for want of threads.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -25,7 +27,6 @@ from emulator.layers.gradient_rules import with_gradient
 JOB = "worker"
 _KINDS = ("CPU", "GPU")
 _REACHED = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
-_T = TypeVar("_T")
 
 
 class WorkerGroup:
@@ -44,7 +45,14 @@ class WorkerGroup:
         self._server = tf.distribute.Server(
             tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self._own(config)
         )
-        self._keys = itertools.count(1)
+        self.join("")
+
+    def join(self, identity: str) -> None:
+        """Has keys and announcements be those of the instances that join with the same identity, and of no others."""
+        self._identity = identity
+        digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
+        self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32, and are counted up
+        self._keys = itertools.count(self._first_key + 1)
 
     @property
     def size(self) -> int:
@@ -100,7 +108,7 @@ class WorkerGroup:
             tf.DeviceSpec.from_string(device).device_index,
         )
         place = 2 * (number or 0) + _KINDS.index(kind)
-        return 1 + (place * self.size + among.start) * (self.size + 1) + len(among)
+        return self._first_key + 1 + (place * self.size + among.start) * (self.size + 1) + len(among)
 
     # One-sided: the others need not call anything, and may be busy with whatever it is.
 
@@ -108,30 +116,43 @@ class WorkerGroup:
         """Leaves a text with other instances, as far as they can be reached."""
 
         def leave(instance: int) -> None:
-            with suppress(tf.errors.OpError):
-                self._with_announcements(instance, lambda session, queue: session.run(queue.enqueue([text])))
+            with suppress(tf.errors.OpError), self._visit(instance) as session:
+                session.run(self._announcements().enqueue([text]))
 
         with ThreadPoolExecutor() as pool:
             list(pool.map(leave, instances))
 
     def announced(self) -> list[str]:
         """The texts that other instances left here."""
-
-        def taken(session: tf.Session, queue: tf.FIFOQueue) -> list[str]:
+        with suppress(tf.errors.OpError), self._visit(self.instance) as session:
+            queue = self._announcements()
             return [text.decode() for text in session.run(queue.dequeue_many(session.run(queue.size())))]
-
-        with suppress(tf.errors.OpError):
-            return self._with_announcements(self.instance, taken)
         return []
 
-    def _with_announcements(self, instance: int, call: Callable[[tf.Session, tf.FIFOQueue], _T]) -> _T:
-        """Calls with a session on an instance's server, and the queue that lies there for all sessions."""
+    def _announcements(self) -> tf.FIFOQueue:
+        """The queue that lies on an instance's server for all sessions of the group."""
+        return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"announcements{self._identity}")
+
+    def publish(self, text: str) -> None:
+        """Puts a text on this instance's server, for whoever asks; it replaces the one before."""
+        with self._visit(self.instance) as session:
+            session.run(tf.raw_ops.AssignVariableOp(resource=_notice(), value=text))
+
+    def published(self, instance: int) -> str | None:
+        """The text on an instance's server; None if there is none, or the instance cannot be reached."""
+        with suppress(tf.errors.OpError), self._visit(instance) as session:
+            if session.run(tf.raw_ops.VarIsInitializedOp(resource=_notice())):
+                return session.run(tf.raw_ops.ReadVariableOp(resource=_notice(), dtype=tf.string)).decode()
+        return None
+
+    @contextmanager
+    def _visit(self, instance: int) -> Iterator[tf.Session]:
+        """A session on an instance's server, in a graph of its own."""
         target = self._server.target if instance == self.instance else f"grpc://{self.addresses[instance]}"
         config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=_REACHED)
-        with tf.Graph().as_default() as graph, tf.device(f"{_task(instance)}/cpu:0"):
-            queue = tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name="announcements")
-            with tf.Session(target, graph=graph, config=config) as session:
-                return call(session, queue)
+        graph = tf.Graph()
+        with graph.as_default(), tf.device(f"{_task(instance)}/cpu:0"), tf.Session(target, config=config) as session:
+            yield session
 
     # On the host, between the programs' steps.
 
@@ -195,6 +216,11 @@ class WorkerGroup:
         """Run a graph of its own once, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
             return session.run(fetches, feeds)
+
+
+def _notice() -> tf.Tensor:
+    """The handle of the variable that holds the published text of the server that it is placed on."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="notice")
 
 
 def _task(instance: int) -> str:

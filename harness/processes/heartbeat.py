@@ -1,23 +1,28 @@
 """The heartbeat of a run's instances: each asks the others for their status over gRPC, again and again.
 
 TensorFlow's server answers by itself, however busy training keeps the process; only a process that has ended, one that is
-stopped, or a network that is cut does not.
+stopped, or a network that is cut does not. The answer names the devices with the random numbers that the server gave them as
+it began, so that the same answer comes from the same process only.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 import grpc
 
+from base.errors import OptionError
 from harness.run.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _TRIES = 3  # in a row, of a peer that has been there: a connection may break once
 _PATIENCE = 0.7  # of the timeout: the others notice a little later, and are to name the same instance
 _STOPPED = 2.0  # seconds that asking everyone never takes beyond its timeouts
+_PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # of a server's devices, in its answer
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
@@ -31,16 +36,24 @@ class Heartbeat:
     def __init__(self, cluster: Cluster, timeout: float, lost: Callable[[str], None]) -> None:
         self._cluster, self._timeout, self._lost = cluster, timeout, lost
         self._peers = [k for k in range(cluster.size) if k != cluster.instance]
-        channels = {k: grpc.insecure_channel(cluster.addresses[k], _DIRECT) for k in self._peers}
+        addresses = dict(enumerate(cluster.addresses))
+        own = addresses[cluster.instance].rpartition(":")[2]
+        addresses[cluster.instance] = f"localhost:{own}"  # the others' name for this host need not be known here
+        channels = {k: grpc.insecure_channel(address, _DIRECT) for k, address in addresses.items()}
         self._ask = {k: channel.unary_unary(_STATUS) for k, channel in channels.items()}
         self._every = min(2.0, timeout / 15)
         self._over = threading.Event()
+        self._met: dict[int, bytes] = {}  # what each answered when it came
 
-    def gather(self) -> None:
-        """Waits until every instance has answered; WorkerError if the time is over."""
-        end, missing = time.monotonic() + self._timeout, list(self._peers)
+    def gather(self) -> str:
+        """Waits until every instance has answered; return a digest of the processes that did. WorkerError if the time is
+        over, OptionError if a server is at another place of its own run than the address has here."""
+        end, missing = time.monotonic() + self._timeout, list(range(self._cluster.size))
         while missing:
-            missing = sorted({*missing} - {*self.answering(missing)})
+            self._met |= self._answers(missing)
+            for k in missing:
+                self._check_place(k)
+            missing = [k for k in missing if k not in self._met]
             if missing and time.monotonic() > end:
                 names = " and ".join(self._cluster.named(k) for k in missing)
                 raise WorkerError(
@@ -48,6 +61,13 @@ class Heartbeat:
                     "correct the addresses"
                 )
             time.sleep(0.05 if missing else 0)
+        return hashlib.blake2b(repr(sorted(self._met.items())).encode(), digest_size=8).hexdigest()
+
+    def _check_place(self, instance: int) -> None:
+        found = _PLACE.search(self._met.get(instance, b""))
+        if found and found.groups() != (b"worker", b"%d" % instance):
+            job, task = (part.decode() for part in found.groups())
+            raise foreign(self._cluster, instance, f"it is {job} {task} there")
 
     def watch(self) -> None:
         """Begins to watch."""
@@ -59,8 +79,11 @@ class Heartbeat:
 
     def answering(self, instances: Sequence[int] | None = None) -> list[int]:
         """Return the others, or those of `instances`, that answer now."""
-        calls = self._calls(self._peers if instances is None else instances)
-        return [k for k, call in calls.items() if call.exception() is None]
+        return list(self._answers(self._peers if instances is None else instances))
+
+    def _answers(self, instances: Sequence[int]) -> dict[int, bytes]:
+        """Return the answers of those that give one now."""
+        return {k: call.result() for k, call in self._calls(instances).items() if call.exception() is None}
 
     def _calls(self, instances: Sequence[int]) -> dict[int, grpc.Future]:
         """Ask each once; return the pending answers."""
@@ -75,11 +98,12 @@ class Heartbeat:
                 if now - looked > _STOPPED + 4 * self._every:  # this process was stopped meanwhile, and nobody was asked
                     heard, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)
                     break
-                if error is None:
+                replaced = error is None and k in self._met and call.result() != self._met[k]
+                if error is None and not replaced:
                     heard[k], failed[k] = now, 0
                     continue
-                failed[k] += error.code() == grpc.StatusCode.UNAVAILABLE
-                gone = failed[k] >= _TRIES
+                failed[k] += replaced or error.code() == grpc.StatusCode.UNAVAILABLE
+                gone = replaced or failed[k] >= _TRIES
                 if gone or now - heard[k] > _PATIENCE * self._timeout:
                     what = (
                         "has ended, or its host cannot be reached"
@@ -90,6 +114,14 @@ class Heartbeat:
                         self._lost(f"{self._cluster.named(k)} {what}")
                     return
             looked = time.monotonic()
+
+
+def foreign(cluster: Cluster, instance: int, what: str) -> OptionError:
+    """Return the error about an address where a process of another run listens."""
+    return OptionError(
+        f"{cluster.named(instance)} belongs to another run, which goes on undisturbed: {what}; correct the addresses, or "
+        "wait for the end of that run"
+    )
 
 
 def _them(missing: list[int]) -> str:

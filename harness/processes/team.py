@@ -94,11 +94,35 @@ class Team:
         threads = max(1, machine.cores() // self.cluster.neighbours)
         self.group = WorkerGroup(self.cluster.addresses, self.instance, run.plan.stage_devices, threads)
         self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
-        self._heart.gather()
+        self._meet()
         self._heart.watch()
         self.configs = [json.loads(text) for text in self.group.all_gather(json.dumps(_config(run)))]
         _compare(self.configs, self.cluster)
         return self.configs[0]["seed"]
+
+    def _meet(self) -> None:
+        """Waits for all instances, and until each has met the same ones; OptionError if one has met others, as it belongs
+        to another run, of which nothing is called but its server's answers."""
+        own = {"addresses": self.cluster.addresses}
+        self.group.publish(json.dumps(own))
+        identity = self._heart.gather()
+        self.group.join(identity)
+        self.group.publish(json.dumps({**own, "met": identity}))
+        waiting = [k for k in range(self.size) if k != self.instance]
+        end = time.monotonic() + self._timeout
+        while waiting:
+            notices = {k: json.loads(self.group.published(k) or "{}") for k in waiting}
+            for k, notice in notices.items():
+                others = f"its instances are {', '.join(notice.get('addresses', ())) or 'not known'}"
+                if notice.get("met", identity) != identity:
+                    raise heartbeat.foreign(self.cluster, k, others)
+                if "met" not in notice and time.monotonic() > end:
+                    raise heartbeat.WorkerError(
+                        f"{self.cluster.named(k)} met another process than this one, or none, within {self._timeout:g} s "
+                        f"(--worker-timeout): {others}; give all instances the same addresses"
+                    )
+            waiting = [k for k in waiting if "met" not in notices[k]]
+            time.sleep(0.05 if waiting else 0)
 
     def broadcast_text(self, text: str = "") -> str:
         """Return instance 0's text, in every instance."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+from base.errors import OptionError
 from base.process.signals import Signals, StopRequest
+from harness.processes.heartbeat import WorkerError
 from harness.processes.team import Team
+from harness.run.cluster import Cluster
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -48,3 +52,35 @@ def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_plac
     with pytest.raises(StopRequest):
         team.stop_together(signals)
     assert team.agreed_to_stop and asked == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("notices", "error", "message"),
+    [
+        ([None, {}, {"met": "these"}], None, ""),
+        (
+            [{"met": "those"}],
+            OptionError,
+            r"instance 0 \(a:1\) belongs to another run.* its instances are a:1, c:1; correct",
+        ),
+        ([{}], WorkerError, r"instance 0 \(a:1\) met another process than this one.* within 0.2 s.* are a:1, c:1; give all"),
+        ([None], WorkerError, r"instance 0 \(a:1\) met another process than this one, or none, within 0.2 s"),
+    ],
+)
+def test_instances_begin_when_each_has_met_the_same_ones(notices, error, message):
+    """No collective is called before: it would disturb a run that uses the address already."""
+    team, published = Team(Cluster(("a:1", "b:1"), 1), 0.2), []
+    answers = iter(notices)
+
+    def notice(instance: int) -> str | None:
+        now = next(answers, notices[-1])
+        return None if now is None else json.dumps({"addresses": ["a:1", "c:1"], **now})
+
+    team._heart = SimpleNamespace(gather=lambda: "these")
+    team.group = SimpleNamespace(publish=published.append, published=notice, join=lambda identity: None)
+    if error is None:
+        team._meet()
+    else:
+        with pytest.raises(error, match=message):
+            team._meet()
+    assert [json.loads(text).get("met") for text in published] == [None, "these"]
