@@ -20,6 +20,7 @@ from harness.commands import entry
 from harness.planning import page, request, searched, table, written
 from harness.planning.request import Request
 from harness.planning.searched import Planned
+from harness.reports import output
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     planned = searched.fastest(asked) if asked.search else plan(asked)
     if asked.html:
-        written.whole(asked.html, page.of(planned))
+        output.whole(asked.html, page.of(planned))
     if asked.json:
         written.json_file(planned, asked.json)
     if asked.json != "-":

@@ -4,6 +4,7 @@ python validation.py --restore-path logs/<run>          every checkpoint of a ru
 python validation.py --restore-path logs/<run>/ckpt-500 one of them
 python validation.py --restore-path efficientnet-lite0 --predict PHOTO...   what photographs show
 python validation.py --restore-path export/model.onnx --predict PHOTO...    the same of an exported file
+python validation.py --restore-path logs/<run> --predict FOLDER --output predictions.csv   the same, as a file
 python validation.py --model efficientnet --dataset imagenet --generated-data --repeat 10   speed alone
 """
 

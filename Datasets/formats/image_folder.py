@@ -129,6 +129,12 @@ def of_classes(folder: Path, classes: tuple[str, ...]) -> tuple[list[Picture], l
     return pictures, others
 
 
+def below(folder: Path) -> list[Path]:
+    """Every picture in a folder and the folders below, in the order of the paths, whatever they are called; DataError for a
+    folder that cannot be read."""
+    return sorted(file for file in _files(folder) if _is_image(file))
+
+
 def damaged(pictures: list[Picture]) -> list[BadFile]:
     """The files whose headers are no picture's, read several at once."""
     with ThreadPoolExecutor(_TESTED_TOGETHER) as pool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
+from Datasets._spec import ReadRequest
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import inference_record
+from harness.evaluation import answers, inference_record, photographs
+from harness.evaluation.answers import Answer
+from harness.evaluation.photographs import Photographs
 from harness.reports import profile
 from harness.run.run import Run
 from log import RunLog
@@ -20,11 +24,14 @@ from log import RunLog
 if TYPE_CHECKING:
     import numpy as np
 
+    from ipu_utils import InferenceProgram
+
 MOST = 5  # classes shown
+_TOGETHER = 64  # photographs in memory
 
 
 def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
-    """Says what the photographs of --predict show to the newest checkpoint that is whole; writes nothing."""
+    """Says what the photographs of --predict show to the newest checkpoint that is whole; writes nothing but --output."""
     log = RunLog(None)
     for note in run.notes:
         log.note(note)
@@ -39,34 +46,98 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 
 
 def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
-    """The most probable classes of every photograph, as the checkpoint with these tensors has it."""
-    names = inference_record.names(run, checkpoint)
+    """The most probable classes of every photograph, as the checkpoint with these tensors has it: printed, or written into
+    --output."""
     tf_runtime.import_tensorflow()
-    from Datasets.pipeline import image_files
     from harness.programs.build import prediction_program
 
-    paths = run.options.checkpoint.predict
+    options = run.options.checkpoint
+    listed = photographs.listed(options.predict)
+    for warning in listed.warnings:
+        log.note(warning)
     request = dataclasses.replace(run.request(1), host_normalise=False)
-    pictures = image_files.load(paths, run.source.spec, request)
-    program = prediction_program(run, request, pictures)
+    batch = _Batch()
+    program = prediction_program(run, request, batch)
     try:
         compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
-        program.rewind()
-        log.note(
-            f"Predictions of {run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels:"
-        )
-        for k, path in enumerate(paths):
-            log.note(table(path, program.step(k, k + 1)["probabilities"], names))
+        names = inference_record.names(run, checkpoint)
+        network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"
+        probabilities = _probabilities(program, batch, listed, run, request, log)
+        tell(network, ((path, best(each, names)) for path, each in probabilities), options.output, log.note)
     finally:
         program.close()
 
 
-def table(path: str, probabilities: np.ndarray, names: tuple[str, ...]) -> str:
-    """A photograph's name, and a line for each of its most probable classes."""
+class _Batch:
+    """The prepared pictures that a program goes through, anew after each rewind: [n, side, side, 3]."""
+
+    def __init__(self) -> None:
+        self.pictures: Sequence[np.ndarray] = ()
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.pictures)
+
+
+def _probabilities(
+    program: InferenceProgram, batch: _Batch, listed: Photographs, run: Run, request: ReadRequest, log: RunLog
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each photograph with its probabilities [classes]."""
+    from Datasets.pipeline import image_files
+
+    for pictures in loaded(listed, lambda paths: image_files.load(paths, run.source.spec, request), log.note):
+        batch.pictures = list(pictures.values())
+        program.rewind()
+        for k, path in enumerate(pictures):
+            yield path, program.step(k, k + 1)["probabilities"]
+
+
+def loaded(
+    listed: Photographs, load: Callable[[Sequence[str]], np.ndarray], note: Callable[[str], None]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the prepared pictures by photograph, a few at a time, as `load` makes them of paths. A photograph of a folder
+    that cannot be decoded is left out, with a line; DataError for any other."""
+
+    def some(paths: Sequence[str]) -> dict[str, np.ndarray]:
+        try:
+            return dict(zip(paths, load(paths)))
+        except DataError as error:
+            if len(paths) > 1:
+                return {path: picture for each in paths for path, picture in some([each]).items()}
+            if paths[0] not in listed.of_folders:
+                raise
+            note(photographs.left_out(str(error)))
+            return {}
+
+    for first in range(0, len(listed.paths), _TOGETHER):
+        yield some(listed.paths[first : first + _TOGETHER])
+
+
+def tell(
+    network: str, found: Iterable[tuple[str, Sequence[Answer]]], output: str | None, note: Callable[[str], None]
+) -> None:
+    """Print the answers of a network for photographs, or write them into a file."""
+    if output:
+        kept = dict(found)
+        answers.write(output, kept)
+        note(f"Predictions of {network}, for {len(kept)} photographs: {output}")
+        return
+    note(f"Predictions of {network}:")
+    for path, answer in found:
+        note(table(path, answer))
+
+
+def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[Answer, ...]:
+    """The most probable classes of a photograph, the first of equal ones first."""
     order = (-probabilities).argsort(kind="stable")[:MOST]
-    return "\n".join([path, *(f"  {100 * probabilities[i]:5.1f} %  {_name(int(i), names)}" for i in order)])
+    return tuple(Answer(int(i), name_of(int(i), names), float(probabilities[i])) for i in order)
 
 
-def _name(label: int, names: tuple[str, ...]) -> str:
+def table(path: str, answer: Sequence[Answer]) -> str:
+    """A photograph's name, and a line for each of its most probable classes."""
+    return "\n".join([path, *(f"  {100 * each.probability:5.1f} %  {each.name}" for each in answer)])
+
+
+def name_of(label: int, names: Sequence[str]) -> str:
+    """The name of a class for people; its number where nothing names it."""
     return brief(names[label]) if label < len(names) else f"class {label}"

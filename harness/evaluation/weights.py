@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from Datasets.formats import image_headers
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.evaluation import answers, photographs
 from harness.processes import folders
 from harness.run.origin import Origin
 from harness.run.run import Run
@@ -24,9 +24,10 @@ class SavedWeights(Origin):
     def check(self, run: Run) -> list[str]:
         """Refuses checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on
         each checkpoint that is left out."""
-        if run.options.checkpoint.predict:
-            for path in run.options.checkpoint.predict:
-                image_headers.read(path)
+        options, warnings = run.options.checkpoint, ()
+        answers.check(options.output, options.predict)
+        if options.predict:
+            warnings = photographs.listed(options.predict).warnings
         else:
             folders.check(run)
-        return compatibility.check_model(run, self.checkpoints)
+        return [*warnings, *compatibility.check_model(run, self.checkpoints)]

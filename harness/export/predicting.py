@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from base import bounds
 from base.errors import OptionError
@@ -14,10 +17,11 @@ from base.fields import brief
 from base.process import tf_runtime
 from base.storage import input_files
 from Datasets._spec import DataSpec, ReadRequest
-from Datasets.formats import class_names, image_headers
+from Datasets.formats import class_names
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
-from harness.evaluation import predictions
+from harness.evaluation import answers, photographs, predictions
+from harness.evaluation.answers import Answer
 from harness.export import formats
 from harness.export.network import LABELS, PREPROCESSING
 from harness.options import sources
@@ -29,16 +33,17 @@ _LONGEST = 8192  # pixels on a side of a picture
 _SIDE: Rule = (lambda value: type(value) is int and 1 <= value <= _LONGEST, f"a whole number from 1 to {_LONGEST}")
 _FRAME: Rule = (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64")
 _RULES = {"side": _SIDE, "square": _SIDE, "shorter_side": _SIDE, "frame_of_zeros": _FRAME}
-_TAKEN = ("restore_path", "predict")  # options of validation.py that a file is asked with
+_TAKEN = ("restore_path", "predict", "output")  # options of validation.py that a file is asked with
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """A file of export.py, with the photographs that are to be named."""
+    """A file of export.py, with the photographs or folders that are to be named, and the file for the answers, if any."""
 
     path: Path
     format: str
     photographs: tuple[str, ...]
+    output: str | None = None
 
 
 def asked(argv: list[str]) -> ExportedFile | None:
@@ -49,14 +54,16 @@ def asked(argv: list[str]) -> ExportedFile | None:
     name = "savedmodel" if (path / _SAVED_MODEL).is_file() else _SUFFIXES.get(path.suffix)
     if not given or name is None or entry.wants_help(argv):
         return None
-    flags, photographs = sources.universe("validation").flags(), ()
+    flags, taken = sources.universe("validation").flags(), {}
     for flag, words in sources.tokens(argv, flags):
         if flags[flag].option.name not in _TAKEN:
             raise OptionError(f"{flag}: {path} is an exported file, of which --predict alone can be asked")
-        photographs = tuple(words) if flags[flag].option.name == "predict" else photographs
+        taken[flags[flag].option.name] = tuple(words)
+    photographs, output = taken.get("predict", ()), taken["output"][-1] if taken.get("output") else None
     if not photographs:
         raise OptionError(f"{path} is an exported file: give --predict photographs; a checkpoint is what can be validated")
-    return ExportedFile(path=path, format=name, photographs=photographs)
+    answers.check(output, photographs)
+    return ExportedFile(path=path, format=name, photographs=photographs, output=output)
 
 
 def predict(file: ExportedFile) -> int:
@@ -64,29 +71,46 @@ def predict(file: ExportedFile) -> int:
     if not os.path.lexists(file.path):
         raise CheckpointError(f"--restore-path {file.path}: no such file")
     formats.check_packages([file.format])
-    for path in file.photographs:
-        image_headers.read(path)
+    listed = photographs.listed(file.photographs)
+    for warning in listed.warnings:
+        print(warning)
     about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)
     tf_runtime.import_tensorflow()
     from Datasets.pipeline import image_files
 
-    images = image_files.load(file.photographs, *_preparation(about, len(names)))
+    preparation, side = _preparation(about, len(names)), about["prepare"]["side"]
+    with _running(file):
+        run = formats.FORMATS[file.format].runner(file.path)
+
+    def found() -> Iterator[tuple[str, Sequence[Answer]]]:
+        for pictures in predictions.loaded(listed, lambda paths: image_files.load(paths, *preparation), print):
+            if not pictures:
+                continue
+            with _running(file):
+                probabilities = run(np.stack([*pictures.values()]))
+            _check_names(file, probabilities.shape[-1], names)
+            for path, row in zip(pictures, probabilities):
+                yield path, predictions.best(row, names)
+
+    predictions.tell(f"{brief(about.get('network'))} in {file.path}, {side}x{side} pixels", found(), file.output, print)
+    return 0
+
+
+@contextmanager
+def _running(file: ExportedFile) -> Iterator[None]:
+    """Errors of a file's runtime as a CheckpointError that names the file."""
     try:
         with formats.quiet():
-            probabilities = formats.FORMATS[file.format].runner(file.path)(images)
+            yield
     except (OSError, MemoryError):
         raise
     except Exception as error:  # runtimes raise classes of their own
         raise CheckpointError(f"{file.path} cannot be run: {type(error).__name__}: {bounds.reason(error)}") from None
-    if names and probabilities.shape[-1] != len(names):
-        raise CheckpointError(
-            f"{file.path} has {probabilities.shape[-1]} classes, and {LABELS} beside it names {len(names)}"
-        )
-    side = images.shape[1]
-    print(f"Predictions of {brief(about.get('network'))} in {file.path}, {side}x{side} pixels:")
-    for path, row in zip(file.photographs, probabilities):
-        print(predictions.table(path, row, names))
-    return 0
+
+
+def _check_names(file: ExportedFile, classes: int, names: Sequence[str]) -> None:
+    if names and classes != len(names):
+        raise CheckpointError(f"{file.path} has {classes} classes, and {LABELS} beside it names {len(names)}")
 
 
 def _about(folder: Path) -> Mapping[str, Any]:

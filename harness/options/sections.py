@@ -307,9 +307,15 @@ class CheckpointOptions:
     )
     predict: tuple[str, ...] = opt(
         (),
-        "validation.py: name what these photographs (JPEG, PNG) show, instead of validating",
+        "validation.py: name what these photographs (JPEG, PNG), or those in these folders, show, instead of validating",
         scripts=("validation",),
         traits=(ONE_CALL,),
+    )
+    output: str | None = opt(
+        None,
+        "validation.py --predict: write the five most probable classes into this file, .csv or .json",
+        scripts=("validation",),
+        traits=(ONE_CALL, PER_INSTANCE),
     )
     latency: bool = opt(False, "measure the latency of one validation batch at a time", traits=(ONE_CALL,))
 

@@ -18,7 +18,7 @@ from harness.options.configs import Block, Entry
 from harness.options.other_names import OTHER_NAMES
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS
 
-COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "help")
+COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "output", "help")
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
 DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 

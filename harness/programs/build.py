@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -117,8 +117,9 @@ def byte_batches(run: Run, count: int) -> Batches:
     return Batches(tuple(images for images, _ in batches), tuple(labels for _, labels in batches))
 
 
-def prediction_program(run: Run, request: ReadRequest, pictures: np.ndarray) -> InferenceProgram:
-    """A program whose step(k, k + 1) gives the probabilities of picture k; `pictures` [n, side, side, 3]."""
+def prediction_program(run: Run, request: ReadRequest, pictures: Iterable[np.ndarray]) -> InferenceProgram:
+    """A program whose step(k, k + 1) gives the probabilities of picture k; `pictures` [side, side, 3] each, gone through
+    anew after each rewind."""
     side = request.image_size
 
     def single() -> Iterator[dict[str, np.ndarray]]:

@@ -97,7 +97,9 @@ SHARED = {
     },
 }  # fmt: skip
 SOME_SCRIPTS = {
-    "validation": {"checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ())}},
+    "validation": {
+        "checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ()), "output": (str, None)}
+    },
     "restore": {"logging": {"wandb_id": (str, None)}},
     "train": {"logging": {"autoresume": (bool, False)}},
 }
@@ -394,6 +396,7 @@ ELSEWHERE = {
     "tmp_execs": "test_embedded.py::test_a_temporary_program_leaves_nothing",
     "inference": "test_train.py::test_validation_of_one_checkpoint",
     "predict": "test_lite.py::test_photographs_are_named_by_the_command",
+    "output": "test_predictions.py::test_both_forms_say_the_same",
     "efficientnet/group_norm": "test_cli.py::test_exclusive_options_across_layers",  # over a block's batch_norm
     "device": "test_devices.py::test_stages_go_to_the_graphics_cards_there_are",
     "compile_only": "test_devices.py::test_compile_only_writes_nothing",

@@ -1,0 +1,75 @@
+"""Predictions as a file: a row, or an object, for each photograph, with its most probable classes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from base.errors import OptionError
+from harness.reports import output
+
+
+class Answer(NamedTuple):
+    """A class, and its probability from 0 to 1."""
+
+    label: int
+    name: str
+    probability: float
+
+
+Answers = Mapping[str, Sequence[Answer]]  # by photograph, the most probable class first
+
+
+def check(target: str | None, photographs: Sequence[str]) -> None:
+    """OptionError for an --output that cannot be written, or that has nothing to keep."""
+    if target is None:
+        return
+    if not photographs:
+        raise OptionError(f"--output {target} keeps what --predict finds; give photographs or a folder: --predict DIR")
+    if Path(target).suffix.lower() not in _FORMS:
+        raise OptionError(f"--output {target}: the name must end in {' or '.join(_FORMS)}")
+    output.check(target)
+
+
+def write(target: str, answers: Answers) -> None:
+    """Write predictions in the form that the file's ending says."""
+    output.whole(target, _FORMS[Path(target).suffix.lower()](answers))
+
+
+def _csv(answers: Answers) -> str:
+    """A header, and a row for each photograph: file, then class, name and probability, once for each answer."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    most = max(map(len, answers.values()), default=0)
+    rows.writerow(["file", *(f"{part}_{k}" for k in range(1, most + 1) for part in ("class", "name", "probability"))])
+    for file, best in answers.items():
+        rows.writerow(
+            [_printable(file), *(cell for each in best for cell in (each.label, each.name, f"{each.probability:.6g}"))]
+        )
+    return text.getvalue()
+
+
+def _json(answers: Answers) -> str:
+    """A list of objects: the file, and its answers as objects in a list."""
+    listed = [
+        {
+            "file": _printable(file),
+            "top": [
+                {"class": each.label, "name": each.name, "probability": float(f"{each.probability:.6g}")} for each in best
+            ],
+        }
+        for file, best in answers.items()
+    ]
+    return json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
+
+
+def _printable(file: str) -> str:
+    """A path as UTF-8 holds it: bytes of a name that are no UTF-8 are written as escapes."""
+    return file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+_FORMS: Mapping[str, Callable[[Answers], str]] = {".csv": _csv, ".json": _json}

@@ -1,0 +1,43 @@
+"""Files that a call names for its results: written whole or not at all, and none of those that a run writes itself."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from base.errors import OptionError
+from base.storage import files
+
+_OF_A_RUN = ("arguments", "ckpt-", "checkpoint", "log.txt", "training.", "validation.")  # beginnings of its files' names
+
+
+def check(target: str) -> Path:
+    """Return the path of a file that can be written as far as its name and folder tell; OptionError for any other."""
+    path = Path(target)
+    if (path.parent / "arguments.json").exists() and path.name.startswith(_OF_A_RUN):
+        raise OptionError(
+            f"{target}: {path.parent} is the folder of a run, which writes such files itself; give another name"
+        )
+    try:
+        if not path.parent.is_dir():
+            raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
+        if path.is_dir():
+            raise OptionError(f"{target} cannot be written: it is a folder; give the name of a file")
+    except OSError as error:
+        raise OptionError(f"{target} cannot be written: {error.strerror}") from None
+    return path
+
+
+def whole(target: str, text: str) -> None:
+    """Write a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
+    be, OSError where the disk is full or fails."""
+    path = check(target)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            files.write_atomically(path.resolve(), text)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise OSError(error.errno, error.strerror, target) from None
+        raise OptionError(f"{target} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,110 @@
+"""Photographs of a folder named by a network, and the file that keeps the answers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import run, succeed
+
+CLASSES = 10
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of one update."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    words = "--dataset fashion-mnist --model-size 8 --batch-size 8 --iterations 1 --no-validation --precision 32.32 --seed 1 --logs-path"
+    succeed("train", *words.split(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    """A tree of four photographs, one of which cannot be decoded, with files that are none."""
+    top = tmp_path_factory.mktemp("photographs")
+    draw = np.random.default_rng(0)
+    for name in ("b.png", "a, \"quoted\" 'ü'.png", "below/c.jpg", "below/.hidden.png", "cut.png"):
+        (top / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(top / name)
+    whole = (top / "cut.png").read_bytes()
+    (top / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (top / "below/empty.jpg").write_bytes(b"")
+    (top / "readme.txt").write_text("no photograph")
+    return top
+
+
+@pytest.fixture(scope="module")
+def answered(trained, photographs, tmp_path_factory):
+    """What the command prints, and the files that it writes, by their endings."""
+    folder = tmp_path_factory.mktemp("answers")
+    results = {
+        ending: succeed(
+            "validation", "--restore-path", trained, "--predict", photographs, "--output", folder / f"o.{ending}"
+        )
+        for ending in ("csv", "json")
+    }
+    return results, folder
+
+
+def test_a_folder_s_photographs_are_answered_in_the_order_of_their_paths(answered, photographs):
+    _, folder = answered
+    with open(folder / "o.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    expected = [str(photographs / name) for name in ("a, \"quoted\" 'ü'.png", "b.png", "below/c.jpg")]
+    assert [row["file"] for row in rows] == sorted(expected) == expected
+    for row in rows:
+        probabilities = [float(row[f"probability_{k}"]) for k in range(1, 6)]
+        assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
+        assert len({row[f"class_{k}"] for k in range(1, 6)}) == 5
+        assert all(int(row[f"class_{k}"]) in range(CLASSES) and row[f"name_{k}"] for k in range(1, 6))
+
+
+def test_both_forms_say_the_same(answered):
+    _, folder = answered
+    with open(folder / "o.csv", newline="", encoding="utf-8") as file:
+        flat = [list(row.values()) for row in csv.DictReader(file)]
+    objects = json.loads((folder / "o.json").read_text(encoding="utf-8"))
+    assert [
+        [each["file"], *(cell for top in each["top"] for cell in (top["class"], top["name"], top["probability"]))]
+        for each in objects
+    ] == [[row[0], *(cell(text) for cell, text in zip((int, str, float) * 5, row[1:]))] for row in flat]
+
+
+def test_what_cannot_be_read_is_left_out_by_name(answered, photographs):
+    for result in answered[0].values():
+        assert f"{photographs / 'cut.png'} cannot be decoded" in result.out
+        assert f"{photographs / 'below/empty.jpg'} is empty: left out" in result.out
+        assert "for 3 photographs: " in result.out
+        assert "%" not in result.out  # the table is in the file
+
+
+def test_a_damaged_photograph_that_is_named_is_an_error(trained, photographs, tmp_path):
+    words = ("--restore-path", trained, "--predict", photographs / "cut.png", "--output", tmp_path / "o.csv")
+    result = run("validation", *words)
+    assert result.code == 2 and result.err.count("\n") == 1 and "cannot be decoded" in result.err
+    assert not (tmp_path / "o.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--predict {empty}", "holds no photograph"),
+        ("--predict {photo} --output a.txt", "must end in .csv or .json"),
+        ("--predict {photo} --output {folder}.csv", "is a folder"),
+        ("--predict {photo} --output missing/a.csv", "there is no folder missing"),
+        ("--predict {photo} --output {run}/training.csv", "is the folder of a run"),
+        ("--output a.csv", "give photographs or a folder: --predict"),
+    ],
+)
+def test_a_slip_is_one_line_before_anything_is_built(words, told, trained, photographs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.csv").mkdir()
+    places = {"empty": tmp_path / "empty", "photo": photographs / "b.png", "folder": tmp_path / "folder", "run": trained}
+    given = [word.format(**places) for word in words.split()]
+    result = run("validation", "--restore-path", trained, "--dry-run", *given)
+    assert result.code == 2 and told in result.err and result.err.count("\n") == 1
