@@ -35,7 +35,7 @@ VALIDATION_COLUMNS = (
 _TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}
 AVERAGES = "ckpt"  # folder of averaged checkpoints, in that of their run
 _APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
-_REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "inference.json", "training.svg")
+_REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "

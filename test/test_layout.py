@@ -25,6 +25,7 @@ SCRIPTS = (
     "inference_embedded",
     "poprun",
     "plan",
+    "report",
     "finetune",
     "export",
     "console",
@@ -56,8 +57,9 @@ FLOORS = (
     ("harness.programs",),
     ("harness.evaluation",),
     ("harness.commands",),
+    ("harness.pages",),
     ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
-    ("train", "plan", "validation", "inference_embedded", "export", "weight_avg", "poprun", "tools"),
+    ("train", "plan", "report", "validation", "inference_embedded", "export", "weight_avg", "poprun", "tools"),
     ("restore", "finetune", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

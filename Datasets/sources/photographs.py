@@ -64,6 +64,10 @@ class PhotographSource:
             return whole_stream(self, request, training)
         return photographs.stages(self._train, request, self.spec.num_classes, self._tolerance)
 
+    def validation_name(self, record: int) -> str:
+        """The file of a validation record: of the picture, or its shard with the record's number in it."""
+        return self._validation.name(record)
+
     def digest(self) -> str:
         """The digest of some records, to compare with another host's."""
         return digest((len(split), split.payload) for split in (self._train, self._validation) if split is not None)

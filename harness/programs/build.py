@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -61,6 +61,42 @@ def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> Infer
         seed=run.seed,
         cache_entry=cache_entry,
     )
+
+
+def answering_program(run: Run, most: int) -> InferenceProgram:
+    """A program whose step(k, k + 1) tells of each picture of the k-th micro-batch of the validation set: its label, below 0
+    for filling, then its `most` most probable classes, then their probabilities: "answers" [batch, 1 + 2 * most]."""
+
+    def answers(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+        best = tf.math.top_k(tf.nn.softmax(tf.cast(logits, tf.float32)), most)
+        columns = [tf.cast(part, tf.float64) for part in (labels[:, None], best.indices, best.values)]
+        return {"answers": tf.concat(columns, axis=1)}
+
+    return ipu_utils.compile_inference(
+        run.segments,
+        run.trace,
+        stream=_stream(run, run.validation_request(), training=False),
+        names=("answers",),
+        sums=answers,
+        shape=(run.validation_batch, 1 + 2 * most),
+        device=run.plan.stage_devices[0],
+        precision=run.plan.precision,
+        seed=run.seed,
+    )
+
+
+def validation_pictures(run: Run, records: Sequence[int]) -> list[np.ndarray]:
+    """Some records of the validation set as the network sees them, before anything is normalised: uint8 [side, side, 3]."""
+    size = run.source.spec.validation_images
+    request = replace(run.validation_request(), batch_size=1, eight_bit=True)
+    pictures = []
+    with tf.Graph().as_default(), tf.Session() as session:
+        for record in records:  # a stream of one micro-batch
+            only = replace(request, start=record, block=1, period=size)
+            iterator = tf.data.make_initializable_iterator(run.source.validation(only))
+            session.run(iterator.initializer)
+            pictures.append(session.run(iterator.get_next()["image"])[0])
+    return pictures
 
 
 def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:

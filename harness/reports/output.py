@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from base.errors import OptionError
@@ -23,6 +24,8 @@ def check(target: str) -> Path:
             raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
         if path.is_dir():
             raise OptionError(f"{target} cannot be written: it is a folder; give the name of a file")
+        if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
+            raise OptionError(f"{target} cannot be written: {os.strerror(errno.EACCES)}")
     except OSError as error:
         raise OptionError(f"{target} cannot be written: {error.strerror}") from None
     return path

@@ -57,14 +57,14 @@ def _text_axis(epochs: float, width: int) -> list[str]:
 
 def run_svg(training_rows: Rows, validation_rows: Rows, title: str) -> str:
     """Loss, top-1 accuracy and learning rate over the epochs, from rows with the CSV's columns."""
-    batch, average = _points(training_rows, "loss_batch"), _points(training_rows, "loss_avg")
-    training, validation = _points(training_rows, "train_acc_avg"), _of_epochs(validation_rows)
+    batch, average = points(training_rows, "loss_batch"), points(training_rows, "loss_avg")
+    training, validation = points(training_rows, "train_acc_avg"), of_epochs(validation_rows)
     panels = (
         Panel("Loss", (Line("each host step", PALE, 1.2, batch, outliers=True),
                        Line("average over an epoch", BLUE, 2.4, average))),
         Panel("Top-1 accuracy, %", (Line("training, average over an epoch", BLUE, 2.4, training),
                                     Line("validation", ORANGE, 2, validation, dots=True)), floor=0),
-        Panel("Learning rate", (Line("at each log row", GREEN, 2.4, _points(training_rows, "lr")),), floor=0),
+        Panel("Learning rate", (Line("at each log row", GREEN, 2.4, points(training_rows, "lr")),), floor=0),
     )  # fmt: skip
     return _page(panels, title)
 
@@ -73,9 +73,9 @@ def comparison_svg(runs: Sequence[tuple[str, Rows, Rows]], title: str) -> str:
     """The curves of several runs: (label, training rows, validation rows) each."""
     named = [(label, pen, *rows) for (label, *rows), pen in zip(runs, COLOURS)]
     panels = (
-        Panel("Training loss", tuple(Line(n, *c, _points(t, "loss_batch"), outliers=True) for n, c, t, _ in named)),
-        Panel("Training, %", tuple(Line(n, *c, _points(t, "train_acc_batch")) for n, c, t, _ in named), floor=0),
-        Panel("Validation, %", tuple(Line(n, *c, _of_epochs(v), dots=True) for n, c, _, v in named), floor=0),
+        Panel("Training loss", tuple(Line(n, *c, points(t, "loss_batch"), outliers=True) for n, c, t, _ in named)),
+        Panel("Training, %", tuple(Line(n, *c, points(t, "train_acc_batch")) for n, c, t, _ in named), floor=0),
+        Panel("Validation, %", tuple(Line(n, *c, of_epochs(v), dots=True) for n, c, _, v in named), floor=0),
     )
     return _page(tuple(panel for panel in panels if any(line.points for line in panel.lines)), title)
 
@@ -196,14 +196,15 @@ def _width(told: str) -> float:
     return _MARK + len(told) * _CHARACTER
 
 
-def _of_epochs(rows: Rows) -> Points:
-    """Validation's accuracy. Averaged weights have no place on the epoch axis; their rows carry a negative iteration."""
-    return sorted(p for p in _points(rows, "val_acc") if p[0] >= 0 and math.isfinite(p[1]))
+def of_epochs(rows: Rows, column: str = "val_acc") -> Points:
+    """A measure of validation. Averaged weights have no place on the epoch axis; their rows carry a negative iteration."""
+    return sorted(p for p in points(rows, column) if p[0] >= 0 and math.isfinite(p[1]))
 
 
-def _points(rows: Rows, column: str) -> Points:
-    points = [(_number(row.get("epoch"), math.nan), _number(row.get(column), math.nan)) for row in rows]
-    return [(x, y) for x, y in points if math.isfinite(x)]
+def points(rows: Rows, column: str) -> Points:
+    """The values of a column over the epochs; nan where a value is no number, nothing where the epoch is none."""
+    pairs = [(_number(row.get("epoch"), math.nan), _number(row.get(column), math.nan)) for row in rows]
+    return [(x, y) for x, y in pairs if math.isfinite(x)]
 
 
 def _number(value: Any, otherwise: float = 0.0) -> float:

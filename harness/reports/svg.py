@@ -47,10 +47,10 @@ def text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
 
 
-def document(width: float, height: float, parts: Iterable[str]) -> str:
-    """A whole picture of `width` x `height` pixels on white."""
+def document(width: float, height: float, parts: Iterable[str], background: str = "#fff") -> str:
+    """A whole picture of `width` x `height` pixels, on white if nothing else is said."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" '
         'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
     )
-    return "\n".join([head, f'<rect width="{width:g}" height="{height:g}" fill="#fff"/>', *parts, "</svg>\n"])
+    return "\n".join([head, f'<rect width="{width:g}" height="{height:g}" fill="{background}"/>', *parts, "</svg>\n"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base import bounds
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
+from harness.pages import page
 from harness.reports import plot, prediction
 from harness.training.job import Job
 from harness.training.validating import Validator
@@ -27,6 +29,7 @@ def finished(job: Job, done: int, validator: Validator, host_rate: float) -> Non
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder)}")
+    _write_page(job)
     if not job.team.first:  # instance 0's folder is the one to go on with
         return
     if done < length.iterations and not validator.ends_run:
@@ -41,6 +44,14 @@ def finished(job: Job, done: int, validator: Validator, host_rate: float) -> Non
         longer = ["--patience", str(2 * validator.without_gain)]
     if longer:
         note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
+
+
+def _write_page(job: Job) -> None:
+    """Write the run's page beside its picture, from the rows alone; a line where that fails."""
+    try:
+        job.log.note(f"Its page:        {page.write(job.folder)}")
+    except Exception as error:  # whatever is wrong with it, the run is done
+        job.log.note(f"warning: {job.folder / page.FILE} is not written: {bounds.reason(error)}")
 
 
 def stopped(job: Job, call: str, reason: str, *changed: str) -> None:

@@ -15,6 +15,7 @@ from base.errors import OptionError
 from base.storage import files, input_files, locks
 from harness.checkpoints import averages, run_record
 from harness.checkpoints.checkpoint import CheckpointError
+from harness.pages import page
 from harness.reports import plot, profile
 
 TEXT = "somebody's own\n"
@@ -54,6 +55,12 @@ def print_copied(file: Path) -> None:
         print("copied")
 
 
+def with_rows(folder: Path) -> Path:
+    """A run's folder with the least that a page is written of."""
+    (folder / "training.csv").write_text("iteration,epoch\n1,1\n")
+    return folder
+
+
 WRITERS = {
     "stdout.txt": print_copied,
     "log.txt": lambda file: log.RunLog(file.parent),
@@ -61,6 +68,7 @@ WRITERS = {
     ".lock": lock,
     "any": append,
     "training.svg": lambda file: plot.write_run_svg(file.parent),
+    "report.html": lambda file: page.write(with_rows(file.parent)),
     "arguments.json": lambda file: log.RunLog(file.parent).arguments({}, restored=False),
     f".arguments.json.{os.getpid()}": lambda file: log.RunLog(file.parent).arguments({}, restored=False),
 }

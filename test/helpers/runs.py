@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 import finetune
 import inference_embedded
 import plan
+import report
 import restore
 import train
 import validation
@@ -30,7 +31,7 @@ from harness.run.run import Run
 Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
-    "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main,
+    "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main, "report": report.main,
 }  # fmt: skip
 
 

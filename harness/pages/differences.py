@@ -1,0 +1,79 @@
+"""Options in which a run differs from the defaults, and in which runs differ from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from base.errors import OptionError
+from base.fields import ONE_CALL, PER_INSTANCE
+from harness.commands import cli
+from harness.options import sources
+from harness.options.sections import flag, with_trait
+from harness.pages.run_folder import RunFolder
+
+_DECIDING = ("model", "dataset", "lr_schedule", "optimiser")  # options that decide on defaults of others
+_OF_THE_DATA = "num_classes"  # recorded with every run
+_SHOWN = ("config", "data_dir", "init_path")  # though they belong to one call, or to one host
+
+
+class Difference(NamedTuple):
+    """An option with its value, and the default of this kind of run."""
+
+    option: str
+    value: str
+    default: str
+
+
+def from_defaults(run: RunFolder) -> list[Difference]:
+    """The options whose values are not the defaults of the run's network, data, curve and update rule; OptionError where
+    these are not known to this version."""
+    options = run.options
+    words = [word for name in _DECIDING if options.get(name) for word in (flag(name), str(options[name]))]
+    known = cli.parse(words, "train", environ={})
+    defaults = known.options.values() | {name: known.catalogue.options[name].default for name in _DECIDING}
+    changed = []
+    for name in (*_DECIDING, *sorted(set(defaults) - set(_DECIDING))):
+        drawn = name == "seed" and not run.arguments.get("seed_specified")
+        if name in options and _counts(name) and not drawn and shown(options[name]) != shown(defaults[name]):
+            changed.append(Difference(flag(name), shown(options[name]), shown(defaults[name])))
+    return changed
+
+
+def between(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
+    """Each option in which the runs differ, with its value in each run; - where a run's network has no such option, or its
+    options are not known."""
+    known = {option.name for option in sources.every_option(None)}
+    names = dict.fromkeys((*_DECIDING, *sorted({name for run in runs for name in run.options})))
+    rows = []
+    for name in names:
+        values = [shown(run.options[name]) if name in run.options else "-" for run in runs]
+        if name in known and _counts(name) and len(set(values)) > 1:
+            rows.append((flag(name), values))
+    return rows
+
+
+def shown(value: Any) -> str:
+    """A value as people write it."""
+    if value is None or value in ([], ()):
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(shown, value))
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def told(run: RunFolder) -> tuple[list[Difference], str]:
+    """The differences from the defaults, or why these are not known."""
+    if not run.options:
+        return [], "arguments.json is missing"
+    try:
+        return from_defaults(run), ""
+    except OptionError as error:
+        return [], str(error).splitlines()[0]
+
+
+def _counts(name: str) -> bool:
+    """Return whether an option says something of the run, not of the call or the host."""
+    return name in _SHOWN or name not in {_OF_THE_DATA} | with_trait(ONE_CALL) | with_trait(PER_INSTANCE)

@@ -1,0 +1,123 @@
+"""The answers of a run's newest checkpoint to its validation pictures: kept from an earlier report, or made now."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base.errors import DataError, OptionError
+from base.process import command_line
+from harness.checkpoints import compatibility, read, write
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.commands import entry
+from harness.evaluation import inference_record, predictions
+from harness.evaluation.validate import own_micro_batches
+from harness.evaluation.weights import SavedWeights
+from harness.pages import evaluation, scores
+from harness.pages.evaluation import Evaluation
+from harness.programs import program_cache
+from harness.run.run import Run
+from log import RunLog
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ipu_utils import InferenceProgram
+
+_SMALL = 64  # pixels: a picture up to this side is kept as it is
+_SIDE = 160  # pixels of a larger one
+
+
+def evaluated(folder: Path, say: Callable[[str], None]) -> Evaluation:
+    """The answers of the newest checkpoint that is whole; an error of wrong input where there is no such checkpoint, or no
+    data. `say`: takes warnings."""
+    words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
+    checkpoint, values, warnings = read.newest(folder)
+    fingerprint = write.fingerprint(values)
+    found, warning = evaluation.kept(folder, fingerprint)
+    for line in (*warnings, *[warning] * bool(warning)):
+        say(line)
+    if found:
+        return found
+    recorded = entry.recorded_options(folder, words, "validation")
+    run = entry.start(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
+    if run.options.dataset.random_data:
+        raise DataError("the run's data are random, and nothing can be right or wrong about them")
+    if not run.source.spec.validation_images:
+        raise DataError(f"data set {run.source.spec.name} has no pictures for validation")
+    say(f"Evaluating {checkpoint.name} on {run.source.spec.validation_images} images of {run.source.spec.name}")
+    made = _with_pictures(run, replace(_answered(run, checkpoint, values), fingerprint=fingerprint))
+    warning = evaluation.keep(folder, made)
+    if warning:
+        say(warning)
+    return made
+
+
+def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
+    """The checkpoint's answers, without pictures."""
+    import numpy as np
+
+    program_cache.import_tensorflow(run)
+    from harness.programs import build
+
+    classes = run.source.spec.num_classes
+    most = min(predictions.MOST, classes)
+    compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
+    with build.answering_program(run, most) as program:
+        program.load(values)
+        program.rewind()
+        rows = _rows(program, own_micro_batches(run))
+    records = np.flatnonzero(rows[:, 0] >= 0)  # of filling, and of what cannot be read, no label is known
+    if not len(records):
+        raise OptionError("none of the validation pictures can be read")
+    rows = rows[records]
+    return Evaluation(
+        "", checkpoint.name, classes, tuple(inference_record.names(run, checkpoint)), rows[:, 0].astype(np.int64),
+        records, rows[:, 1 : 1 + most].astype(np.int64), rows[:, 1 + most :],
+    )  # fmt: skip
+
+
+def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
+    """The program's rows, one for each picture, in the order of the validation set."""
+    import numpy as np
+
+    log, rows = RunLog(None), []
+    for k in range(micro_batches):
+        rows.append(program.step(k, k + 1)["answers"])
+        log.progress(k + 1, micro_batches, "micro-batches")
+    log.close()
+    return np.concatenate(rows)
+
+
+def _with_pictures(run: Run, made: Evaluation) -> Evaluation:
+    """The same with the names of the pictures' files and the most confidently wrong pictures."""
+    from harness.programs import build
+
+    wrong = scores.confidently_wrong(made.labels, made.answers[:, 0], made.probabilities[:, 0], evaluation.WRONG)
+    images = build.validation_pictures(run, [int(made.records[place]) for place in wrong])
+    pictures = {place: _encoded(image) for place, image in zip(wrong, images)}
+    name = getattr(run.source, "validation_name", None)
+    files = {place: _short(name(int(record)), run) for place, record in enumerate(made.records)} if name else {}
+    return replace(made, pictures=pictures, files=files)
+
+
+def _short(name: str, run: Run) -> str:
+    """A file's name within the data set's folder."""
+    top = f"{run.data_dir}/" if run.data_dir else ""
+    return name.removeprefix(top).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _encoded(image: np.ndarray) -> bytes:
+    """A picture as PNG, a large one made smaller, as JPEG."""
+    from PIL import Image
+
+    picture, content = Image.fromarray(image), io.BytesIO()
+    if max(picture.size) <= _SMALL:
+        picture.save(content, "PNG", optimize=True)
+    else:
+        picture.thumbnail((_SIDE, _SIDE))
+        picture.save(content, "JPEG", quality=85)
+    return content.getvalue()

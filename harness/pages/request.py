@@ -1,0 +1,65 @@
+"""The options of report.py: which runs, into which file, and whether their checkpoints are evaluated."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from base.errors import OptionError
+from base.process import command_line
+from base.storage import files
+from harness.pages.page import FILE, MOST_RUNS
+from harness.reports import output
+
+
+@dataclass(frozen=True)
+class Request:
+    """The runs, each once; the page, None for that of a single run's own folder; and whether newest checkpoints are
+    evaluated."""
+
+    runs: tuple[Path, ...]
+    html: str | None
+    evaluate: bool
+
+    @property
+    def target(self) -> Path:
+        """The file that is to be written."""
+        return Path(self.html) if self.html else self.runs[0] / FILE
+
+
+def parse(argv: Sequence[str], description: str) -> Request:
+    """The request; OptionError where the page cannot be written as far as its name and folder tell."""
+    parser = command_line.Parser(
+        prog="report.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {MOST_RUNS}")
+    parser.add_argument("--html", metavar="FILE", help=f"the page (default: {FILE} in the folder of a single run)")
+    parser.add_argument(
+        "--no-evaluation",
+        action="store_true",
+        help="the rows alone, without the newest checkpoint and the data",
+    )
+    given = parser.parse_args(argv)
+    runs = {path.resolve(): path for path in map(Path, given.runs)}
+    if len(runs) > MOST_RUNS:
+        raise OptionError(f"{len(runs)} runs: at most {MOST_RUNS} fit on a page; give fewer")
+    if given.html is None and len(runs) > 1:
+        raise OptionError(f"{len(runs)} runs have no common folder for their page: give --html FILE")
+    if given.html == "":
+        raise OptionError("--html needs the name of a file")
+    return Request(tuple(runs.values()), given.html, not given.no_evaluation)
+
+
+def check(request: Request) -> None:
+    """OptionError for a page that cannot be written, before minutes are spent on it."""
+    output.check(str(request.target))
+
+
+def write(request: Request, text: str) -> None:
+    """Write the page: through a link or into a pipe where --html names one, but through none in a run's folder."""
+    if request.html:
+        output.whole(request.html, text)
+    else:
+        files.write_atomically(request.target, text)

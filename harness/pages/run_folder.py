@@ -1,0 +1,139 @@
+"""A run's folder as a report reads it: its rows, its recorded options, and lines on what is missing."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from base import bounds
+from base.errors import OptionError
+from base.fields import brief
+from base.storage import input_files, tables
+from harness.checkpoints import run_record
+from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
+
+Row = Mapping[str, str]
+_TABLES = {"training.csv": TRAINING_COLUMNS, "validation.csv": VALIDATION_COLUMNS}
+_REQUIRED = ("iteration", "epoch")
+_HEAD = 1 << 20  # bytes of log.txt in which the lines on compilation are looked for
+_COMPILED = re.compile(r"^(Compilation time: |Validation program ready in )([0-9]{1,9}\.[0-9])s\.$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files that a run wrote. `arguments`: the content of its last arguments file, empty if it is missing; `options`:
+    those among them that were requested; `notes`: lines on what is not as a finished run leaves it."""
+
+    path: Path
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any]
+    training: Sequence[Row]
+    validation: Sequence[Row]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def network(self) -> str:
+        """Model, size and data set for people; the folder's name where nothing records them."""
+        model, data = self.options.get("model"), self.options.get("dataset")
+        size = self.options.get("model_size")
+        return f"{model}{f' {size}' if size else ''} on {data or 'unknown data'}" if model else self.name
+
+    @property
+    def best(self) -> Row | None:
+        """The row of the highest validation accuracy, the first of equal ones; None without any."""
+        rows = [row for row in self.validation if number(row, "val_acc") >= 0]
+        return max(rows, key=lambda row: number(row, "val_acc"), default=None)
+
+    @property
+    def done(self) -> int:
+        """The updates that the rows tell of."""
+        rows = [*self.training, *self.validation]
+        return max((int(number(row, "iteration")) for row in rows if number(row, "iteration") >= 0), default=0)
+
+    @cached_property
+    def compiled(self) -> Mapping[str, float]:
+        """Seconds of building the programs, by the beginning of the log's line; those of the last call."""
+        try:
+            with input_files.opened(self.path / "log.txt") as file:
+                head = file.read(_HEAD).decode("utf-8", errors="replace")
+        except OSError:
+            return {}
+        return {line.strip(): float(seconds) for line, seconds in _COMPILED.findall(head)}
+
+
+def read(path: Path) -> RunFolder:
+    """The run in a folder; OptionError for what is no run, a run without rows and damaged rows, CheckpointError for damaged
+    arguments."""
+    if not path.is_dir():
+        raise OptionError(f"{path} is {'no folder' if path.exists() else 'not there'}; give a run folder, as in logs/<run>")
+    present = [name for name in (*_TABLES, "arguments.json", "arguments_restore.json") if (path / name).exists()]
+    if not present:
+        raise OptionError(f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json")
+    notes: list[str] = []
+    training, validation = (_rows(path / name, notes) for name in _TABLES)
+    if not training and not validation:
+        raise OptionError(f"{path} has no rows yet: a report needs training.csv or validation.csv with one row at least")
+    arguments = run_record.arguments(path)
+    if not arguments:
+        notes.append("arguments.json is missing: options, plan and environment of the run are not known")
+    return RunFolder(path, arguments, run_record.options(path), training, validation, tuple(notes))
+
+
+def number(row: Row, column: str) -> float:
+    """A cell as a number; nan for an empty or missing one."""
+    with suppress(ValueError):
+        return float(row.get(column) or math.nan)
+    return math.nan
+
+
+def _rows(path: Path, notes: list[str]) -> list[Row]:
+    """The rows of one file; OptionError names the first line that is none. A last line without an end is of a process that
+    still writes, or was killed, and is left out with a note."""
+    columns = _TABLES[path.name]
+    try:
+        text = input_files.content(path, tables.MOST_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path} cannot be read: {bounds.reason(error)}") from None
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        notes.append(f"the last line of {path.name} is not whole yet and left out")
+    try:
+        head, *lines = list(csv.reader(whole.splitlines())) or [[]]
+    except csv.Error as error:
+        raise OptionError(f"{path} is damaged: {error}") from None
+    if not lines and not head:
+        return []
+    if len(set(head)) < len(head) or not set(_REQUIRED) <= set(head) <= set(columns):
+        raise OptionError(f"{path} is damaged: its first line must name the columns {', '.join(columns)}")
+    wrong = next((k for k, cells in enumerate(lines, 2) if not _is_row(head, cells)), None)
+    if wrong:
+        line = brief(",".join(lines[wrong - 2]))
+        raise OptionError(f"{path} is damaged: line {wrong} is no row: {line}; restore.py makes rows anew")
+    return [dict(zip(head, cells)) for cells in lines]
+
+
+def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:
+    """Return whether a line has a cell for each column, and numbers where they belong; any but the update's and the epoch's
+    may be missing, or not finite."""
+    if len(cells) != len(head):
+        return False
+    named = dict(zip(head, cells))
+    try:
+        values = {name: float(cell) for name, cell in named.items() if name != "name" and cell}
+    except ValueError:
+        return False
+    return all(math.isfinite(values.get(name, math.nan)) for name in _REQUIRED)

@@ -1,0 +1,48 @@
+"""Writes a report of a run, or of several side by side, as one page that needs nothing else: curves, options, plan,
+timings, and what the newest checkpoint gets wrong.
+
+python report.py logs/<run>                                 into logs/<run>/report.html
+python report.py logs/<run> --no-evaluation                 the rows alone, at once
+python report.py logs/<run> logs/<other> --html both.html   what differs first, curves in the same charts
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import startup
+
+    startup.begin("report.py")
+
+import sys
+from functools import partial
+
+from harness.commands import entry
+from harness.pages import measuring, page, request, run_folder
+from harness.pages.page import Reported
+from harness.pages.run_folder import RunFolder
+
+
+def main(argv: list[str]) -> int:
+    """parse -> read -> evaluate -> write."""
+    asked = request.parse(argv, __doc__)
+    runs = [run_folder.read(path) for path in asked.runs]
+    request.check(asked)
+    reported = [_evaluated(run) if asked.evaluate else Reported(run, missing="--no-evaluation was given") for run in runs]
+    request.write(asked, page.of(reported))
+    print(asked.target)
+    return 0
+
+
+def _evaluated(run: RunFolder) -> Reported:
+    """A run with its newest checkpoint's answers; without checkpoint or data, the page says what is missing."""
+    say = partial(print, file=sys.stderr)
+    try:
+        return Reported(run, measuring.evaluated(run.path, say))
+    except entry.WRONG_INPUT as error:
+        reason = str(error).splitlines()[0]
+        say(f"warning: {run.path} is reported by its rows alone: {reason}")
+        return Reported(run, missing=reason)
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("report", main, None))

@@ -1,0 +1,449 @@
+"""The report of a run: its numbers are the run's, its statistics those of the textbooks, and no name can break the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+import types
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import rows as csv_rows
+from runs import run, succeed
+
+import log
+from base.errors import OptionError
+from harness.pages import chart, differences, evaluation, measuring, page, run_folder, scores
+from harness.pages.chart import Curve
+from harness.training import endings
+
+CLASSES = ("<script>alert(1)<", 'b "quoted" & co', "c")
+NETWORK = (
+    "--model efficientnet --width-coefficient 0.25 --depth-coefficient 0.25 --top-width 32 --batch-norm --image-size 32"
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """Pictures in folders of classes whose names want to be markup."""
+    top = tmp_path_factory.mktemp("tree")
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 4), ("val", 5)):
+        for k, name in enumerate(CLASSES):
+            folder = top / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(draw.normal(60 + 70 * k, 40, (40, 44, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"<b>{i}.png")
+    return top
+
+
+@pytest.fixture(scope="module")
+def trained(tree, tmp_path_factory) -> Path:
+    """A short run, with validation, in a folder whose name wants to be markup."""
+    folder = tmp_path_factory.mktemp("runs") / 'a "b" \'<i>&amp;'
+    words = f"{NETWORK} --batch-size 4 --epochs 2 --logs-per-epoch 3 --precision 32.32 --seed 3 --warmup-epochs 0".split()
+    succeed("train", "--dataset", "imagefolder", "--data-dir", tree, *words, "--logs-path", folder)
+    shutil.copy(folder / "report.html", folder / "at-the-end.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reported(trained) -> str:
+    """The page with the newest checkpoint's answers."""
+    result = succeed("report", trained)
+    assert result.out == f"{trained / 'report.html'}\n"
+    return (trained / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def plain(tmp_path) -> Path:
+    """A folder with the rows of a run, and nothing else."""
+    return with_rows(tmp_path / "run")
+
+
+def with_rows(folder: Path, count: int = 20) -> Path:
+    folder.mkdir()
+    lines = [",".join(log.TRAINING_COLUMNS)]
+    lines += [f"{i},{i},{i / 10},0.1,{3 / i},{3 / i},{i},{i},0.01,100,{i}" for i in range(1, count + 1)]
+    (folder / "training.csv").write_text("\n".join(lines) + "\n")
+    lines = [",".join(log.VALIDATION_COLUMNS)]
+    lines += [f"ckpt-{10 * i},{10 * i},{i},{20 * i},{20 * i},0.5,100,200,1.5,95,{1 / i}" for i in (1, 2)]
+    (folder / "validation.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+class Page(HTMLParser):
+    """A page as a browser sees it: texts, attributes by element, and whether every element is closed."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.styles: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        (self.styles if "style" in self.open else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts).replace("\xa0", " ")
+
+
+# --- the page ---
+
+
+def test_nothing_is_loaded_and_nothing_is_run(reported):
+    seen = Page(reported)
+    assert {tag for tag, _ in seen.elements} & {"script", "link", "iframe", "object", "embed", "base", "form", "i"} == set()
+    for tag, attributes in seen.elements:
+        assert not {name for name in attributes if name.startswith("on") or name in ("href", "xlink:href", "srcset")}
+        assert re.match(r"data:image/(png|jpeg);base64,", attributes.get("src", "data:image/png;base64,")), tag
+    assert not re.search(r"url\(|@import|http", " ".join(seen.styles))
+    assert set(re.findall(r"https?://[^\"< ]*", reported)) == {"http://www.w3.org/2000/svg"}  # a name, which is not loaded
+    assert "prefers-color-scheme:dark" in reported and "width=device-width" in reported
+
+
+def test_names_are_text_whatever_they_hold(reported, trained):
+    seen = Page(reported)
+    assert all(name in seen.text for name in (*CLASSES, trained.name))
+    assert f"val/{CLASSES[0]}/<b>" in seen.text or f"val/{CLASSES[1]}/<b>" in seen.text
+
+
+def test_the_numbers_are_those_of_the_rows(reported, trained):
+    text = Page(reported).text
+    validated, training = csv_rows(trained / "validation.csv"), csv_rows(trained / "training.csv")
+    best = max(validated, key=lambda row: float(row["val_acc"]))
+    title = f"efficientnet B0 on imagefolder: {float(best['val_acc']):.2f} % at {best['name']}"
+    assert title in text
+    assert f"{float(validated[-1]['loss']):.4g} last validation loss" in text
+    assert f"{float(training[-1]['train_acc_avg']):.2f} % last training accuracy" in text
+    assert f"{training[-1]['iteration']} updates of {training[-1]['iteration']}, " in text
+
+
+def test_the_options_that_differ_are_told(reported, trained):
+    changed = {each.option: (each.value, each.default) for each in differences.from_defaults(run_folder.read(trained))}
+    assert changed["--width-coefficient"] == ("0.25", "none") and changed["--epochs"][0] == "2"
+    assert changed["--seed"] == ("3", "none") and changed["--model"] == ("efficientnet", "resnet")
+    assert not {"--momentum", "--logs-path", "--num-classes", "--global-batch-size", "--stop-after"} & set(changed)
+    assert "--width-coefficient" in Page(reported).text
+
+
+# --- the answers ---
+
+
+def test_the_answers_agree_with_the_run_s_own_validation(reported, trained):
+    """The validation program has counted the same pictures; fifteen do not fill the last micro-batch of four."""
+    kept = json.loads((trained / evaluation.FILE).read_text())
+    hits = sum(label == answers[0] for label, answers in zip(kept["labels"], kept["answers"]))
+    row = csv_rows(trained / "validation.csv")[-1]
+    assert kept["checkpoint"] == row["name"] and len(kept["labels"]) == 15 == int(row["val_size"])
+    assert 100 * hits / 15 == pytest.approx(float(row["val_acc"]))
+    assert f"is right on {hits} of 15 pictures: {100 * hits / 15:.1f} %" in Page(reported).text
+    own = [p[a.index(label)] for label, a, p in zip(kept["labels"], kept["answers"], kept["probabilities"])]
+    assert np.mean(-np.log(own)) == pytest.approx(float(row["loss"]), rel=1e-4)
+
+
+def test_files_and_pictures_are_those_of_the_answers(reported, trained, tree):
+    kept = json.loads((trained / evaluation.FILE).read_text())
+    files = [kept["files"][str(place)] for place in range(15)]
+    assert [Path(file).parts[:2] for file in files] == [("val", kept["names"][label]) for label in kept["labels"]]
+    wrong = [k for k, answers in enumerate(kept["answers"]) if answers[0] != kept["labels"][k]]
+    wrong.sort(key=lambda k: -kept["probabilities"][k][0])
+    assert list(map(int, kept["pictures"])) == wrong[: evaluation.WRONG] != []
+    for place, content in kept["pictures"].items():
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))), float)
+        whole = np.asarray(Image.open(tree / kept["files"][place]), float)
+        assert shown.shape == (32, 32, 3) and np.abs(shown.mean((0, 1)) - whole.mean((0, 1))).max() < 12
+    images = [attributes for tag, attributes in Page(reported).elements if tag == "img"]
+    assert [each["alt"] for each in images] == [files[k] for k in wrong[: evaluation.WRONG]]
+
+
+def test_a_second_report_evaluates_nothing(reported, trained, monkeypatch):
+    monkeypatch.setattr(measuring, "_answered", None)
+    succeed("report", trained)
+    assert (trained / "report.html").read_text(encoding="utf-8") == reported
+
+
+def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree, tmp_path):
+    moved = tree.rename(tree.with_name("moved"))
+    try:
+        copy = tmp_path / "copy"
+        shutil.copytree(trained, copy)
+        (copy / evaluation.FILE).unlink()
+        result = succeed("report", copy)
+    finally:
+        moved.rename(tree)
+    assert result.err.startswith(f"warning: {copy} is reported by its rows alone: ") and result.err.count("\n") == 1
+    seen = Page((copy / "report.html").read_text())
+    assert str(tree) in seen.text and "Classes, confusions" in seen.text and "Answers to" not in seen.text
+    assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
+
+
+def test_what_is_kept_is_of_one_checkpoint_and_whole(reported, trained, tmp_path):
+    good = json.loads((trained / evaluation.FILE).read_text())
+    assert evaluation.kept(trained, good["fingerprint"])[0] is not None
+    assert evaluation.kept(trained, "another") == (None, "")
+    wrong = {
+        "labels": [7] * 15, "answers": [[0, 1, 2]] * 14, "probabilities": [[math.nan] * 3] * 15, "names": ["one"],
+        "classes": "3", "pictures": {"0": base64.b64encode(b"<svg>").decode()}, "files": {"99": "x"}, "records": None,
+    }  # fmt: skip
+    for name, value in wrong.items():
+        (tmp_path / evaluation.FILE).write_text(json.dumps({**good, name: value}))
+        found, warning = evaluation.kept(tmp_path, good["fingerprint"])
+        assert found is None and warning.startswith(f"warning: {tmp_path / evaluation.FILE} cannot be used"), name
+    (tmp_path / evaluation.FILE).write_text("[")
+    assert evaluation.kept(tmp_path, "x")[1].startswith("warning: ")
+
+
+# --- statistics ---
+
+
+@pytest.mark.parametrize(("successes", "count"), [(0, 1), (1, 1), (0, 30), (7, 10), (172, 200), (50_000, 50_000)])
+def test_wilson_s_interval_solves_its_equation(successes, count):
+    """(share - p)^2 = z^2 p (1 - p) / n, whose solutions are the ends."""
+    share, z = successes / count, 1.959964
+    ends = np.sort(np.roots([1 + z**2 / count, -(2 * share + z**2 / count), share**2]).real)
+    found = scores.wilson(successes, count)
+    assert (found.low, found.high) == pytest.approx(tuple(ends), abs=1e-6)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_no_trials_tell_nothing():
+    assert scores.wilson(0, 0)[2:] == (0.0, 1.0)
+
+
+def test_calibration_is_that_of_the_definition():
+    draw = np.random.default_rng(1)
+    probabilities = np.r_[draw.random(500), 0.0, 1.0, 1 / 15]
+    right = draw.random(503) < probabilities**2
+    bins, error = scores.calibration(probabilities, right)
+    edges = np.linspace(0, 1, scores.BINS + 1)
+    expected, filled = 0.0, 0
+    for low, high in itertools.pairwise(edges):
+        inside = (probabilities >= low) & ((probabilities < high) | (high == 1))
+        if inside.any():
+            filled += 1
+            expected += inside.mean() * abs(right[inside].mean() - probabilities[inside].mean())
+    assert error == pytest.approx(expected) and len(bins) == filled
+    assert sum(each.right.count for each in bins) == 503
+
+
+def test_confusions_are_counted():
+    draw = np.random.default_rng(2)
+    labels, answers = draw.integers(0, 5, 300), draw.integers(0, 5, 300)
+    matrix = scores.confusion_matrix(labels, answers, 6)
+    assert all(matrix[i, j] == ((labels == i) & (answers == j)).sum() for i in range(6) for j in range(6))
+    pairs = scores.most_confused(labels, answers, 3)
+    wrong = np.where(np.eye(6, dtype=bool), 0, matrix)
+    assert [pair.count for pair in pairs] == sorted(wrong.ravel(), reverse=True)[:3]
+    assert all(matrix[pair.label, pair.answer] == pair.count and pair.of == (labels == pair.label).sum() for pair in pairs)
+    shares = scores.of_classes(labels, answers, 6)
+    assert [share.successes for share in shares] == list(np.diag(matrix)) and shares[5].count == 0
+
+
+@pytest.mark.parametrize("classes", [1, 2, 10, 1000])
+def test_any_number_of_classes_makes_a_page(plain, classes):
+    draw = np.random.default_rng(3)
+    n, k = 400, min(5, classes)
+    labels = draw.integers(0, classes, n)
+    answers = (draw.integers(0, classes, n)[:, None] + np.arange(k)) % classes
+    probabilities = np.tile(np.linspace(0.4, 0.1, k), (n, 1))
+    made = evaluation.Evaluation("f", "ckpt-20", classes, (), labels, np.arange(n), answers, probabilities)
+    whole = page.of([page.Reported(run_folder.read(plain), made)])
+    cells = whole.count('<td class="right') + whole.count('<td class="wrong') + whole.count("<td>·</td>")
+    assert cells == (classes**2 if classes in (2, 10) else 0)  # of one class nothing can be confused
+    assert ("All 1000 classes" in whole or "All " in whole) == (classes == 1000)
+    assert len(Page(whole).text) < 200_000
+
+
+# --- charts ---
+
+
+def test_values_land_where_the_axis_says():
+    values = [3.0, 9.0, 4.5, 0.5]
+    picture = chart.of("t", [Curve("a & b", list(enumerate(values)), 1, dots=True)], (0.0, 4.0), floor=0)
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4" ', picture)[: len(values)]
+    across, down = np.array(dots, float).T
+    assert np.polyfit(values, down, 1, full=True)[1] < 0.02 and np.polyfit(values, down, 1)[0] < 0
+    assert np.allclose(np.diff(across), across[1] - across[0], atol=0.11)
+    assert "a &amp; b: 0.5 at the end" in picture
+
+
+def test_a_long_curve_keeps_its_extremes_its_ends_and_its_gaps():
+    points = [(float(x), math.sin(x / 50)) for x in range(20_000)]
+    points[7_777], points[9_999], points[5_000] = (7_777.0, 9.0), (9_999.0, -9.0), (5_000.0, math.nan)
+    kept = chart.thinned(points)
+    assert len(kept) <= 2 * 500 and kept[0] == points[0] and kept[-1] == points[-1]
+    assert {points[7_777], points[9_999]} <= set(kept) and any(math.isnan(y) for _, y in kept)
+
+
+# --- several runs ---
+
+
+def test_several_runs_begin_with_what_differs(trained, plain, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    recorded = json.loads((other / "arguments.json").read_text())
+    (other / "arguments.json").write_text(json.dumps({**recorded, "momentum": 0.5}))
+    succeed("report", trained, other, plain, "--no-evaluation", "--html", tmp_path / "both.html")
+    seen = Page((tmp_path / "both.html").read_text())
+    headings = [text for text in seen.texts if text in ("Options in which they differ", "Results", "Curves")]
+    assert headings == ["Options in which they differ", "Results", "Curves"]
+    rows = differences.between([run_folder.read(each) for each in (trained, other)])
+    assert rows == [("--momentum", ["0.9", "0.5"])]
+    strokes = {attributes.get("stroke") for tag, attributes in seen.elements if tag == "path"}
+    assert {"var(--c0)", "var(--c1)", "var(--c2)"} <= strokes
+    assert seen.text.count("other, validation: ") == 2
+
+
+# --- the end of a training ---
+
+
+def test_a_training_ends_with_its_page(trained):
+    seen = Page((trained / "at-the-end.html").read_text(encoding="utf-8"))
+    assert "report.py adds them" in seen.text and "Answers to" not in seen.text
+    assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
+
+
+def test_the_page_of_a_long_run_takes_no_time(tmp_path):
+    folder = with_rows(tmp_path / "run", 20_000)
+    started = time.process_time()
+    page.write(folder)
+    assert time.process_time() - started < 1
+    assert (folder / "report.html").stat().st_size < 200_000
+
+
+def test_a_page_that_fails_is_a_line(plain, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(page, "write", lambda folder: 1 // 0)
+    endings._write_page(types.SimpleNamespace(log=types.SimpleNamespace(note=lines.append), folder=plain))
+    assert lines == [f"warning: {plain / 'report.html'} is not written: integer division or modulo by zero"]
+
+
+# --- bad input ---
+
+
+def damaged(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+
+
+HEAD = ",".join(log.TRAINING_COLUMNS).encode() + b"\n"
+BAD = {
+    "missing": (lambda folder: shutil.rmtree(folder), "is not there; give a run folder"),
+    "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is no run folder"),
+    "without rows": (lambda folder: [(folder / n).write_bytes(b"") for n in ("training.csv", "validation.csv")], "has no rows yet"),
+    "a head alone": (lambda f: [damaged(f, "training.csv", HEAD), (f / "validation.csv").unlink()], "has no rows yet"),
+    "bytes": (lambda folder: damaged(folder, "training.csv", b"\xff\xfe\x00\n"), "training.csv cannot be read"),
+    "another head": (lambda folder: damaged(folder, "training.csv", b"a,b\n1,2\n"), "its first line must name the columns"),
+    "a short row": (lambda folder: damaged(folder, "training.csv", HEAD + b"1,2\n"), "line 2 is no row"),
+    "no number": (lambda f: damaged(f, "training.csv", HEAD + b"1,1,one" + b",1" * 8 + b"\n"), "line 2 is no row"),
+    "arguments": (lambda folder: damaged(folder, "arguments.json", b"{"), "arguments.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_run_is_one_line(kind, plain):
+    break_it, told = BAD[kind]
+    break_it(plain)
+    result = run("report", plain)
+    assert result.code == 2 and result.err.startswith("report.py: error: ") and told in result.err
+    assert result.err.count("\n") == 1 and not (plain / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("{run} --html {run}", "it is a folder"),
+        ("{run} --html {run}/none/x.html", "there is no folder"),
+        ("{run} --html {run}/training.csv", "there is no folder"),
+        ("{run} {other}", "give --html FILE"),
+        ("{run} --html=", "needs the name of a file"),
+        ("--html x.html", "RUN"),
+        ("{run} --htlm x", "--htlm"),
+    ],
+)
+def test_a_slip_is_one_line(words, told, plain, tmp_path):
+    other = with_rows(tmp_path / "other")
+    if "training.csv" in words:
+        told = "is the folder of a run"
+        (plain / "arguments.json").write_text("{}")
+    result = run("report", *words.format(run=plain, other=other).split())
+    assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+
+
+def test_a_row_that_is_being_written_is_left_out(plain):
+    with open(plain / "training.csv", "a") as file:
+        file.write("21,21,2.1")
+    found = run_folder.read(plain)
+    assert len(found.training) == 20 and "not whole yet" in found.notes[0]
+
+
+def test_no_link_in_a_run_s_folder_is_followed(plain, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (plain / "report.html").symlink_to(tmp_path / "precious")
+    succeed("report", plain, "--no-evaluation")
+    assert (tmp_path / "precious").read_text() == "mine" and not (plain / "report.html").is_symlink()
+
+
+def test_a_run_of_a_network_that_is_gone_is_reported(plain):
+    (plain / "arguments.json").write_text(json.dumps({"model": "gone", "dataset": "fashion-mnist"}))
+    succeed("report", plain, "--no-evaluation")
+    text = Page((plain / "report.html").read_text()).text
+    assert "gone on fashion-mnist: 40.00 % at ckpt-20 (epoch 2)" in text and "They are not known" in text
+    with pytest.raises(OptionError):
+        differences.from_defaults(run_folder.read(plain))
+
+
+# --- a browser ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [375, 1200])
+def test_a_browser_shows_the_page_without_scrolling_sideways(reported, tmp_path, width):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser is installed")
+    inner = reported.replace("&", "&amp;").replace('"', "&quot;")
+    measure = "document.title = 'width ' + document.querySelector('iframe').contentDocument.documentElement.scrollWidth"
+    frame = f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{inner}" onload="{measure}"></iframe>'
+    (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><title></title><body>{frame}</body>", encoding="utf-8")
+    words = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+    ]
+    done = subprocess.run(
+        [browser, *words, f"file://{tmp_path / 'frame.html'}"], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert f"<title>width {width}</title>" in done.stdout, re.findall("<title>.*?</title>", done.stdout)[:1]
