@@ -131,6 +131,9 @@ class Records(Protocol):
     def name(self, record: int) -> str:
         """File and number of the record, for messages."""
 
+    def picture(self, record: int) -> str:
+        """The picture's file, or the record's place where that is not known."""
+
     def payload(self, record: int) -> bytes:
         """A serialised tf.train.Example; a DataError if it cannot be read."""
 

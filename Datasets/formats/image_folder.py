@@ -162,6 +162,10 @@ class FileIndex:
         """The file."""
         return str(self._pictures[record].file)
 
+    def picture(self, record: int) -> str:
+        """The file."""
+        return self.name(record)
+
     def payload(self, record: int) -> bytes:
         """The file's bytes as they are, and its label."""
         from Datasets.formats import tf_example

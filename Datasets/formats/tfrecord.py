@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from base.errors import DataError
 from base.storage import cache, checksums, input_files, npz
 from Datasets._spec import regular_size
-from Datasets.formats import tfrecord_recovery
+from Datasets.formats import file_names, tfrecord_recovery
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.image_headers import MOST_BYTES
 from Datasets.formats.tfrecord_recovery import FOOTER_BYTES, HEADER_BYTES
@@ -108,6 +108,15 @@ class RecordIndex:
         """File and the record's number in it, for messages."""
         file, number = self._place(record)
         return f"{file}: record {number}"
+
+    def picture(self, record: int) -> str:
+        """The file that the record's picture was converted from, if that is known; otherwise the record's place."""
+        return self._pictures[record] if self._pictures else self.name(record)
+
+    @cached_property
+    def _pictures(self) -> tuple[str, ...]:
+        first = self._files[0]
+        return file_names.read(first.parent, first.name.partition("-")[0], self.counts())
 
     def payload(self, record: int) -> bytes:
         """Return a record's bytes; DataError if it is damaged. The file is opened anew: a thousand shards would use up the

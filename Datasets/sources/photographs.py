@@ -66,7 +66,7 @@ class PhotographSource:
 
     def validation_name(self, record: int) -> str:
         """The file of a validation record: of the picture, or its shard with the record's number in it."""
-        return self._validation.name(record)
+        return self._validation.picture(record)
 
     def digest(self) -> str:
         """The digest of some records, to compare with another host's."""

@@ -415,6 +415,33 @@ def test_the_number_of_classes_comes_from_labels_else_from_the_option(tmp_path):
             opened(tmp_path)
 
 
+def test_shards_know_the_files_of_their_pictures(tmp_path):
+    """As the tree does; a file's name is a line, whatever it holds. Other shards than were written have no names."""
+    draw = np.random.default_rng(5)
+    for name in ("a/1.png", "a/2 \n3.png", "b/<4>.png", "b/below/ü.png", "b/6.png", "c/7.png", "c/8.png"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / "tree" / name)
+    convert.main([str(tmp_path / "tree"), str(tmp_path / "shards"), "--validation", "0.4", "--shards", "3"])
+    names = {file.relative_to(tmp_path / "tree"): file.read_bytes() for file in (tmp_path / "tree").rglob("*.png")}
+    source = imagefolder.open_imagefolder(OpenRequest(str(tmp_path / "shards")))
+    count = 0
+    for index in (source._train, source._validation):
+        for record in range(len(index)):
+            shown = index.picture(record)
+            assert "\n" not in shown
+            assert names[Path(shown.replace("\\n", "\n"))] == tf_example.parse(index.payload(record)).encoded[0]
+            count += 1
+    assert count == len(names)
+    part = imagefolder.open_imagefolder(OpenRequest(str(tmp_path / "shards"), percentage=40))
+    assert [part._train.picture(k) for k in range(len(part._train))] == [
+        source._train.picture(k) for k in range(len(part._train))
+    ]
+    lines = (tmp_path / "shards/validation-files.txt").read_text().splitlines()
+    (tmp_path / "shards/validation-files.txt").write_text("\n".join(lines[1:]) + "\n")
+    again = imagefolder.open_imagefolder(OpenRequest(str(tmp_path / "shards")))
+    assert again.validation_name(0) == again._validation.name(0) != source.validation_name(0)
+
+
 def test_a_class_is_shown_in_a_line_whatever_its_name():
     shown = predictions.table("a.jpg", np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000)).splitlines()
     assert shown == ["a.jpg", f"   75.0 %  {'b' * 100}... (10000 characters)", "   25.0 %  a\\x1b[31m"]

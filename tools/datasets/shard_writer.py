@@ -22,7 +22,7 @@ from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
 from base.storage import input_files
-from Datasets.formats import class_names, conversion_info, tfrecord
+from Datasets.formats import class_names, conversion_info, file_names, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MOST_BYTES
 from Datasets.formats.splits import shuffled
@@ -43,11 +43,22 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides the content of the shards. `manifest`: the content of conversion.json."""
+    """Everything that decides the content of the shards. `manifest`: the content of conversion.json; `files`: the pictures'
+    files by split, in the order of the records."""
 
     classes: tuple[str, ...]
     shards: list[Shard]
     manifest: dict[str, Any]
+    files: dict[str, list[str]]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The contents of the files beside the shards, by name."""
+        return {
+            conversion_info.FILE: json.dumps(self.manifest, indent=2) + "\n",
+            class_names.FILE: class_names.text(self.classes),
+            **{file_names.file(split): file_names.text(names) for split, names in self.files.items()},
+        }
 
 
 def plan(
@@ -57,10 +68,12 @@ def plan(
     count; `shards`: of training, None for _SHARD_BYTES each; `options`: entries of conversion.json besides."""
     split_shards: list[Shard] = []
     counts: dict[str, Any] = {}
+    files: dict[str, list[str]] = {}
     listing_hash = hashlib.sha256(class_names.text(listing.classes).encode())
     wanted_shards = shards
     for split, pictures in listing.splits().items():
         ordered = shuffled(pictures, relative_path, f"{seed} order")
+        files[split] = [relative_path(picture.file) for picture in ordered]
         states = [picture.file.stat() for picture in ordered]
         for picture, state in zip(ordered, states):
             entry = (split, picture.label, relative_path(picture.file), state.st_size, state.st_mtime_ns)
@@ -73,7 +86,7 @@ def plan(
             Shard(name, sized[cut.start : cut.stop]) for name, cut in conversion_info.cuts(split, len(sized), count).items()
         ]
     manifest = {"format": conversion_info.FORMAT, "seed": seed, **options, **counts, "classes": len(listing.classes)}
-    return Plan(listing.classes, split_shards, manifest | {"listing": listing_hash.hexdigest()})
+    return Plan(listing.classes, split_shards, manifest | {"listing": listing_hash.hexdigest()}, files)
 
 
 @contextmanager
@@ -87,10 +100,7 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
         except BlockingIOError:
             raise DataError(f"another conversion is writing into {target}; wait for it or stop it") from None
         _check_content(target, plan)
-        for name, text in (
-            (conversion_info.FILE, json.dumps(plan.manifest, indent=2) + "\n"),
-            (class_names.FILE, class_names.text(plan.classes)),
-        ):
+        for name, text in plan.texts.items():
             if not _holds(target / name, text):
                 _new(target / (name + PARTIAL)).write_text(text, encoding="utf-8")
                 _finish(target / name)
@@ -187,7 +197,7 @@ def _finish(file: Path) -> None:
 
 
 def _check_content(target: Path, plan: Plan) -> None:
-    ours = {conversion_info.FILE, class_names.FILE, *(shard.name for shard in plan.shards)}
+    ours = {*plan.texts, *(shard.name for shard in plan.shards)}
     recorded = conversion_info.content(target / conversion_info.FILE)
     if recorded is not None and recorded != plan.manifest:
         names = [name for name in {**recorded, **plan.manifest} if recorded.get(name) != plan.manifest.get(name)]
