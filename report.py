@@ -38,10 +38,9 @@ def _evaluated(run: RunFolder) -> Reported:
     say = partial(print, file=sys.stderr)
     try:
         return Reported(run, measuring.evaluated(run.path, say))
-    except entry.WRONG_INPUT as error:
-        reason = str(error).splitlines()[0]
-        say(f"warning: {run.path} is reported by its rows alone: {reason}")
-        return Reported(run, missing=reason)
+    except measuring.Missing as error:
+        say(f"warning: {run.path} is reported by its rows alone: {error}")
+        return Reported(run, missing=str(error))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError, OptionError
-from base.process import command_line
+from base.process import command_line, tf_runtime
 from harness.checkpoints import compatibility, read, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
@@ -31,9 +31,24 @@ _SMALL = 64  # pixels: a picture up to this side is kept as it is
 _SIDE = 160  # pixels of a larger one
 
 
+class Missing(Exception):
+    """Why there are no answers, in a line: no whole checkpoint, or no data that can be read."""
+
+
 def evaluated(folder: Path, say: Callable[[str], None]) -> Evaluation:
-    """The answers of the newest checkpoint that is whole; an error of wrong input where there is no such checkpoint, or no
-    data. `say`: takes warnings."""
+    """The answers of the newest checkpoint that is whole; Missing without it, or without its data. `say`: takes lines."""
+    try:
+        return _kept_or_made(folder, say)
+    except entry.WRONG_INPUT as error:
+        raise Missing(str(error).splitlines()[0].removeprefix("--restore-path ")) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("tensorflow"):
+            raise
+        raise Missing(tf_runtime.device_error(error).splitlines()[0]) from error  # as of a record that is damaged
+
+
+def _kept_or_made(folder: Path, say: Callable[[str], None]) -> Evaluation:
+    """The answers, kept or made."""
     words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
     checkpoint, values, warnings = read.newest(folder)
     fingerprint = write.fingerprint(values)

@@ -112,7 +112,7 @@ def _state(run: RunFolder) -> str:
     """The progress of a run."""
     total, epochs = run.arguments.get("total_iterations"), _last(run.training, "epoch")
     told = f"{run.done:,} updates" + (f" of {total:,}" if total else "") + (f", {epochs} epochs" if epochs else "")
-    return told + ("; it is going on, or was stopped" if total and run.done < total else "")
+    return told + ("; it is going on, or was stopped" if total and run.training and run.done < total else "")
 
 
 def _facts(run: RunFolder) -> str:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from PIL import Image
 from runs import rows as csv_rows
 from runs import run, succeed
 
 import log
-from base.errors import OptionError
+from base.errors import DataError, OptionError
 from harness.pages import chart, differences, evaluation, measuring, page, run_folder, scores
 from harness.pages.chart import Curve
 from harness.training import endings
@@ -207,6 +208,20 @@ def test_a_run_without_its_data_is_reported_by_its_rows(reported, trained, tree,
     seen = Page((copy / "report.html").read_text())
     assert str(tree) in seen.text and "Classes, confusions" in seen.text and "Answers to" not in seen.text
     assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [tf.errors.InvalidArgumentError(None, None, "in a node\nDataError: x.png is damaged"), DataError("x.png is damaged")],
+)
+def test_data_that_cannot_be_read_leave_the_rows(plain, monkeypatch, error):
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(measuring, "_kept_or_made", broken)
+    result = succeed("report", plain)
+    assert result.err == f"warning: {plain} is reported by its rows alone: x.png is damaged\n"
+    assert "x.png is damaged." in (plain / "report.html").read_text()
 
 
 def test_what_is_kept_is_of_one_checkpoint_and_whole(reported, trained, tmp_path):
