@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 import time
 import types
 from html.parser import HTMLParser
@@ -23,6 +24,7 @@ from runs import rows as csv_rows
 from runs import run, succeed
 
 import log
+from base import plugins
 from base.errors import DataError, OptionError
 from harness.pages import chart, differences, evaluation, measuring, page, run_folder, scores
 from harness.pages.chart import Curve
@@ -393,6 +395,17 @@ def test_what_is_no_run_is_one_line(kind, plain):
     result = run("report", plain)
     assert result.code == 2 and result.err.startswith("report.py: error: ") and told in result.err
     assert result.err.count("\n") == 1 and not (plain / "report.html").exists()
+
+
+def test_help_and_rows_need_no_tensorflow(plain):
+    code = (
+        "import sys; from harness.commands import entry; import report\n"
+        "assert entry.run_command('report', report.main, [sys.argv[1], '--no-evaluation']) == 0\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "entry.run_command('report', report.main, ['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, plain], cwd=plugins.ROOT, capture_output=True, text=True, check=True)
+    assert "--no-evaluation" in done.stdout and done.stderr == ""
 
 
 @pytest.mark.parametrize(
