@@ -7,10 +7,10 @@ from pathlib import Path
 
 from base.errors import DataError
 from Datasets._spec import DataSpec, OpenRequest
-from Datasets.formats import class_names, conversion_info, image_folder, splits
+from Datasets.formats import class_names, conversion_info, image_folder
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex, part, shards
-from Datasets.sources import locate
+from Datasets.sources import locate, splits
 from Datasets.sources.photographs import PhotographSource, open_shards
 
 _LOOKED_AT = 20_000  # pictures whose first bytes are read before a run: a few seconds

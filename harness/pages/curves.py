@@ -27,7 +27,7 @@ def of_run(run: RunFolder) -> str:
 
 
 def of_runs(runs: Sequence[tuple[str, RunFolder]]) -> str:
-    """The same measures of several runs, each in its own colour: training dashed, validation with dots."""
+    """Measures of several runs in one chart, each in its own colour: training dashed, validation with dots."""
     accuracy, loss, rate = [], [], []
     for k, (label, run) in enumerate(runs):
         accuracy += [

@@ -108,7 +108,7 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
 
 
 def _with_pictures(run: Run, made: Evaluation) -> Evaluation:
-    """The same with the names of the pictures' files and the most confidently wrong pictures."""
+    """Return the answers with the names of the pictures' files and the most confidently wrong pictures."""
     from harness.programs import build
 
     wrong = scores.confidently_wrong(made.labels, made.answers[:, 0], made.probabilities[:, 0], evaluation.WRONG)

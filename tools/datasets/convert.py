@@ -23,8 +23,9 @@ from pathlib import Path
 
 from base.errors import DataError
 from base.process import command_line
-from Datasets.formats import conversion_info, image_folder, splits
+from Datasets.formats import conversion_info, image_folder
 from Datasets.formats.image_folder import BadFile, Listing
+from Datasets.sources import splits
 from tools.datasets import listings, shard_writer
 
 

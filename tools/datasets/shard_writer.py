@@ -25,7 +25,7 @@ from base.storage import input_files
 from Datasets.formats import class_names, conversion_info, file_names, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MOST_BYTES
-from Datasets.formats.splits import shuffled
+from Datasets.sources.splits import shuffled
 from tools.datasets.progress import Progress
 
 PARTIAL = ".partial"
