@@ -283,12 +283,17 @@ def running(folder: Path, count: int = 2, addresses: Sequence[str] | None = None
     raise AssertionError(ended(processes, 5)[0].err)
 
 
+def newest(folder: Path) -> int:
+    """The updates of the newest checkpoint."""
+    return max(int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.index"))
+
+
 def goes_on(folder: Path, instances: int = 2) -> None:
     """As many instances take up where the newest checkpoint is, and stop after a few updates."""
-    newest = max(int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.index"))
-    words = ["--restore-path", folder, "--stop-after", newest + 3]
+    last = newest(folder) + 3
+    words = ["--restore-path", folder, "--stop-after", last]
     succeeded(by_tf_config("restore.py", [words] * instances)) if instances > 1 else succeed("restore", *words)
-    assert (folder / f"ckpt-{newest + 3}.index").exists()
+    assert (folder / f"ckpt-{last}.index").exists()
 
 
 @pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -336,6 +341,35 @@ def test_a_process_of_another_run_disturbs_nothing(tmp_path):
     assert not (tmp_path / "other").exists()
     processes[0].send_signal(signal.SIGTERM)  # which the instances agree on with a collective of a new session
     assert [each.code for each in ended(processes, 60)] == [143, 143]
+    goes_on(tmp_path / "run", 1)
+
+
+INTRUDER = """
+import sys
+from base.process import tf_runtime
+tf_runtime.import_tensorflow("3")
+from emulator.program.group import WorkerGroup
+from harness.processes.heartbeat import Heartbeat
+from harness.run.cluster import Cluster
+group = WorkerGroup([sys.argv[1], sys.argv[3]], 1)
+group.join(Heartbeat(Cluster(sys.argv[1:3]), 9.0, print).gather())
+group.all_gather("")
+"""
+
+
+def test_what_breaks_between_the_instances_is_told(tmp_path):
+    """A process that calls collectives in the instances' name makes TensorFlow refuse the next ones, of a validation here."""
+    *team, wrong = free_addresses(3)
+    words = [word for word in ENDLESS if word != "--no-validation"]
+    given = [*words, "--worker-timeout", TIMEOUT, "--logs-path", tmp_path / "run"]
+    processes = by_tf_config("train.py", [given] * 2, team)
+    next(line for line in processes[0].stdout if line.startswith("Validation top-1"))
+    (intruder,) = ended([started("-c", [INTRUDER, *team, wrong])], 60)
+    assert "FailedPreconditionError" in intruder.err
+    for k, each in enumerate(ended(processes, 60)):
+        assert each.code == 1 and each.err.startswith("train.py: error: instance ") and each.err.count("\n") == 1, each.err
+        assert k or f"instance 0 ({team[0]}) cannot go on with the others, of which all answer: FailedPre" in each.err
+        assert k or ("Stopped: instance 0" in each.out and "Go on: " in each.out)
     goes_on(tmp_path / "run", 1)
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_HEADINGS = ("Graph execution error", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
+_HEADINGS = ("Graph execution error", "From /job:", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 KERNELS = ".passes-"  # in the name of a process' folder of kernels that XLA has compiled
 _LESS = (

@@ -120,7 +120,7 @@ class TrainingProgram(Program):
         reader = threading.Thread(target=self._drain, args=(len(rates), outfeed, report), daemon=True)
         reader.start()
         try:
-            with named_faults(lambda: f"update {int(self.session.run(self.state.saved[STEP].read)) + 1}"):
+            with named_faults(lambda: f"update {self.updates() + 1}"):
                 # the calling thread stays free for signals, which would wait for the end of the session call otherwise
                 done, stop_requests = self._device.submit(
                     self.session.run, self._names["step"], feeds, options, trace
@@ -166,6 +166,10 @@ class TrainingProgram(Program):
     def begin_with(self, values: Mapping[str, np.ndarray]) -> None:
         """Takes over what `values` has of the model and its slots; the count of updates stays."""
         self.state.put(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
+
+    def updates(self) -> int:
+        """Return the number of updates that the weights have."""
+        return int(self.session.run(self.state.saved[STEP].read))
 
     def values(self) -> dict[str, np.ndarray]:
         """Every saved variable."""

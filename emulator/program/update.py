@@ -91,7 +91,8 @@ class HostStep:
                                   training.plan.options.max_cross_replica_buffer_size):  # fmt: skip
                 totals |= _all_reduce_bucket(group, {name: means[name] for name in names})
             totals |= _all_reduce_bucket(group, {**{name: means[name] for name in small}, "": stop_requests})
-        agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
+        with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
+            agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
         means = {name: total / group.size for name, total in totals.items()}
         cast = self.training.policy.cast_instances_mean
         return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
+_PARTED = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
 class Team:
@@ -73,15 +74,35 @@ class Team:
     def _leave(self, error: BaseException | None) -> None:
         """Ends together with the other instances, as far as they are there still."""
         if self.agreed_to_stop and error is not None:
-            self.shut_down()
+            try:
+                self.shut_down()
+            except Exception as late:  # what all agreed to end with has been told
+                if not self.parted(late):
+                    raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
             self.group.announce(str(self.instance), self._heart.answering())
-        if error is not None and type(error).__module__.startswith("tensorflow"):
+        if _of_tensorflow(error):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
         if self._leaving.is_set():
             time.sleep(self._timeout)
         self._heart.stop()
+        if self.parted(error):
+            reason = self._parting(error)
+            self._tell(reason)
+            raise heartbeat.WorkerError(reason) from error
+
+    def parted(self, error: BaseException | None) -> bool:
+        """Return whether it is TensorFlow's word that this instance can compute with the others no longer."""
+        return bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _PARTED
+
+    def _parting(self, error: BaseException) -> str:
+        """Return a line on an error of the runtime between the instances, and on those that are not there."""
+        there = self._heart.answering()
+        silent = [self.cluster.named(k) for k in range(self.size) if k not in (self.instance, *there)]
+        others = f"{' and '.join(silent)} {'do' if len(silent) > 1 else 'does'} not answer" if silent else "all answer"
+        own = self.cluster.named(self.instance)
+        return f"{own} cannot go on with the others, of which {others}: {tf_runtime.device_error(error)}"
 
     def rendezvous(self, run: Run) -> int:
         """Starts the server, waits for all instances and compares what they were asked for; the seed that all use."""
@@ -92,7 +113,11 @@ class Team:
         from ipu_utils import WorkerGroup
 
         threads = max(1, machine.cores() // self.cluster.neighbours)
-        self.group = WorkerGroup(self.cluster.addresses, self.instance, run.plan.stage_devices, threads)
+        try:
+            self.group = WorkerGroup(self.cluster.addresses, self.instance, run.plan.stage_devices, threads)
+        except Exception:
+            check_port(self.cluster)  # which another process may have taken meanwhile
+            raise
         self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
         self._meet()
         self._heart.watch()
@@ -178,6 +203,10 @@ class Team:
         time.sleep(min(2.0, 0.05 * self._timeout))  # so that the others notice the same one first
         sys.stdout.flush()
         os._exit(128 + stop.number if stop else 1)
+
+
+def _of_tensorflow(error: BaseException | None) -> bool:
+    return type(error).__module__.startswith("tensorflow")
 
 
 def check_port(cluster: Cluster) -> None:

@@ -68,8 +68,17 @@ class TrainingLoop:
             if self._job.saves and self._done > self._checkpointer.saved:
                 self._checkpointer.save(self._done, SAFETY)
             raise
+        except Exception as error:
+            if self._job.team.parted(error):
+                self._save_finished()
+            raise
         self._finish(self._done)
         return self._done
+
+    def _save_finished(self) -> None:
+        """Save the updates that were done before the instances could go on together no longer."""
+        if self._job.saves and self._done > self._checkpointer.saved and self._done == self._program.updates():
+            self._checkpointer.save(self._done, SAFETY)
 
     def _advance_to(self, last: int) -> None:
         """Host steps up to the end of update `last`, or of --patience."""
@@ -108,10 +117,18 @@ class TrainingLoop:
     def _step(self, first: int, end: int) -> int:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
         rates = [self._job.run.rate(update) for update in range(first, end)]
-        report, profiler = self._progress(first), self._profiler
+        rows: list[tuple[float, float]] = []
+        report, profiler = self._progress(first, rows), self._profiler
         profiler.begins(first)
         started = time.perf_counter()
-        metrics = profiler.record(first, rates[0], report) if profiler.records(first) else self._program.step(rates, report)
+        try:
+            metrics = (
+                profiler.record(first, rates[0], report) if profiler.records(first) else self._program.step(rates, report)
+            )
+        except Exception:
+            self._done = first + len(rows)
+            self._meter.add([loss for loss, _ in rows], [right for _, right in rows], time.perf_counter() - started)
+            raise
         seconds = time.perf_counter() - started
         profiler.ended(first)
         if metrics.leaving:
@@ -129,11 +146,13 @@ class TrainingLoop:
         self._program.stop(drop_update=True)
         self._validator.stop()
 
-    def _progress(self, first: int) -> Progress:
-        """Moves the bar while the host step runs, and ends it early where there is a reason to."""
+    def _progress(self, first: int, rows: list[tuple[float, float]]) -> Progress:
+        """Moves the bar while the host step runs, and ends it early where there is a reason to. `rows`: takes the loss and
+        the accuracy of each update."""
         counter = itertools.count(first + 1)
 
         def report(loss: float, accuracy: float) -> None:
+            rows.append((loss, accuracy))
             self._job.log.progress(next(counter), self._job.run.length.iterations, f"loss {loss:.3f}")
             if self._divergence.hopeless(loss) or self._checkpointer.overdue:
                 self._program.stop(drop_update=False)
