@@ -81,7 +81,7 @@ class Topology:
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
-    """The instances over the hosts, as evenly as they divide, neighbours together."""
+    """The instances over all hosts, neighbours together; where they do not divide evenly, the first hosts have one more."""
     if replicas % instances:
         raise OptionError(
             f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
@@ -90,8 +90,8 @@ def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:
         raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
-    each = math.ceil(instances / len(names))
-    placed = tuple(names[k // each] for k in range(instances))
+    each, more = divmod(instances, len(names))
+    placed = tuple(name for k, name in enumerate(names) for _ in range(each + (k < more)))
     return Topology(replicas, ipus_per_replica, placed, _ports(placed, first_port))
 
 

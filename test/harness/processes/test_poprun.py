@@ -108,6 +108,14 @@ def test_hosts_are_filled_one_after_another():
     assert local.local and len(set(local.ports)) == 3
 
 
+@pytest.mark.parametrize("instances", range(4, 14))
+def test_every_host_has_its_share(instances):
+    """Some had none: 5 instances on 4 hosts were put on three of them."""
+    hosts = launch.layout(instances, instances, 1, "abcd", 3000).hosts
+    shares = [hosts.count(name) for name in "abcd"]
+    assert list(hosts) == sorted(hosts) and shares == sorted(shares, reverse=True) and shares[0] - shares[-1] <= 1
+
+
 def test_old_spellings_of_mpirun_are_made_new(monkeypatch):
     monkeypatch.chdir(ROOT)
     out = called(
