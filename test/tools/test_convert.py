@@ -443,7 +443,8 @@ def test_shards_know_the_files_of_their_pictures(tmp_path):
 
 
 def test_a_class_is_shown_in_a_line_whatever_its_name():
-    shown = predictions.table("a.jpg", np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000)).splitlines()
+    best = predictions.best(np.array([0.25, 0.75]), ("a\x1b[31m", "b" * 10_000))
+    shown = predictions.table("a.jpg", best).splitlines()
     assert shown == ["a.jpg", f"   75.0 %  {'b' * 100}... (10000 characters)", "   25.0 %  a\\x1b[31m"]
 
 
