@@ -17,13 +17,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import report
 import train
+from base import bounds
 from base.errors import OptionError
 from base.process import command_line
 from base.process.signals import StopRequest
 from harness.commands import cli, entry, hints
 from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
+from harness.pages import page
 from harness.run import cluster
 
 
@@ -53,6 +56,7 @@ def main(argv: list[str]) -> int:
             return code
         reached = _better(reached, stages.best(top / stage.name))
     if reached:
+        _report(top, reached)
         _finished(top, reached)
     return 0
 
@@ -60,6 +64,16 @@ def main(argv: list[str]) -> int:
 def _better(before: Best | None, now: Best | None) -> Best | None:
     """The better one of two; of equals the later one, which has seen the pictures for longer."""
     return now if before is None or (now and now.accuracy >= before.accuracy) else before
+
+
+def _report(top: Path, best: Best) -> None:
+    """Write the page on the best weights, with the pictures that they get wrong; a line where that fails."""
+    print("\nThe report:", flush=True)
+    words = [command_line.as_value(Path(best.checkpoint.prefix)), "--html", command_line.as_value(top / page.FILE)]
+    try:
+        report.main(words)
+    except Exception as error:  # the weights are there, whatever is wrong with it
+        print(f"warning: {top / page.FILE} is not written: {bounds.reason(error)}")
 
 
 def _finished(top: Path, best: Best) -> None:

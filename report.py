@@ -2,6 +2,7 @@
 timings, and what the newest checkpoint gets wrong.
 
 python report.py logs/<run>                                 into logs/<run>/report.html
+python report.py logs/<run>/ckpt-500                        what that checkpoint gets wrong, in place of the newest
 python report.py logs/<run> --no-evaluation                 the rows alone, at once
 python report.py logs/<run> logs/<other> --html both.html   what differs first, curves in the same charts
 """
@@ -16,6 +17,7 @@ if __name__ == "__main__":  # before what takes time to import
 import sys
 from functools import partial
 
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
 from harness.pages import measuring, page, request, run_folder
 from harness.pages.page import Reported
@@ -25,19 +27,21 @@ from harness.pages.run_folder import RunFolder
 def main(argv: list[str]) -> int:
     """parse -> read -> evaluate -> write."""
     asked = request.parse(argv, __doc__)
-    runs = [run_folder.read(path) for path in asked.runs]
+    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in asked.runs]
     request.check(asked)
-    reported = [_evaluated(run) if asked.evaluate else Reported(run, missing="--no-evaluation was given") for run in runs]
+    left_out = "--no-evaluation was given"
+    reported = [_evaluated(*each) if asked.evaluate else Reported(each[0], missing=left_out) for each in runs]
     request.write(asked, page.of(reported))
     print(asked.target)
     return 0
 
 
-def _evaluated(run: RunFolder) -> Reported:
-    """A run with its newest checkpoint's answers; without checkpoint or data, the page says what is missing."""
+def _evaluated(run: RunFolder, checkpoint: Checkpoint | None) -> Reported:
+    """A run with the answers of a checkpoint, or its newest one; without checkpoint or data, the page says what is
+    missing."""
     say = partial(print, file=sys.stderr)
     try:
-        return Reported(run, measuring.evaluated(run.path, say))
+        return Reported(run, measuring.evaluated(run.path, say, checkpoint))
     except measuring.Missing as error:
         say(f"warning: {run.path} is reported by its rows alone: {error}")
         return Reported(run, missing=str(error))

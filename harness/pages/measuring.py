@@ -35,10 +35,11 @@ class Missing(Exception):
     """Why there are no answers, in a line: no whole checkpoint, or no data that can be read."""
 
 
-def evaluated(folder: Path, say: Callable[[str], None]) -> Evaluation:
-    """The answers of the newest checkpoint that is whole; Missing without it, or without its data. `say`: takes lines."""
+def evaluated(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None = None) -> Evaluation:
+    """The answers of a run's checkpoint, or of the newest one that is whole; Missing without it, or without its data. `say`:
+    takes lines."""
     try:
-        return _kept_or_made(folder, say)
+        return _kept_or_made(folder, say, checkpoint)
     except entry.WRONG_INPUT as error:
         raise Missing(str(error).splitlines()[0].removeprefix("--restore-path ")) from error
     except Exception as error:
@@ -47,10 +48,10 @@ def evaluated(folder: Path, say: Callable[[str], None]) -> Evaluation:
         raise Missing(tf_runtime.device_error(error).splitlines()[0]) from error  # as of a record that is damaged
 
 
-def _kept_or_made(folder: Path, say: Callable[[str], None]) -> Evaluation:
+def _kept_or_made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
     """The answers, kept or made."""
     words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
-    checkpoint, values, warnings = read.newest(folder)
+    checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.newest(folder)
     fingerprint = write.fingerprint(values)
     found, warning = evaluation.kept(folder, fingerprint)
     for line in (*warnings, *[warning] * bool(warning)):

@@ -10,23 +10,25 @@ from pathlib import Path
 from base.errors import OptionError
 from base.process import command_line
 from base.storage import files
+from harness.checkpoints import find
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.pages.page import FILE, MOST_RUNS
 from harness.reports import output
 
 
 @dataclass(frozen=True)
 class Request:
-    """The runs, each once; the page, None for that of a single run's own folder; and whether newest checkpoints are
-    evaluated."""
+    """The runs, each once, with the checkpoint that is evaluated, None for the newest; the page, None for that of a single
+    run's own folder; and whether checkpoints are evaluated at all."""
 
-    runs: tuple[Path, ...]
+    runs: tuple[tuple[Path, Checkpoint | None], ...]
     html: str | None
     evaluate: bool
 
     @property
     def target(self) -> Path:
         """The file that is to be written."""
-        return Path(self.html) if self.html else self.runs[0] / FILE
+        return Path(self.html) if self.html else self.runs[0][0] / FILE
 
 
 def parse(argv: Sequence[str], description: str) -> Request:
@@ -34,15 +36,15 @@ def parse(argv: Sequence[str], description: str) -> Request:
     parser = command_line.Parser(
         prog="report.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {MOST_RUNS}")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or checkpoints in them, at most {MOST_RUNS}")
     parser.add_argument("--html", metavar="FILE", help=f"the page (default: {FILE} in the folder of a single run)")
     parser.add_argument(
         "--no-evaluation",
         action="store_true",
-        help="the rows alone, without the newest checkpoint and the data",
+        help="the rows alone, without checkpoints and data",
     )
     given = parser.parse_args(argv)
-    runs = {path.resolve(): path for path in map(Path, given.runs)}
+    runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
     if len(runs) > MOST_RUNS:
         raise OptionError(f"{len(runs)} runs: at most {MOST_RUNS} fit on a page; give fewer")
     if given.html is None and len(runs) > 1:
@@ -50,6 +52,14 @@ def parse(argv: Sequence[str], description: str) -> Request:
     if given.html == "":
         raise OptionError("--html needs the name of a file")
     return Request(tuple(runs.values()), given.html, not given.no_evaluation)
+
+
+def _run(path: Path) -> tuple[Path, Checkpoint | None]:
+    """The run's folder, and the checkpoint if the path names one."""
+    if path.is_dir() or not find.prefix(path).with_name(f"{find.prefix(path).name}.index").exists():
+        return path, None
+    (checkpoint,) = find.select(find.prefix(path))
+    return find.run_folder(path), checkpoint
 
 
 def check(request: Request) -> None:

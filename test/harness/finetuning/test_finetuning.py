@@ -129,6 +129,8 @@ def test_a_folder_is_learnt_and_the_same_call_goes_on(tmp_path, capsys):
     best = stages.best(logs / "network")
     assert best.accuracy > 50 and best.pictures == 4
     assert f"The best weights: {best.checkpoint.prefix}, {best.accuracy:.2f}% of 4 validation pictures" in done.out
+    page = (logs / "report.html").read_text()
+    assert best.checkpoint.name in page and "onfus" in page and f"\n{logs / 'report.html'}\n" in done.out
     assert len(rows(logs / "classifier" / "training.csv")) and (logs / "network" / "ckpt").is_dir()
     others = shutil.copytree(top, tmp_path / "others")
     (others / "blue" / "0.png").unlink()
