@@ -18,7 +18,8 @@ from types import ModuleType
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
-from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
+from emulator.layers import half
+from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact, passes
 from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.half import Rounding
 from emulator.native import library
@@ -54,7 +55,7 @@ def group_norm(
         mean, r = statistics(x, policy)
         factor = r * gamma
         shift = beta - mean * factor
-        value, slope = _kernels(activation, rounding)
+        value, slope = _kernels(activation, rounding, half.apart(x, rounding))
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, *noise)
@@ -92,7 +93,7 @@ def proxy_norm(
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_kernels(activation, rounding)
+        value, slope = _proxy_kernels(activation, rounding, half.apart(x, rounding))
         y = value(x, factor, shift, proxy_mean, scale, *noise)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -156,36 +157,51 @@ def statistics(x: tf.Tensor, policy: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
     return mean, tf.math.rsqrt(variance + policy.epsilon)
 
 
+def _rounded(rounding: Rounding | None, apart: bool) -> Kernel:
+    """(x, noise, salt) -> x on the grid: in a function that XLA compiles, or `apart` from others, in a pass of its own."""
+    if not apart:
+        return rounding or exact
+    return lambda x, noise, salt: half.rounded(x, rounding, noise, salt)
+
+
+_affine = compiled(lambda x, factor, shift: x * factor + shift)
+_distances = compiled(lambda dz, x, mean: dz * (x - mean))
+_input_sum = compiled(lambda dz, x, mean, a, b, c: dz * a + (x - mean) * b + c)
+
+
 @cache
-def _kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
-    """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
-    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
-    rounded = rounding or exact
+def _kernels(activation: str, rounding: Rounding | None, apart: bool = False) -> tuple[Kernel, Kernel]:
+    """Value and derivative of activation(x * factor + shift): (x, factor, shift, *noise) -> y, and
+    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself. Compiled, one
+    function each, or `apart` a function for what is between two roundings."""
+    rounded = _rounded(rounding, apart)
+    _, act_gradient = passes(activation)
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
-        return activated(activation, rounded(x * factor + shift, noise, 0), rounded, noise)
+        return activated(activation, rounded(_affine(x, factor, shift), noise, 0), rounded, noise)
 
     def slope(
         x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        z = rounded(x * factor + shift, noise, 0)
-        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2)), noise, 3)
-        return dz, dz * (x - mean)
+        z = rounded(_affine(x, factor, shift), noise, 0)
+        dz = rounded(act_gradient(z, rounded(dy, noise, 2)), noise, 3)
+        return dz, _distances(dz, x, mean)
 
-    return compiled(value), compiled(slope)
+    return (value, slope) if apart else (compiled(value), compiled(slope))
 
 
 @cache
-def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+def _proxy_kernels(activation: str, rounding: Rounding | None, apart: bool = False) -> tuple[Kernel, Kernel]:
     """Like `_kernels`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
     (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
-    rounded = rounding or exact
-    act = ACTIVATIONS[activation]
+    rounded = _rounded(rounding, apart)
+    corrected = compiled(lambda z, proxy_mean, scale: (ACTIVATIONS[activation](z) - proxy_mean) * scale)
+    scaled_gradient = compiled(lambda z, dy, scale: activation_gradient(activation, z, dy * scale))
 
     def value(
         x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor, *noise: tf.Tensor
     ) -> tf.Tensor:
-        return rounded((act(rounded(x * factor + shift, noise, 0)) - proxy_mean) * scale, noise, 1)
+        return rounded(corrected(rounded(_affine(x, factor, shift), noise, 0), proxy_mean, scale), noise, 1)
 
     def slope(
         x: tf.Tensor,
@@ -196,23 +212,23 @@ def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, 
         scale: tf.Tensor,
         *noise: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        z = rounded(x * factor + shift, noise, 0)
-        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2) * scale), noise, 3)
-        return dz, dz * (x - mean)
+        z = rounded(_affine(x, factor, shift), noise, 0)
+        dz = rounded(scaled_gradient(z, rounded(dy, noise, 2), scale), noise, 3)
+        return dz, _distances(dz, x, mean)
 
-    return compiled(value), compiled(slope)
+    return (value, slope) if apart else (compiled(value), compiled(slope))
 
 
 @cache
-def _input_gradient(rounding: Rounding | None) -> Kernel:
-    rounded = rounding or exact
+def _input_gradient(rounding: Rounding | None, apart: bool = False) -> Kernel:
+    rounded = _rounded(rounding, apart)
 
     def gradient(
         dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, *noise: tf.Tensor
     ) -> tf.Tensor:
-        return rounded(dz * a + (x - mean) * b + c, noise, 4)
+        return rounded(_input_sum(dz, x, mean, a, b, c), noise, 4)
 
-    return compiled(gradient)
+    return gradient if apart else compiled(gradient)
 
 
 def _gradients(
@@ -225,7 +241,9 @@ def _gradients(
     a = gamma * r
     of_mean = group_mean(gamma * sums, policy) / pixels
     of_deviation = group_mean(a * products, policy) / pixels
-    dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
+    dx = _input_gradient(rounding, half.apart(x, rounding))(
+        dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise
+    )
     return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
 
 

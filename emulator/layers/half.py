@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from base import draws
 from base.tracing import Kernel, compiled
 from emulator.layers.gradient_rules import by_rule
+from emulator.native import library
 from emulator.plan.precision import FP16
 
 SMALLEST_EXPONENT = 127 - 14  # of FP16's normal numbers, as FP32 keeps it; below, the grid is as fine as there
@@ -52,9 +53,13 @@ class Rounding:
         exponent = tf.maximum(tf.bitwise.bitwise_and(bits, EXPONENT), SMALLEST_EXPONENT << FRACTION)
         exponent = tf.minimum(exponent, BEYOND_EXPONENT << FRACTION)  # or steps and shifters would overflow themselves
         y = self._at_random(size, exponent, noise[0], salt) if noise else _to_nearest(size, exponent)
-        beyond = float("inf") if self.trap else FP16.largest if self.saturate else float("nan")
-        y = tf.where_v2(y > FP16.largest, beyond, y)
+        y = tf.where_v2(y > FP16.largest, self.beyond, y)
         return tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(y, tf.int32), tf.bitwise.bitwise_and(bits, SIGN)), tf.float32)
+
+    @property
+    def beyond(self) -> float:
+        """The size that a larger one than FP16's largest becomes."""
+        return float("inf") if self.trap else FP16.largest if self.saturate else float("nan")
 
     @staticmethod
     def _at_random(size: tf.Tensor, exponent: tf.Tensor, noise: tf.Tensor, salt: int) -> tf.Tensor:
@@ -75,34 +80,53 @@ def _to_nearest(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
     return (x + shifter) - shifter
 
 
+FORWARD, BACKWARD = 0, 1  # salts
+
+
 @cache
-def _kernels(rounding: Rounding) -> tuple[Kernel, Kernel]:
-    """Forward and backward, compiled: (x, *noise) -> x on the grid."""
-    return (
-        compiled(lambda x, *noise: rounding(x, noise, salt=0)),
-        compiled(lambda dy, *noise: rounding(dy, noise, salt=1)),
-    )
+def _compiled(rounding: Rounding, salt: int) -> Kernel:
+    return compiled(lambda x, *noise: rounding(x, noise, salt))
+
+
+def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), salt: int = FORWARD) -> tf.Tensor:
+    """x on the grid, as `rounding` itself gives it, in one pass: by the native kernel, or compiled by XLA."""
+    kernels = library.load_for(x)
+    if kernels is None:
+        return _compiled(rounding, salt)(x, *noise)
+    return kernels.emulator_rounding(x=x, noise=noise, salt=salt, beyond=rounding.beyond)
+
+
+def apart(x: tf.Tensor, rounding: Rounding | None) -> bool:
+    """Return whether a layer's random roundings of tensors like x are passes of their own, by the native kernel: XLA takes
+    twice as long for one, and four times for several that it fuses with what is between them."""
+    return rounding is not None and rounding.stochastic and library.load_for(x) is not None
 
 
 def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
     """x on FP16's grid; so is the gradient that is handed on, unless `arriving`, asked in the backward pass, says that what
     arrives is half as it comes."""
-    forward, backward = _kernels(rounding)
-    return by_rule("PartitionedCall", forward, x, *noise, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
+    kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
+
+    def gradient(dy: tf.Tensor) -> tf.Tensor:
+        return rounded(dy, rounding, noise, BACKWARD) if arriving() else dy
+
+    return by_rule(kind, lambda x: rounded(x, rounding, noise), x, rule=gradient)
 
 
 def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
     """x as it is; the gradient that is handed on is half."""
-    _, backward = _kernels(rounding)
-    return by_rule("Identity", tf.identity, x, rule=lambda dy: backward(dy, *noise) if arriving() else dy)
+
+    def gradient(dy: tf.Tensor) -> tf.Tensor:
+        return rounded(dy, rounding, noise, BACKWARD) if arriving() else dy
+
+    return by_rule("Identity", tf.identity, x, rule=gradient)
 
 
 def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
-    _, backward = _kernels(rounding)
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return tf.broadcast_to(backward(dy / (x.shape[1] * x.shape[2]), *noise), tf.shape(x))
+        return tf.broadcast_to(rounded(dy / (x.shape[1] * x.shape[2]), rounding, noise, BACKWARD), tf.shape(x))
 
     return by_rule("Mean", lambda x: tf.reduce_mean(x, axis=[1, 2], keepdims=True), x, rule=gradient)
 
@@ -124,4 +148,4 @@ def added(total: tf.Tensor, x: tf.Tensor, count: int, rounding: Rounding, noise:
 
 def on_grid(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """x on FP16's grid, of any shape; nothing is differentiated."""
-    return tf.reshape(_kernels(rounding)[0](tf.reshape(x, [-1]), *noise), x.shape)
+    return tf.reshape(rounded(tf.reshape(x, [-1]), rounding, noise), x.shape)

@@ -1,0 +1,111 @@
+"""Rounding onto FP16's grid by the native kernel: every bit is that of the fallback, and the fallback is there without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from emulator.layers import group_norm, half
+from emulator.layers.gradient_rules import gradients
+from emulator.layers.half import Rounding
+from emulator.native import library
+from emulator.program.runtime import new_graph
+from Models._norms import GroupNorm
+
+needs_kernels = pytest.mark.skipif(not library.identity(), reason="the kernels are not built: there is no C++ compiler")
+
+
+def samples() -> np.ndarray:
+    """float32 [3, 2, ...]: all of FP16, the midpoints of neighbours, FP32's numbers beside both, and bits at random; more
+    numbers a sample than a thread takes at once, and no multiple of that."""
+    grid = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    sizes = np.sort(grid[np.isfinite(grid)])
+    middles = np.concatenate([(sizes[1:] + sizes[:-1]) / 2, np.float32([65520, -65520, 65519.996, 131008])])
+    exact = np.concatenate([grid, middles])
+    with np.errstate(invalid="ignore"):  # of NaNs that signal
+        beside = [np.nextafter(exact, np.float32(towards)) for towards in (-np.inf, np.inf)]
+    drawn = np.random.default_rng(1).integers(0, 1 << 32, 1 << 20, dtype=np.uint32).view(np.float32)
+    numbers = np.concatenate([exact, *beside, drawn])
+    return numbers[: len(numbers) // 6 * 6].reshape(3, 2, 1, -1)
+
+
+def noise_of(batch: int) -> tf.Tensor:
+    words = np.random.default_rng(2).integers(0, 1 << 63, batch, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    return tf.constant(words.reshape(batch, 1, 1, 1))
+
+
+def without_kernels(monkeypatch, function):
+    with monkeypatch.context() as patch:
+        patch.setenv(library.SWITCH, "off")
+        return function()
+
+
+def assert_bits(native: list[tf.Tensor], fallback: list[tf.Tensor], inputs: dict[tf.Tensor, np.ndarray]) -> None:
+    with tf.Session() as session:
+        found, expected = session.run([native, fallback], inputs)
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(own.view(np.uint32), other.view(np.uint32))
+
+
+@needs_kernels
+@pytest.mark.parametrize("rounding", [Rounding(), Rounding(saturate=True), Rounding(trap=True)], ids=str)
+def test_bits_are_those_of_the_fallback(rounding, monkeypatch):
+    """To nearest, and at random with a number for each sample, or one for all, and another salt; x is read by others."""
+    numbers = samples()
+    with new_graph().as_default():
+        x = tf.placeholder(tf.float32, numbers.shape)
+
+        def rounded() -> list[tf.Tensor]:
+            ways = [(), (noise_of(3),), (tf.constant(7, tf.uint64),)]
+            return [half.rounded(each, rounding, noise, salt) for each in (x, -x) for noise in ways for salt in (0, 1)]
+
+        native = rounded()
+        assert {y.op.type for y in native} == {"EmulatorRounding"}
+        assert_bits(native, without_kernels(monkeypatch, rounded), {x: numbers})
+
+
+@needs_kernels
+def test_random_rounding_has_both_neighbours_and_keeps_the_mean():
+    """A quarter of the way from one number of FP16 to the next."""
+    with new_graph().as_default(), tf.Session() as session:
+        x = tf.fill([64, 32, 32, 4], tf.constant(1 + 2.0**-12))
+        found = session.run(half.rounded(x, Rounding(stochastic=True), (noise_of(64),)))
+    assert set(np.unique(found)) == {1.0, 1 + 2.0**-10}
+    assert np.mean(found != 1) == pytest.approx(0.25, abs=0.005)
+
+
+def test_fallback_is_chosen_without_kernels(monkeypatch):
+    monkeypatch.setenv(library.SWITCH, "off")
+    with new_graph().as_default() as graph, tf.Session() as session:
+        x = tf.constant([[1 + 2.0**-11, 70000.0, -(2.0**-25)]])
+        y = half.half(x, Rounding(saturate=True))
+        (dx,) = gradients([y], [x], [x])
+        assert y.op.type == "PartitionedCall"
+        assert not [op for op in graph.get_operations() if op.type == "EmulatorRounding"]
+        for found in session.run([y, dx]):
+            np.testing.assert_array_equal(found, [[1.0, 65504.0, -0.0]])
+
+
+@needs_kernels
+@pytest.mark.parametrize("activation", ["linear", "relu6", "swish"])
+@pytest.mark.parametrize("proxy", [False, True])
+def test_norms_that_round_at_random_are_those_of_the_fallback(activation, proxy, monkeypatch):
+    """Values and gradients: the roundings are passes of their own with the kernels, and one with the rest without."""
+    random, shape = np.random.default_rng(3), (4, 14, 14, 24)
+    rounding, policy = Rounding(stochastic=True), GroupNorm(groups=4)
+    with new_graph().as_default():
+        x, dy = (tf.placeholder(tf.float32, shape) for _ in range(2))
+        rows = [tf.constant(random.normal(1, 0.5, shape[-1]), tf.float32) for _ in range(4)]
+
+        def outcome() -> list[tf.Tensor]:
+            more = {"rounding": rounding, "noise": (noise_of(4),)}
+            if proxy:
+                y = group_norm.proxy_norm(x, rows, policy, activation, scaled=True, **more)
+            else:
+                y = group_norm.group_norm(x, *rows[:2], policy, activation, **more)
+            return [y, *gradients([y], [x, *rows[: 4 if proxy else 2]], [dy])]
+
+        native = outcome()
+        inputs = {x: random.normal(0, 2, shape).astype(np.float16), dy: random.normal(0, 0.01, shape)}
+        assert_bits(native, without_kernels(monkeypatch, outcome), inputs)
