@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test/helpers")]
 
 import tensorflow.compat.v1 as tf  # noqa: E402
+from commands import timeless  # noqa: E402
 from instances import by_tf_config, succeeded  # noqa: E402
-from runs import timeless  # noqa: E402
 
 _COMMON = "--seed 3 --abs-learning-rate 0.02 --warmup-epochs 0 --iterations 4 --log-freq 1 --batches-per-step 2"
 _CLOTHES = "--dataset fashion-mnist --no-validation"

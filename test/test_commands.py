@@ -10,7 +10,7 @@ import manual
 import numpy as np
 import pytest
 import small_sets
-from runs import program, rows, succeed, variables
+from commands import program, rows, succeed, variables
 
 from harness.commands import cli
 from harness.run.resolve import prepare

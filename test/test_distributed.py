@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
+from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
-from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 import log
 from base.errors import OptionError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import succeed
+from commands import succeed
 
 from base import plugins
 from harness.commands import cli
@@ -28,7 +28,7 @@ PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness",
 # scripts with flags of their own, by the page that prints them, and flags of other programs
 TOOLS = {
     "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
-    "reading-a-run.md": ("weight_avg.py", "harness/pages/request.py"),
+    "reading-a-run.md": ("weight_avg.py", "harness/pages/request.py", "runs.py"),
     "export.md": ("harness/export/request.py",),
     "half-precision.md": ("tools/compare_runs.py",),
     "measured.md": ("tools/findings.py",),

@@ -13,8 +13,8 @@ from pathlib import Path
 import fuzzing
 import numpy as np
 import photos
+from commands import framed
 from PIL import Image
-from runs import framed
 
 from base.errors import DataError, OptionError
 from Datasets import cifar

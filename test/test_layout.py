@@ -26,6 +26,7 @@ SCRIPTS = (
     "poprun",
     "plan",
     "report",
+    "runs",
     "finetune",
     "export",
     "console",
@@ -59,7 +60,7 @@ FLOORS = (
     ("harness.commands",),
     ("harness.pages",),
     ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
-    ("train", "plan", "report", "validation", "inference_embedded", "export", "weight_avg", "poprun", "tools"),
+    ("train", "plan", "report", "runs", "validation", "inference_embedded", "export", "weight_avg", "poprun", "tools"),
     ("restore", "finetune", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

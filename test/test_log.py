@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import succeed
+from commands import succeed
 
 import log
 from base import plugins

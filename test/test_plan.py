@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import yaml
-from runs import run, succeed
+from commands import run, succeed
 
 from base.plugins import ROOT
 from harness.planning import request

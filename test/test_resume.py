@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from runs import Row, assert_same_bits, covering, run, succeed, timeless, variables
+from commands import Row, assert_same_bits, covering, run, succeed, timeless, variables
 
 from base.storage import locks
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, rows, run, succeed, timeless, variables
+from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base import plugins
 from harness.checkpoints import find, write

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import Row, assert_same_bits, covering, moved
+from commands import Row, assert_same_bits, covering, moved
 
 import ipu_utils
 from emulator.layers.tensor_layers import TensorLayers

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import rows, succeed
+from commands import rows, succeed
 
 from base import plugins
 

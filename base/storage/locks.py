@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from base.errors import OptionError
 from base.storage import files, input_files
 
 FILE = ".lock"
+_MOMENT = 0.05  # seconds
 
 
 @contextmanager
@@ -34,6 +36,23 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether a process holds the folder's lock, without writing anything."""
+    return any(_is_locked(path, flags) for path, flags in ((folder, os.O_DIRECTORY), (folder / FILE, os.O_NONBLOCK)))
+
+
+def _is_locked(path: Path, flags: int) -> bool:
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 def remove_if_empty(folder: Path) -> None:
     """Removes a folder that this process holds and that has nothing in it but the lock's file."""
     with suppress(OSError):
@@ -44,7 +63,11 @@ def remove_if_empty(folder: Path) -> None:
 
 def _lock(descriptor: int, folder: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # maybe of `is_held`, which keeps it for a moment
+            time.sleep(_MOMENT)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OptionError(
             f"the run in {folder} is being written by another process ({_holder(folder)}): wait for it, or stop it first"

@@ -56,6 +56,25 @@ def damage(prefix: Path) -> str | None:
     return None
 
 
+def shortage(prefix: Path) -> str | None:
+    """The first file of a checkpoint that is missing, or has another length than its manifest says, as a message: the damage
+    that shows without reading tensors. None if there is none, or no manifest."""
+    try:
+        listed = _renamed(_listed(prefix), prefix)
+        lengths = {name: described["bytes"] for name, described in listed.items()}
+    except FileNotFoundError:
+        return None
+    except _UNREADABLE:
+        return f"{_path(prefix).name} cannot be read"
+    for name, length in lengths.items():
+        file = prefix.with_name(Path(name).name)
+        if not file.is_file():
+            return f"{file.name} is missing"
+        if file.stat().st_size != length:
+            return f"{file.name} is cut short or overwritten"
+    return None
+
+
 def _listed(prefix: Path) -> dict[str, Any]:
     """Length and digest of each file by the manifest."""
     return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())

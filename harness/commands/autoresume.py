@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import locks
-from base.storage.tables import Table
+from base.storage.tables import Row, Table
 from harness.checkpoints import averages, find
 from harness.commands import entry
 from harness.run.run import Run
@@ -56,14 +57,24 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         rows = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read()
     except (OSError, ValueError):  # going on mends rows, or tells of them
         return False
-    # of later updates are the rows whose checkpoint a kill came before, or that is damaged
-    accuracies = {int(row["iteration"]): float(row["val_acc"]) for row in rows if 0 <= int(row["iteration"]) <= updates}
+    accuracies = accuracies_until(updates, rows)
     validates = checkpoint.validation and run.source.spec.validation_images
     if validates and updates not in accuracies:
         return False
-    best = max(sorted(accuracies), key=accuracies.__getitem__, default=0)
-    ended = checkpoint.patience and sum(update > best for update in accuracies) >= checkpoint.patience
+    ended = patience_is_over(accuracies, checkpoint.patience)
     made = {row["name"] for row in rows if int(row["iteration"]) < 0}
     wanted = [name for name, _ in averages.requested(run.options.training)]
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
-    return (updates == run.length.iterations or bool(ended)) and there and (not validates or made >= set(wanted))
+    return (updates == run.length.iterations or ended) and there and (not validates or made >= set(wanted))
+
+
+def accuracies_until(updates: int, rows: Iterable[Row]) -> dict[int, float]:
+    """Return the accuracies of validation by updates, averages aside, in per cent. Rows of more than `updates` have no
+    checkpoint: a kill came before it, or it is damaged."""
+    return {int(row["iteration"]): float(row["val_acc"]) for row in rows if 0 <= int(row["iteration"]) <= updates}
+
+
+def patience_is_over(accuracies: Mapping[int, float], patience: int) -> bool:
+    """Return whether a run with --patience has ended by it: as many validations after the first of the best ones."""
+    best = max(sorted(accuracies), key=accuracies.__getitem__, default=0)
+    return bool(patience) and sum(update > best for update in accuracies) >= patience

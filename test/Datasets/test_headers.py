@@ -11,8 +11,8 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import run
 from PIL import Image, ImageOps
-from runs import run
 from streams import request
 
 from base.errors import DataError

@@ -12,7 +12,7 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, framed, run, succeed, variables
+from commands import assert_same_bits, framed, run, succeed, variables
 from streams import assert_equal, joined, opened, small, take
 
 from base.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, variables
 
 from Datasets.pipeline.mixing import Mixing
 from emulator.program.runtime import new_graph

@@ -12,9 +12,9 @@ import fuzzing
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, framed, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import assert_same_bits, framed, run
 
 from base.errors import DataError
 from base.storage import checksums

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import run, succeed, variables
 from networks import traced
 from PIL import Image
-from runs import run, succeed, variables
 from tensorflow.python.util import deprecation
 
 from base.errors import OptionError

@@ -20,10 +20,10 @@ import numpy as np
 import photos
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import Result, arguments, framed, run, succeed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from runs import Result, arguments, framed, run, succeed
 from streams import joined, records, request, take
 
 from base import plugins

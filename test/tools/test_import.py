@@ -10,10 +10,10 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from commands import run, succeed
 from networks import traced
 from PIL import Image
 from references import generated
-from runs import run, succeed
 from timm_networks import recorded
 
 from base import plugins

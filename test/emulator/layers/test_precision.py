@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import assert_same_bits, run, succeed, variables
 from networks import options_of
-from runs import assert_same_bits, run, succeed, variables
 
 from emulator.layers import half, policy, proxy_norm
 from emulator.layers.half import Rounding

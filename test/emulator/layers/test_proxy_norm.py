@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import program
+from commands import program
 
 from base.errors import OptionError
 from emulator.layers import proxy_norm

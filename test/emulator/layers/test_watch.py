@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, variables
 
 from emulator.layers.watch import GradientWatch
 from emulator.program.runtime import new_graph

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import succeed, timeless
+from commands import succeed, timeless
 
 from base.plugins import ROOT
 from emulator.layers import activations, batch_norm, group_norm

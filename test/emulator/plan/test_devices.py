@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from runs import run, succeed
+from commands import run, succeed
 
 from base.errors import OptionError
 from emulator.plan import ipu_ids, machine, plan

@@ -7,9 +7,9 @@ import gc
 import time
 import weakref
 
+import commands
 import numpy as np
 import pytest
-import runs
 import tensorflow.compat.v1 as tf
 
 from emulator.layers.tensor_layers import TensorLayers  # noqa: F401 - what the program is built from
@@ -28,7 +28,7 @@ def prepared(*words: object) -> Run:
 
 def program(*words: object) -> TrainingProgram:
     """The training program of these options, at its initial weights."""
-    return runs.program(prepared(*words))
+    return commands.program(prepared(*words))
 
 
 def after(words: tuple[object, ...], rates: list[float]) -> dict[str, np.ndarray]:

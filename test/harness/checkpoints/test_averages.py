@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import assert_same_bits, rows, run, succeed, variables
+from commands import assert_same_bits, rows, run, succeed, variables
 
 from base.storage import locks
 from harness.checkpoints import averages, find, read, write

@@ -11,7 +11,7 @@ from pathlib import Path
 import fuzzing
 import numpy as np
 import pytest
-from runs import assert_same_bits, rows, run, succeed, timeless, variables
+from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 from harness.checkpoints import find, manifest, read, run_record, saved_state, tensor_bundle, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError

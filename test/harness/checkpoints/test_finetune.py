@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
 from emulator.program.weights import Weights

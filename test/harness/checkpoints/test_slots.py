@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import assert_same_bits, run, succeed, variables
+from commands import assert_same_bits, run, succeed, variables
 
 from harness.checkpoints import averages, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint

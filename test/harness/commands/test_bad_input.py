@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import Result, rows, run, succeed
 from PIL import Image
-from runs import Result, rows, run, succeed
 
 from base import plugins
 from harness.checkpoints import read, run_record, saved_state

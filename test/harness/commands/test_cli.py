@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run, succeed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from runs import run, succeed
 
 from base import plugins, version
 from base.errors import DataError, OptionError

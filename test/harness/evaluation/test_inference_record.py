@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run, succeed
 from PIL import Image
-from runs import run, succeed
 
 from harness.evaluation import inference_record
 

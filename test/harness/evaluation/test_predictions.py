@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run, succeed
 from PIL import Image
-from runs import run, succeed
 
 CLASSES = 10
 

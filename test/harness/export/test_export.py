@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import Result, run, succeed
 from PIL import Image
-from runs import Result, run, succeed
 
 import export
 from base import plugins

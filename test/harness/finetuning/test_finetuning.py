@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Result, rows, run
 from PIL import Image
-from runs import Result, rows, run
 
 from base.errors import DataError
 from harness.finetuning import stages, survey

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from runs import run
+from commands import run
 
 from base import plugins
 from base.errors import OptionError

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import program, succeed
+from commands import program, succeed
 
 from base import plugins
 from emulator.plan.options import DeviceOptions

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from commands import rows as csv_rows
+from commands import run, succeed
 from PIL import Image
-from runs import rows as csv_rows
-from runs import run, succeed
 
 import log
 from base import plugins

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import manual
 import pytest
+from commands import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import Result
 
 import poprun
 from base import plugins

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
-from runs import rows, run, succeed, variables
+from commands import rows, run, succeed, variables
 
 from base.errors import OptionError
 from base.process import versions

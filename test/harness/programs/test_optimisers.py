@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import run, succeed, variables
+from commands import run, succeed, variables
 
 from base.errors import OptionError
 from emulator.program.runtime import new_graph, session_config
@@ -118,7 +118,7 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
     ],
 )
 def test_new_rules_resume_to_the_bit(rule, precision, tmp_path):
-    from runs import assert_same_bits
+    from commands import assert_same_bits
 
     words = f"{BASE} {RATES} --optimiser {rule} --precision {precision}".split()
     succeed("train", *words, "--logs-path", tmp_path / "whole")

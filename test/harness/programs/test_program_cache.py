@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow.compat.v1 as tf
-from runs import assert_same_bits, succeed, variables
+from commands import assert_same_bits, succeed, variables
 
 from base import plugins, tracing
 from base.process import tf_runtime

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import assert_same_bits, rows, run, succeed, variables
 from gpipe import all_forwards_first
-from runs import assert_same_bits, rows, run, succeed, variables
 
 from base import plugins
 from emulator.plan import schedules, timings

@@ -7,7 +7,7 @@ import shlex
 
 import photos
 import pytest
-from runs import run
+from commands import run
 
 from base.errors import OptionError
 from harness.commands import cli

@@ -13,7 +13,7 @@ import photos
 import pytest
 import small_sets
 import tensorflow.compat.v1 as tf
-from runs import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
+from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 from base import plugins
 

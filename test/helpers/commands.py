@@ -19,6 +19,7 @@ import inference_embedded
 import plan
 import report
 import restore
+import runs
 import train
 import validation
 import weight_avg
@@ -32,6 +33,7 @@ Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
     "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main, "report": report.main,
+    "runs": runs.main,
 }  # fmt: skip
 
 

@@ -1,0 +1,206 @@
+"""The runs below a folder: what each is, how far it has come, how good it is, and whether it can go on. Nothing is written,
+and no link is followed below that folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from base.errors import OptionError
+from base.fields import brief
+from base.storage import locks
+from base.storage.tables import Row, Table
+from harness.checkpoints import find, manifest, run_record, saved_state
+from harness.checkpoints.checkpoint import CheckpointError
+from harness.commands import autoresume
+from harness.run.arguments import RUN_ID
+from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
+
+RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
+VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing
+ORDERS = ("time", "accuracy", "name")
+COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
+_RECORDS = ("arguments.json", "arguments_restore.json")
+_DEEPEST = 8  # folders below the one that is asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run, or another folder with the record of one.
+
+    `name`: the path below the folder that was asked for. `updates`: done, of `total_updates`. `accuracy`: the best
+    validation's top-1 in per cent, of `checkpoint` after `accuracy_epoch`, which averages have not. `damage`: why the run is
+    damaged. `changed`: seconds since 1970.
+    """
+
+    name: str
+    folder: str
+    network: str
+    dataset: str
+    updates: int
+    total_updates: int | None
+    accuracy: float | None
+    accuracy_epoch: float | None
+    checkpoint: str | None
+    state: str
+    damage: str | None
+    changed: float
+
+
+def below(top: Path) -> list[RunSummary]:
+    """Return the runs in a folder and in those below it, the folder itself among them; OptionError if there is no such
+    folder."""
+    if not top.is_dir():
+        raise OptionError(f"{top} is no folder; give the one that --log-dir named")
+    return [_summary(folder, os.path.relpath(folder, top)) for folder in _folders(top)]
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder, which is no link, has the record of a run or a numbered checkpoint."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    with suppress(CheckpointError):
+        return any((folder / record).is_file() for record in _RECORDS) or bool(find.numbered(folder))
+    return False
+
+
+def ordered(runs: Sequence[RunSummary], order: str) -> list[RunSummary]:
+    """Return runs by one of ORDERS: the last changed, the most accurate, or the first in the alphabet first."""
+    if order == "name":
+        return sorted(runs, key=lambda run: run.name)
+    newest = sorted(runs, key=lambda run: -run.changed)
+    if order == "time":
+        return newest
+    return sorted(newest, key=lambda run: -math.inf if run.accuracy is None else run.accuracy, reverse=True)
+
+
+def table(runs: Sequence[RunSummary]) -> str:
+    """Return a line for each run, below a head."""
+    rows = [COLUMNS, *map(_cells, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def as_json(run: RunSummary) -> dict[str, Any]:
+    """Return the fields of a run, with the last change in ISO 8601, UTC."""
+    return {**asdict(run), "changed": datetime.fromtimestamp(run.changed, timezone.utc).isoformat(timespec="seconds")}
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    for place, names, _ in os.walk(top):  # which follows no links
+        folder = Path(place)
+        if is_run(folder) or (folder == top and is_run(folder.resolve())):
+            yield folder
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        if len(folder.relative_to(top).parts) >= _DEEPEST:
+            names.clear()
+
+
+def _summary(folder: Path, name: str) -> RunSummary:
+    recorded, damage = _recorded(folder)
+    damage = damage or _damage(folder)
+    running = locks.is_held(folder)
+    updates, best = _updates(folder, running), _best(folder)
+    trained = bool(updates or recorded.get(RUN_ID) or running or damage)
+    total = recorded.get("total_iterations") if trained else None
+    done = total is not None and (updates >= total or _patience_is_over(folder, updates, recorded.get("patience") or 0))
+    whole = COMPLETE if done else STOPPED if trained else VALIDATION
+    return RunSummary(
+        name=name, folder=str(folder),
+        network=f"{recorded.get('model', '')} {recorded.get('model_size') or ''}".strip(),
+        dataset=recorded.get("dataset") or "",
+        updates=updates, total_updates=total,
+        accuracy=float(best["val_acc"]) if best else None,
+        accuracy_epoch=_epoch(best) if best else None,
+        checkpoint=best["name"] if best else None,
+        state=RUNNING if running else DAMAGED if damage else whole,
+        damage=None if running else damage,
+        changed=_changed(folder),
+    )  # fmt: skip
+
+
+def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the recorded options of a run, or none and the reason."""
+    try:
+        recorded = run_record.options(folder)
+    except CheckpointError as error:
+        return {}, str(error)
+    return recorded, None if recorded else f"{run_record.file(folder).name} is missing or empty"
+
+
+def _damage(folder: Path) -> str | None:
+    """Return what is wrong with the newest checkpoint, as far as it shows without reading tensors."""
+    try:
+        missing, checkpoints = find.missing_newest(folder), find.numbered(folder)
+        if missing or not checkpoints:
+            return f"{missing.name} is missing" if missing else None
+        saved_state.read(checkpoints[-1])
+        return manifest.shortage(Path(checkpoints[-1].prefix))
+    except CheckpointError as error:
+        return str(error)
+
+
+def _updates(folder: Path, running: bool) -> int:
+    """Return the updates of the newest checkpoint, which a run goes on from; those of the last row while it is running, or
+    where it saves none."""
+    with suppress(CheckpointError):
+        saved = [checkpoint.iteration for checkpoint in find.numbered(folder)]
+        if saved and not running:
+            return saved[-1]
+    rows = _rows(Table(folder / "training.csv", TRAINING_COLUMNS, 0))
+    return int(rows[-1]["iteration"]) if rows else 0
+
+
+def _patience_is_over(folder: Path, updates: int, patience: int) -> bool:
+    rows = [row for row in _rows(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)) if _is_number(row["val_acc"])]
+    return autoresume.patience_is_over(autoresume.accuracies_until(updates, rows), patience)
+
+
+def _best(folder: Path) -> Row | None:
+    """Return the row of the best validation, the first of those that are alike."""
+    rows = [row for row in _rows(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)) if _is_number(row["val_acc"])]
+    return max(rows, key=lambda row: float(row["val_acc"]), default=None)
+
+
+def _epoch(row: Row) -> float | None:
+    """Return the epoch of a validation; None for that of an average."""
+    return float(row["epoch"]) if int(row["iteration"]) >= 0 and _is_number(row["epoch"], math.inf) else None
+
+
+def _is_number(cell: str, most: float = 100) -> bool:
+    with suppress(ValueError):
+        return 0 <= float(cell) <= most and math.isfinite(float(cell))
+    return False
+
+
+def _rows(rows: Table) -> list[Row]:
+    """Return the rows that are whole; none of a file that cannot be read, which the next call of the run tells."""
+    with suppress(OSError):
+        return rows.read()
+    return []
+
+
+def _changed(folder: Path) -> float:
+    """Return when a file of a run, or the folder, was last changed, in seconds since 1970."""
+    times = [folder.stat().st_mtime]
+    with suppress(OSError), os.scandir(folder) as entries:
+        times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries if entry.name != locks.FILE]
+    return max(times)
+
+
+def _cells(run: RunSummary) -> tuple[str, ...]:
+    best = ""
+    if run.accuracy is not None:
+        best = f"{run.accuracy:.2f} % "
+        best += f"({run.checkpoint})" if run.accuracy_epoch is None else f"at epoch {run.accuracy_epoch:.4g}"
+    updates = f"{run.updates:,} of " + ("?" if run.total_updates is None else f"{run.total_updates:,}")
+    updates = "" if run.state == VALIDATION else updates
+    changed = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
+    state = f"{run.state}: {run.damage}" if run.damage else run.state
+    return tuple(map(brief, (run.name, run.network, run.dataset, updates, best, changed, state)))

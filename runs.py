@@ -1,0 +1,106 @@
+"""Lists the runs below a folder, and removes those that are named.
+
+python runs.py
+python runs.py logs/resnet --sort accuracy --json
+python runs.py logs --remove RN8_bs8_BN_16.16_YH8
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import startup
+
+    startup.begin("runs.py")
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import brief
+from base.process import command_line
+from base.storage import locks
+from harness.commands import entry, run_list
+from harness.commands.run_list import RUNNING, RunSummary
+
+
+def main(argv: list[str]) -> int:
+    """parse -> find -> print, or remove."""
+    options = _parser().parse_args(argv)
+    runs = run_list.ordered(run_list.below(Path(options.logs)), options.sort)
+    if options.remove:
+        return _remove(_named(runs, options.remove), options.yes)
+    if options.json:
+        print(json.dumps(list(map(run_list.as_json, runs)), indent=2))
+    else:
+        print(run_list.table(runs) if runs else f"There are no runs below {options.logs}")
+    return 0
+
+
+def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]:
+    """Return the runs of these names, or paths, each once; OptionError for what is none, or may not go."""
+    by_name = {run.name: run for run in runs}
+    by_path = {os.path.normpath(run.folder): run for run in runs}
+    chosen = {}
+    for name in names:
+        run = by_name.get(os.path.normpath(name)) or by_path.get(os.path.normpath(name))
+        if run is None:
+            raise OptionError(f"--remove {brief(name)}: no run of that name{plugins.did_you_mean(name, list(by_name))}")
+        _check_removable(run, runs)
+        chosen[run.name] = run
+    return list(chosen.values())
+
+
+def _check_removable(run: RunSummary, runs: Sequence[RunSummary]) -> None:
+    """OptionError for a run that is going on, is reached by a link, or has another one inside."""
+    if run.state == RUNNING:
+        raise OptionError(f"--remove {run.name}: it is running; stop it first")
+    _check_own_folder(run)
+    inside = [other.name for other in runs if Path(run.folder) in Path(other.folder).parents]
+    if inside:
+        raise OptionError(f"--remove {run.name}: {inside[0]} is a run inside of it; move that elsewhere, or remove it first")
+
+
+def _check_own_folder(run: RunSummary) -> None:
+    """OptionError for a link, or what has become no run."""
+    if not run_list.is_run(Path(run.folder)):
+        raise OptionError(f"--remove {run.name}: {run.folder} is no folder of a run; links are not followed")
+
+
+def _remove(runs: Sequence[RunSummary], confirmed: bool) -> int:
+    """Remove the folders of runs, each under its lock, after naming them; 1 if the answer is no."""
+    if not confirmed and not sys.stdin.isatty():
+        raise OptionError("--remove asks before it removes, and there is no terminal to answer on: give --yes too")
+    print(run_list.table(runs))
+    if not confirmed:
+        them = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
+        print(f"Remove {them} with all files? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("Nothing was removed")
+            return 1
+    for run in runs:
+        _check_own_folder(run)  # again: an answer may take its time
+        with locks.held(Path(run.folder)):
+            shutil.rmtree(run.folder)
+        print(f"Removed {run.folder}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line.Parser(prog="runs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("logs", nargs="?", default="logs", metavar="LOGS", help="the folder whose runs are listed (default: logs)")
+    add("--sort", choices=run_list.ORDERS, default="time", help="last changed, best or first in the alphabet first [time]")
+    add("--json", action="store_true", help="print a list of objects")
+    add("--remove", nargs="+", metavar="NAME", help="remove these runs, by their names in the list, or their paths")
+    add("--yes", action="store_true", help="with --remove: do not ask")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("runs", main, None))

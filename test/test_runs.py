@@ -1,0 +1,162 @@
+"""runs.py: the runs below a folder, and their removal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Result, run
+
+from base.plugins import ROOT
+from base.storage import locks
+from base.storage.tables import Table
+from harness.checkpoints import manifest
+from log import VALIDATION_COLUMNS
+
+RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
+
+
+def called(*words: object) -> Result:
+    return run("runs", *words)
+
+
+def listed(top: Path, *words: object) -> dict[str, dict]:
+    """The runs by name, in their order."""
+    return {each["name"]: each for each in json.loads(called(top, "--json", *words).out)}
+
+
+def made(folder: Path, updates: int | None, accuracies: tuple[float, ...] = (), age: int = 0, **record: object) -> Path:
+    """A folder as a run leaves it, with a checkpoint whose tensors are nothing."""
+    folder.mkdir(parents=True)
+    (folder / "arguments.json").write_text(json.dumps({**RECORD, **record}))
+    if updates is not None:
+        for end in ("index", "data-00000-of-00001"):
+            (folder / f"ckpt-{updates}.{end}").write_text("tensors")
+        manifest.write(folder / f"ckpt-{updates}")
+    table = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)
+    for k, accuracy in enumerate(accuracies):
+        row = dict.fromkeys(VALIDATION_COLUMNS, 1.0)
+        table.append({**row, "name": f"ckpt-{k}", "iteration": k, "epoch": k / 2, "val_acc": accuracy})
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (10**9 - age, 10**9 - age))
+    return folder
+
+
+@pytest.fixture
+def logs(tmp_path) -> Path:
+    made(tmp_path / "logs/done", 6, (10.0, 60.5, 60.5), age=3)
+    made(tmp_path / "logs/deep/half", 3, (70.0,), age=1)
+    made(tmp_path / "logs/fresh", None, age=2)
+    (tmp_path / "logs/no_run").mkdir()
+    (tmp_path / "logs/link").symlink_to(made(tmp_path / "elsewhere", 6))
+    return tmp_path / "logs"
+
+
+def test_runs_are_listed_with_what_they_reached(logs):
+    runs = listed(logs)
+    assert list(runs) == ["deep/half", "fresh", "done"]  # newest first, and none through a link
+    assert [(each["updates"], each["total_updates"], each["state"]) for each in runs.values()] == [
+        (3, 6, "stopped"), (0, 6, "stopped"), (6, 6, "complete"),
+    ]  # fmt: skip
+    done = runs["done"]
+    assert (done["network"], done["dataset"], done["changed"]) == ("resnet 8", "cifar-10", "2001-09-09T01:46:37+00:00")
+    assert (done["accuracy"], done["accuracy_epoch"], done["checkpoint"]) == (60.5, 0.5, "ckpt-1")
+    assert list(listed(logs, "--sort", "accuracy")) == ["deep/half", "done", "fresh"]
+    assert list(listed(logs, "--sort", "name")) == ["deep/half", "done", "fresh"]
+    assert list(listed(logs / "done")) == ["."]
+    head, first, *_ = called(logs).out.splitlines()
+    assert head.split("  ")[0] == "run" and re.search(r"deep/half .* 3 of 6 .* 70\.00 % at epoch 0 .* stopped$", first)
+
+
+def test_tensorflow_is_not_imported(logs):
+    command = [sys.executable, "-X", "importtime", ROOT / "runs.py", logs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "deep/half" in done.stdout and not re.search(r"\| +tensorflow$", done.stderr, re.MULTILINE)
+
+
+def test_the_folder_of_a_validation_is_told_from_a_run(logs):
+    made(logs / "v", None, (50.0,), run_id=None)
+    assert (listed(logs)["v"]["state"], listed(logs)["v"]["total_updates"]) == ("validation", None)
+
+
+DAMAGES = {
+    "no record": (lambda folder: (folder / "arguments.json").unlink(), "arguments.json is missing or empty"),
+    "record": (lambda folder: (folder / "arguments.json").write_text("{"), "arguments.json cannot be read"),
+    "tensors cut": (lambda folder: (folder / "ckpt-3.data-00000-of-00001").write_text(""), "00001 is cut short"),
+    "tensors gone": (lambda folder: (folder / "ckpt-3.data-00000-of-00001").unlink(), "00001 is missing"),
+    "newest gone": (
+        lambda folder: (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"\n'), "ckpt-5 is missing",
+    ),
+    "state": (lambda folder: (folder / "ckpt-3.state.json").write_text("["), "ckpt-3.state.json cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_run_is_named_with_the_reason(case, logs):
+    damage, reason = DAMAGES[case]
+    damage(logs / "deep/half")
+    run = listed(logs)["deep/half"]
+    assert run["state"] == "damaged" and reason in run["damage"]
+    assert listed(logs)["done"]["state"] == "complete"
+
+
+def test_a_running_run_is_seen_by_its_lock_and_stays(logs):
+    with locks.held(logs / "done"):
+        assert listed(logs)["done"]["state"] == "running"
+        result = called(logs, "--remove", "deep/half", "done", "--yes")
+        assert (result.code, result.out) == (2, "") and "--remove done: it is running; stop it first" in result.err
+    assert (logs / "deep/half").exists() and listed(logs)["done"]["state"] == "complete"
+
+
+def test_what_is_asked_is_removed_and_nothing_else(logs):
+    (logs / "done/further").symlink_to(logs.parent / "elsewhere")
+    result = called(logs, "--remove", "done", logs / "fresh", "--yes")
+    assert result.code == 0 and all(f"Removed {logs / name}\n" in result.out for name in ("done", "fresh"))
+    assert sorted(os.listdir(logs)) == ["deep", "link", "no_run"] and (logs.parent / "elsewhere/ckpt-6.index").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--remove", "dnoe", "--yes"), "no run of that name; did you mean done?"),
+        (("--remove", "link", "--yes"), "no run of that name"),
+        (("--remove", "no_run", "--yes"), "no run of that name"),
+        (("--remove", "../elsewhere", "--yes"), "no run of that name"),
+        (("--remove", "done"), "there is no terminal to answer on: give --yes too"),
+    ],
+)
+def test_what_is_no_run_or_was_not_confirmed_stays(words, reason, logs, monkeypatch):
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        result = called(logs, *words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1) and reason in result.err
+    assert len(listed(logs)) == 3 and (logs.parent / "elsewhere").exists()
+
+
+def test_a_run_with_another_inside_stays(logs):
+    made(logs / "done/inner", 6)
+    result = called(logs, "--remove", "done", "--yes")
+    assert result.code == 2 and "done/inner is a run inside of it" in result.err and (logs / "done/inner").exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), ("\x04", 1)])
+def test_a_terminal_is_asked(answer, code, logs, monkeypatch):
+    leads, follows = os.openpty()
+    with open(follows) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        os.write(leads, answer.encode())
+        result = called(logs, "--remove", "done")
+    os.close(leads)
+    assert result.code == code and "Remove this run with all files? [y/N]" in result.out
+    assert (logs / "done").exists() == bool(code)
+
+
+def test_a_folder_that_is_not_there_or_has_no_runs(tmp_path):
+    result = called(tmp_path / "none")
+    assert result.code == 2 and "is no folder; give the one that --log-dir named" in result.err
+    assert called(tmp_path).out == f"There are no runs below {tmp_path}\n"
