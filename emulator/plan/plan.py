@@ -20,6 +20,12 @@ from Models._layers import Variable
 AUTO = "auto"
 MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
 MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
+WORTH_MEMORY = 1.02  # times the shortest predicted time: larger passes take memory
+# Two cores of an AMD EPYC (benchmarks/NOTES.md): a multiply-add and a byte put out, each with its gradients, and what a pass
+# takes however small it is, for a layer and for the sum of a parameter's gradients. `auto` goes by these on every machine, as
+# bits depend on it.
+SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10
+SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9
 
 
 class PlanError(Exception):
@@ -240,22 +246,31 @@ def _accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
 
 
 def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: int, stages: int) -> int:
-    """Return how many of an update's `norm_batches` share a pass. `auto`: as many, up to eight, as keep one pass's FP32
-    activations within the budget, and, in a pipeline, at least four passes for each stage to work on."""
+    """Return how many of an update's `norm_batches` share a pass. `auto`: the fewest, up to eight, that come near the
+    shortest predicted time of those which keep one pass's FP32 activations within the budget, and, in a pipeline, leave at
+    least four passes for each stage to work on."""
     if options.fold != AUTO:
         fold = int(options.fold)
         if norm_batches % fold:
             raise PlanError(f"--fold {fold} must divide the {norm_batches} micro-batches of an update evenly")
         return fold
-    per_micro_batch = trace.activation_bytes(4) * micro_batch * options.local_span
-    fits = [
-        fold
+    samples = micro_batch * options.local_span
+    seconds = {
+        fold: _seconds_per_batch(trace, samples, fold)
         for fold in range(1, min(norm_batches, MOST_FOLDED) + 1)
         if norm_batches % fold == 0
-        and fold * per_micro_batch <= options.fold_memory * 10**6
+        and fold * samples * trace.activation_bytes(4) <= options.fold_memory * 10**6
         and (stages == 1 or norm_batches // fold >= 4 * stages)
-    ]
-    return max(fits, default=1)
+    }
+    return next((fold for fold, each in seconds.items() if each <= WORTH_MEMORY * min(seconds.values())), 1)
+
+
+def _seconds_per_batch(trace: Trace, samples: int, fold: int) -> float:
+    """Return the predicted seconds for one of `fold` batches of so many samples that share a pass, on the host, forward and
+    backward."""
+    of_pass = len(trace.operations) * SECONDS_PER_LAYER + trace.trainable_parameters * SECONDS_PER_PARAMETER
+    of_sample = trace.multiply_adds * SECONDS_PER_MULTIPLY_ADD + trace.activation_bytes(4) * SECONDS_PER_BYTE
+    return samples * of_sample + of_pass / fold
 
 
 def _count(count: int, one: str, several: str) -> str:
