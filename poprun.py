@@ -24,6 +24,7 @@ from base.errors import OptionError
 from base.process import command_line
 from harness.processes import launch, poprun_options
 from harness.processes.poprun_options import DASHED, OPTIONS
+from harness.reports import output
 
 
 def main(argv: list[str]) -> int:
@@ -40,7 +41,8 @@ def main(argv: list[str]) -> int:
     )
     _check(values, program, where)
     if values["export-config"]:
-        poprun_options.export(values["export-config"], asked, values["overwrite-config"])
+        path = values["export-config"]
+        output.whole(path, poprun_options.exported(path, asked, values["overwrite-config"]))
     if values["print-topology"]:
         print(where.table(), flush=True)
     shown = values["only-output-from-instance"]

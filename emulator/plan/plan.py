@@ -21,9 +21,9 @@ AUTO = "auto"
 MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
 MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
 WORTH_MEMORY = 1.02  # times the shortest predicted time: larger passes take memory
-# Two cores of an AMD EPYC (benchmarks/NOTES.md): a multiply-add and a byte put out, each with its gradients, and what a pass
-# takes however small it is, for a layer and for the sum of a parameter's gradients. `auto` goes by these on every machine, as
-# bits depend on it.
+# Two cores of an AMD EPYC (benchmarks/NOTES.md): a multiply-add and a byte put out, each with its gradients, and the time
+# of a pass however small it is, for a layer and for the sum of a parameter's gradients. `auto` goes by these on every
+# machine, as bits depend on it.
 SECONDS_PER_MULTIPLY_ADD, SECONDS_PER_BYTE = 1.2e-11, 3e-10
 SECONDS_PER_LAYER, SECONDS_PER_PARAMETER = 1e-4, 1e-9
 

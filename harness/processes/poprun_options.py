@@ -163,15 +163,16 @@ def imported(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def export(path: str, given: Mapping[str, Any], overwrite: bool) -> None:
-    """Writes the options given."""
-    if Path(path).exists() and not overwrite:
-        raise OptionError(f"--export-config {path}: the file exists; --overwrite-config yes replaces it")
-    exported = {k: v for k, v in given.items() if OPTIONS[k].read and not k.endswith("-config")}
+def exported(path: str, given: Mapping[str, Any], overwrite: bool) -> str:
+    """Return the content of --export-config's file with the options given; OptionError for what may not be replaced."""
+    if Path(path).exists() and not (overwrite and Path(path).is_file()):
+        remedy = "the file exists; --overwrite-config yes replaces it" if Path(path).is_file() else "it is no file"
+        raise OptionError(f"--export-config {path}: {remedy}")
+    kept = {k: v for k, v in given.items() if OPTIONS[k].read and not k.endswith("-config")}
     written = {
-        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in exported.items()
+        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in kept.items()
     }
-    Path(path).write_text(yaml.safe_dump(written), encoding="utf-8")
+    return yaml.safe_dump(written)
 
 
 def help_text(introduction: str) -> str:

@@ -136,6 +136,10 @@ def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
     words = ("--num-instances", 2, "--num-replicas=4", "-H", "a,b", "--mpi-local-args=-x A -x 'B C'", "--numa-aware", "no")
     assert called(*words, "--export-config", "c.yml", "--dry-run", "true").code == 0
     assert "file exists" in called(*words, "--export-config", "c.yml", "--dry-run", "true").err
+    os.mkfifo(tmp_path / "pipe")
+    for path, told in (("pipe", "it is no file"), ("nowhere/c.yml", "there is no folder nowhere; make it first")):
+        refused = called(*words, "--export-config", path, "--overwrite-config", "yes", "--dry-run", "true")
+        assert refused.code == 2 and told in refused.err
     again = called("--import-config", "c.yml", "--num-replicas", 6, "--first-port", 9, "--dry-run", "true").out
     (tmp_path / "one.yml").write_text("num-instances: 1\nonly-output-from-instance: 0\nnuma-aware: false\n")
     assert called("--import-config", "one.yml", "--dry-run", "true").code == 0
