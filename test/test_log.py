@@ -361,7 +361,7 @@ def test_checkpoints_of_a_folder(tmp_path):
 
 def test_keeping_the_newest(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
-    write.tidy(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
+    write.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
     )
@@ -371,7 +371,7 @@ def test_checkpoints_of_another_run_stay(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.index" for n in (1, 2, 3, 4)))
     for n, run_id, rolling in ((1, "other", False), (2, "own", False), (3, "other", True), (4, "own", False)):
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"run_id": run_id, "rolling": rolling}))
-    write.tidy(tmp_path, Checkpoint.at(tmp_path, 4), 1, lambda iteration: iteration != 3)
+    write.prune(tmp_path, Checkpoint.at(tmp_path, 4), 1, lambda iteration: iteration != 3)
     assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [1, 3, 4]
 
 
@@ -380,7 +380,7 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
     (tmp_path / "ckpt-17.state.json").write_text("{")
-    write.tidy(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
+    write.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
     assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 

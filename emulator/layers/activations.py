@@ -58,15 +58,15 @@ def swish(x: tf.Tensor, rounding: Rounding | None = None, noise: Noise = ()) -> 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
-def halved_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
+def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise: Noise = ()) -> tf.Tensor:
     """A result on FP16's grid and its activation, both and their gradients on FP16's grid; x [batch, ...]."""
-    value, slope = _halved_kernels(activation, rounding)
+    value, slope = _rounded_activation_kernels(activation, rounding)
 
     return by_rule("PartitionedCall", value, x, *noise, rule=lambda dy: slope(x, dy, *noise))
 
 
 @cache
-def _halved_kernels(activation: str, rounding: Rounding) -> tuple[Kernel, Kernel]:
+def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[Kernel, Kernel]:
     def value(x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
         return activated(activation, rounding(x, noise, 0), rounding, noise)
 

@@ -102,22 +102,26 @@ def apart(x: tf.Tensor, rounding: Rounding | None) -> bool:
     return rounding is not None and rounding.stochastic and library.load_for(x) is not None
 
 
-def half(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
-    """x on FP16's grid; so is the gradient that is handed on, unless `arriving`, asked in the backward pass, says that what
-    arrives is half as it comes."""
+def value_and_gradient_rounded(
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Asked = always
+) -> tf.Tensor:
+    """x on FP16's grid; so is the gradient that is handed on, unless `needs_rounding`, asked in the backward pass, says that
+    the incoming gradient is on that grid already."""
     kind = "PartitionedCall" if library.load_for(x) is None else "EmulatorRounding"
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded(dy, rounding, noise, BACKWARD) if arriving() else dy
+        return rounded(dy, rounding, noise, BACKWARD) if needs_rounding() else dy
 
     return by_rule(kind, lambda x: rounded(x, rounding, noise), x, rule=gradient)
 
 
-def half_back(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), arriving: Asked = always) -> tf.Tensor:
-    """x as it is; the gradient that is handed on is half."""
+def gradient_rounded(
+    x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (), needs_rounding: Asked = always
+) -> tf.Tensor:
+    """x as it is; the gradient that is handed on is on FP16's grid, as `value_and_gradient_rounded` has it."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
-        return rounded(dy, rounding, noise, BACKWARD) if arriving() else dy
+        return rounded(dy, rounding, noise, BACKWARD) if needs_rounding() else dy
 
     return by_rule("Identity", tf.identity, x, rule=gradient)
 

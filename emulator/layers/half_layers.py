@@ -59,11 +59,13 @@ class HalfLayers(TensorLayers):
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
         gradient = _Gradient(self._segment, rounded=True)
-        y = half.half(x, self._rounding, self._noise(x.shape.rank), arriving=gradient.needs_rounding)
+        y = half.value_and_gradient_rounded(
+            x, self._rounding, self._noise(x.shape.rank), needs_rounding=gradient.needs_rounding
+        )
         self._gradients[y.name] = gradient
         return y
 
-    def _halved(self, y: tf.Tensor) -> tf.Tensor:
+    def _rounded_by_layer(self, y: tf.Tensor) -> tf.Tensor:
         """Return the output of a layer that rounds that, and the gradient which arrives there, by itself."""
         self._gradients[y.name] = _Gradient(self._segment, rounded=True)
         return y
@@ -82,13 +84,13 @@ class HalfLayers(TensorLayers):
             gradient = self._gradients[x.name] = _Gradient(self._segment, rounded=False)
         if gradient.summed is None:
             noise = self._noise(x.shape.rank)
-            gradient.summed = half.half_back(x, self._rounding, noise, arriving=gradient.sum_needs_rounding)
+            gradient.summed = half.gradient_rounded(x, self._rounding, noise, needs_rounding=gradient.sum_needs_rounding)
         gradient.readers += 1
         gradient.fp16 &= fp16_gradient
         if fp16_gradient:
             return gradient.summed
-        return half.half_back(
-            gradient.summed, self._rounding, self._noise(x.shape.rank), arriving=gradient.summand_needs_rounding
+        return half.gradient_rounded(
+            gradient.summed, self._rounding, self._noise(x.shape.rank), needs_rounding=gradient.summand_needs_rounding
         )
 
     def _same(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
@@ -106,19 +108,21 @@ class HalfLayers(TensorLayers):
 
     def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: GroupNorm, activation: str) -> tf.Tensor:
         x = self._read(x, fp16_gradient=True)
-        return self._halved(group_norm.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise()))
+        return self._rounded_by_layer(
+            group_norm.group_norm(x, gamma, beta, policy, activation, self._rounding, self._noise())
+        )
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
         y = super()._batch_norm(x, gamma, beta, policy, LINEAR)
         if activation == LINEAR:
             return self._result(y)
-        return self._halved(activations.halved_activation(y, activation, self._rounding, self._noise()))
+        return self._rounded_by_layer(activations.rounded_activation(y, activation, self._rounding, self._noise()))
 
     def _proxy_norm(
         self, x: tf.Tensor, rows: group_norm.Rows, policy: GroupNorm, activation: str, scaled: bool
     ) -> tf.Tensor:
         x, rounding = self._read(x, fp16_gradient=True), self._rounding
-        # not _halved: FP32 sums are made of what arrives, so that it must be half before
+        # not _rounded_by_layer: FP32 sums are made of what arrives, so that it must be half before
         return group_norm.proxy_norm(x, rows, policy, activation, scaled=scaled, rounding=rounding, noise=self._noise())
 
     def proxy_norm_activation(
@@ -129,7 +133,7 @@ class HalfLayers(TensorLayers):
         return y, factor
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return self._halved(activations.swish(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
+        return self._rounded_by_layer(activations.swish(self._read(x, fp16_gradient=True), self._rounding, self._noise()))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return self._result(self._read(x) * self._read(factor))

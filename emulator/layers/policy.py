@@ -79,7 +79,7 @@ class PrecisionPolicy:
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._results_at_random, "rounding/loss", positions[:, None])
-        return half.half(dy, self._rounding(self._results_at_random), noise)
+        return half.value_and_gradient_rounded(dy, self._rounding(self._results_at_random), noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """The gradient of a variable that one pass gives, as its operation hands it on."""

@@ -70,8 +70,8 @@ def _functions(rule: ProxyRule) -> tuple[Kernel, Kernel]:
         return tf.stack([beta, gamma, *statistics(rule, value), extra_beta, extra_gamma])
 
     def chain(value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-        arriving = tf.unstack(gradient)
-        (through,) = gradients(statistics(rule, value), [value], [arriving[MEAN], arriving[INVERSE_DEVIATION]])
+        incoming = tf.unstack(gradient)
+        (through,) = gradients(statistics(rule, value), [value], [incoming[MEAN], incoming[INVERSE_DEVIATION]])
         return (gradient + through) * _mask([row for row in ROWS if row not in (MEAN, INVERSE_DEVIATION)], value.dtype)
 
     return traced(refresh), traced(chain)

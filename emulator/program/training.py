@@ -93,7 +93,7 @@ class Training:
 
     @property
     def watched(self) -> tuple[tuple[str, ...], frozenset[str]]:
-        """The layers whose arriving gradients are counted in half precision, and those of them where a gradient of exactly 0
+        """The layers whose incoming gradients are counted in half precision, and those of them where a gradient of exactly 0
         can come of underflow only: behind a norm, and at the end."""
         if not self.plan.precision.rounds_results:
             return (), frozenset()

@@ -76,7 +76,7 @@ def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
     return Checkpoint(str(prefix))
 
 
-def tidy(
+def prune(
     folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool], spared: str = ""
 ) -> None:  # fmt: skip
     """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest others and

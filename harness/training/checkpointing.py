@@ -100,7 +100,7 @@ class Checkpointer:
                 f"  fingerprint of the weights: {write.fingerprint(model)}"
             )
             most = job.run.options.checkpoint.max_ckpts_to_keep
-            write.tidy(job.folder, checkpoint, most, job.run.length.is_checkpoint, spared)
+            write.prune(job.folder, checkpoint, most, job.run.length.is_checkpoint, spared)
 
         self.settle()
         self._job.writer.begin(write_files)

@@ -79,7 +79,7 @@ def test_fallback_is_chosen_without_kernels(monkeypatch):
     monkeypatch.setenv(library.SWITCH, "off")
     with new_graph().as_default() as graph, tf.Session() as session:
         x = tf.constant([[1 + 2.0**-11, 70000.0, -(2.0**-25)]])
-        y = half.half(x, Rounding(saturate=True))
+        y = half.value_and_gradient_rounded(x, Rounding(saturate=True))
         (dx,) = gradients([y], [x], [x])
         assert y.op.type == "PartitionedCall"
         assert not [op for op in graph.get_operations() if op.type == "EmulatorRounding"]

@@ -212,7 +212,7 @@ def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
 def test_what_is_called_like_a_checkpoint_is_not_deleted_with_it(folder):
     (folder / "ckpt-2.old").mkdir()
     (folder / "ckpt-2.tar").write_text("a backup")
-    write.tidy(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
+    write.prune(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
     assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
 
 
