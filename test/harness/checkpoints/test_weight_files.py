@@ -492,7 +492,7 @@ def test_a_pipe_for_a_conversion(tmp_path):
 
 def claim(folder: Path) -> None:
     """Begins a conversion of nothing in a folder."""
-    with shard_writer.exclusive(folder, shard_writer.Plan(("a",), [], {})):
+    with shard_writer.exclusive(folder, shard_writer.Plan(("a",), [], {}, {})):
         pass
 
 
