@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import locks
-from base.storage.tables import Row, Table
+from base.storage.tables import Table
 from harness.checkpoints import averages, find
 from harness.commands import entry
+from harness.evaluation import validated_rows
 from harness.run.run import Run
 from log import AVERAGES, VALIDATION_COLUMNS, forget_unsaved
 
@@ -57,24 +57,12 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         rows = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read()
     except (OSError, ValueError):  # going on mends rows, or tells of them
         return False
-    accuracies = accuracies_until(updates, rows)
+    checkpoints = validated_rows.of_checkpoints(rows, updates)
     validates = checkpoint.validation and run.source.spec.validation_images
-    if validates and updates not in accuracies:
+    if validates and not any(int(row["iteration"]) == updates for row in checkpoints):
         return False
-    ended = patience_is_over(accuracies, checkpoint.patience)
+    ended = validated_rows.patience_is_over(checkpoints, checkpoint.patience)
     made = {row["name"] for row in rows if int(row["iteration"]) < 0}
     wanted = [name for name, _ in averages.requested(run.options.training)]
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
     return (updates == run.length.iterations or ended) and there and (not validates or made >= set(wanted))
-
-
-def accuracies_until(updates: int, rows: Iterable[Row]) -> dict[int, float]:
-    """Return the accuracies of validation by updates, averages aside, in per cent. Rows of more than `updates` have no
-    checkpoint: a kill came before it, or it is damaged."""
-    return {int(row["iteration"]): float(row["val_acc"]) for row in rows if 0 <= int(row["iteration"]) <= updates}
-
-
-def patience_is_over(accuracies: Mapping[int, float], patience: int) -> bool:
-    """Return whether a run with --patience has ended by it: as many validations after the first of the best ones."""
-    best = max(sorted(accuracies), key=accuracies.__getitem__, default=0)
-    return bool(patience) and sum(update > best for update in accuracies) >= patience

@@ -18,7 +18,7 @@ from base.storage import locks
 from base.storage.tables import Row, Table
 from harness.checkpoints import find, manifest, run_record, saved_state
 from harness.checkpoints.checkpoint import CheckpointError
-from harness.commands import autoresume
+from harness.evaluation import validated_rows
 from harness.run.arguments import RUN_ID
 from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
@@ -106,10 +106,13 @@ def _summary(folder: Path, name: str) -> RunSummary:
     recorded, damage = _recorded(folder)
     damage = damage or _damage(folder)
     running = locks.is_held(folder)
-    updates, best = _updates(folder, running), _best(folder)
+    validated = _validated(folder)
+    updates, best = _updates(folder, running), max(validated, key=lambda row: float(row["val_acc"]), default=None)
     trained = bool(updates or recorded.get(RUN_ID) or running or damage)
     total = recorded.get("total_iterations") if trained else None
-    done = total is not None and (updates >= total or _patience_is_over(folder, updates, recorded.get("patience") or 0))
+    checkpoints = validated_rows.of_checkpoints(validated, updates)
+    ended = validated_rows.patience_is_over(checkpoints, recorded.get("patience") or 0)
+    done = total is not None and (updates >= total or ended)
     whole = COMPLETE if done else STOPPED if trained else VALIDATION
     return RunSummary(
         name=name, folder=str(folder),
@@ -157,15 +160,9 @@ def _updates(folder: Path, running: bool) -> int:
     return int(rows[-1]["iteration"]) if rows else 0
 
 
-def _patience_is_over(folder: Path, updates: int, patience: int) -> bool:
-    rows = [row for row in _rows(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)) if _is_number(row["val_acc"])]
-    return autoresume.patience_is_over(autoresume.accuracies_until(updates, rows), patience)
-
-
-def _best(folder: Path) -> Row | None:
-    """Return the row of the best validation, the first of those that are alike."""
-    rows = [row for row in _rows(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)) if _is_number(row["val_acc"])]
-    return max(rows, key=lambda row: float(row["val_acc"]), default=None)
+def _validated(folder: Path) -> list[Row]:
+    """Return the rows of validations that have an accuracy."""
+    return [row for row in _rows(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)) if _is_number(row["val_acc"])]
 
 
 def _epoch(row: Row) -> float | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.evaluation import validated_rows
 from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.training.job import Job
@@ -60,25 +61,22 @@ class Validator:
     @property
     def _of_updates(self) -> list[Mapping[str, Any]]:
         """The rows of checkpoints in order of their updates, averages aside."""
-        rows = [row for row in self.rows.values() if int(row["iteration"]) >= 0]
-        return sorted(rows, key=lambda row: int(row["iteration"]))
+        return validated_rows.of_checkpoints(self.rows.values())
 
     @property
     def best(self) -> Mapping[str, Any] | None:
         """The row of the checkpoint with the best accuracy, the first of equals, averages aside."""
-        return max(self._of_updates, key=lambda row: float(row["val_acc"]), default=None)
+        return validated_rows.best(self._of_updates)
 
     @property
     def without_gain(self) -> int:
         """The number of validations since the best one."""
-        best = self.best
-        return sum(int(row["iteration"]) > int(best["iteration"]) for row in self._of_updates) if best else 0
+        return validated_rows.without_gain(self._of_updates)
 
     @property
     def ends_run(self) -> bool:
         """True if validations have brought no better accuracy for longer than --patience."""
-        patience = self._job.run.options.checkpoint.patience
-        return bool(patience) and self.without_gain >= patience
+        return validated_rows.patience_is_over(self._of_updates, self._job.run.options.checkpoint.patience)
 
     @property
     def newest(self) -> Mapping[str, Any] | None:

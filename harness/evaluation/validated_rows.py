@@ -1,0 +1,31 @@
+"""Rows of validation.csv: those of checkpoints in their order, the best one, and how long nothing has been better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def of_checkpoints(rows: Iterable[Row], most: int | None = None) -> list[Row]:
+    """Return the rows of checkpoints in order of their updates, averages aside; with `most` those of so many updates at
+    most. Rows of more than a run has done have no checkpoint: a kill came before it, or it is damaged."""
+    kept = [row for row in rows if int(row["iteration"]) >= 0 and (most is None or int(row["iteration"]) <= most)]
+    return sorted(kept, key=lambda row: int(row["iteration"]))
+
+
+def best(ordered: Sequence[Row]) -> Row | None:
+    """Return the row with the best accuracy, the first of equals."""
+    return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
+
+
+def without_gain(ordered: Sequence[Row]) -> int:
+    """Return the number of rows since the best one."""
+    top = best(ordered)
+    return sum(int(row["iteration"]) > int(top["iteration"]) for row in ordered) if top else 0
+
+
+def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
+    """Return whether --patience ends a run with these rows: so many have brought no better accuracy. 0 ends none."""
+    return bool(patience) and without_gain(ordered) >= patience
