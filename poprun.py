@@ -40,6 +40,8 @@ def main(argv: list[str]) -> int:
         values["num-replicas"], values["num-instances"], values["ipus-per-replica"], values["host"], values["first-port"]
     )
     _check(values, program, where)
+    if not values["dry-run"]:
+        launch.check_startable(where, program, os.environ)
     if values["export-config"]:
         path = values["export-config"]
         output.whole(path, poprun_options.exported(path, asked, values["overwrite-config"]))

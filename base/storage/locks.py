@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -14,18 +15,26 @@ from base.storage import files, input_files
 
 FILE = ".lock"
 _MOMENT = 0.05  # seconds
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which ends with the process however that ends; OptionError if another process holds it,
-    OSError if the file that says so cannot be written.
+    """Holds the folder's lock, which ends with the process however that ends; OptionError if another process holds it or
+    nothing may be written there, OSError if the file that says so cannot be written for another reason.
 
     The folder itself is locked, so nothing is gained by deleting the file of that name, which says who holds the lock. The
     file is locked too, for file systems that cannot lock a folder.
     """
     with ExitStack() as stack:
-        file = stack.enter_context(files.append(folder / FILE))
+        try:
+            file = stack.enter_context(files.append(folder / FILE))
+        except OSError as error:
+            if error.errno not in _FORBIDDEN:
+                raise
+            raise OptionError(
+                f"nothing can be written in {folder} ({error.strerror}): make it writable, or go on with a copy of it"
+            ) from None
         itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, itself)
         for descriptor in (itself, file.fileno()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import shlex
@@ -13,16 +14,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
+from base.fields import brief
 from base.process import orphans
 from base.process.signals import URGENT
+from emulator.plan import machine
 from harness.run import cluster
 
-LOCAL = ("localhost", "127.0.0.1", "::1")
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")
 _SILENT = plugins.ROOT / "base" / "process" / "silent.py"
 # handed on to every instance where they are set
@@ -33,7 +37,11 @@ _PASSED = (
 )  # fmt: skip
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+_MOST = 1024  # instances: each is told the addresses of all of them
+_MOST_PER_CORE = 64  # instances on this host, each of which has dozens of threads
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
+# mpirun kills the others a second after one has failed, before they could save and say how to go on
+_PATIENT = {f"{prefix}_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}" for prefix in ("PRTE", "OMPI")}
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence
             f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
             f"nearest: {' or '.join(str(n) for n in _divisors_near(replicas, instances))} instances"
         )
+    if instances > _MOST:
+        raise OptionError(f"--num-instances {instances}: {_MOST} at most; give fewer, with more replicas each")
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:
         raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
@@ -106,14 +116,32 @@ def _ports(hosts: Sequence[str], first: int | None) -> tuple[int, ...]:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nothing on this host uses now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:  # all of them at once, or one would be given twice
-        probe.bind(("", 0))
-    ports = tuple(probe.getsockname()[1] for probe in probes)
-    for probe in probes:
-        probe.close()
-    return ports
+    """Ports that nothing on this host uses now; OptionError if there are not as many."""
+    with ExitStack() as probes:
+        ports = []
+        try:
+            for _ in range(count):  # all of them at once, or one would be given twice
+                probe = probes.enter_context(socket.socket())
+                probe.bind(("", 0))
+                ports.append(probe.getsockname()[1])
+        except OSError as error:
+            raise OptionError(
+                f"--num-instances {count}: only {len(ports)} ports could be had at once ({error.strerror}); give fewer, or "
+                "--first-port"
+            ) from None
+        return tuple(ports)
+
+
+def check_startable(where: Topology, program: Sequence[str], environ: Mapping[str, str]) -> None:
+    """OptionError if this host lacks the program, or is given more instances than it could carry."""
+    here, cores = sum(host in LOCAL for host in where.hosts), machine.cores()
+    if here > _MOST_PER_CORE * cores:
+        raise OptionError(
+            f"--num-instances {where.instances}: {here} would run on this host, whose {cores} cores carry "
+            f"{_MOST_PER_CORE * cores} at most, {_MOST_PER_CORE} each; give fewer, or more hosts"
+        )
+    if where.local and shutil.which(program[0], path=environ.get("PATH")) is None:
+        raise OptionError(f"no program '{brief(program[0])}' is found; check its name and PATH")
 
 
 def mpi_command(
@@ -150,7 +178,16 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_m
     """Run a command to its end and return its exit code; signals go on to the command, or to mpirun's instances. `more`: for
     the command's environment."""
     with _Children(through_mpirun) as children:
-        children.start(command, {**os.environ, **(more or {}), orphans.MARK: orphans.mark()})
+        environ = {**_PATIENT, **os.environ} if through_mpirun else os.environ
+        try:
+            children.start(command, {**environ, **(more or {}), orphans.MARK: orphans.mark()})
+        except OSError as error:
+            if error.errno != errno.E2BIG:
+                raise
+            raise OptionError(
+                f"{Path(command[0]).name} cannot be given {len(command)} words at once ({error.strerror}): fewer instances, "
+                "or shorter arguments"
+            ) from None
         return children.wait()
 
 
@@ -163,9 +200,7 @@ def run_directly(
 ) -> int:
     """Starts every instance on this host without MPI; when one fails, the others are ended. The first exit code that is not
     0."""
-    path = executable or shutil.which(program[0], path=environ.get("PATH"))
-    if path is None:
-        raise OptionError(f"no program '{program[0]}' is found; check its name and PATH")
+    path = executable or shutil.which(program[0], path=environ.get("PATH")) or program[0]
     with _Children() as children:
         for k in range(where.instances):
             variables = {**environ, **where.variables(k), orphans.MARK: orphans.mark()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,18 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    if not all(re.fullmatch(r"[A-Za-z0-9._%:\[\]-]+", name) for name in names):
-        raise ValueError("host names separated by commas")
-    return names
+    return tuple(_host(part.strip()) for part in text.split(","))
+
+
+def _host(name: str) -> str:
+    """Return a host's name, or its IPv6 address in the brackets that a port can stand behind."""
+    if re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        return name
+    with suppress(ValueError):
+        return f"[{ipaddress.IPv6Address(name.removeprefix('[').removesuffix(']'))}]"
+    slots = re.fullmatch(r"[A-Za-z0-9._-]+:[0-9]+", name)
+    more = "; the instances are divided evenly among the hosts, without slots" if slots else ""
+    raise ValueError(f"host names or IPv6 addresses, separated by commas{more}")
 
 
 @dataclass(frozen=True)

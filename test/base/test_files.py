@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from contextlib import nullcontext
@@ -153,3 +154,14 @@ def test_a_second_writer_never_comes_in(folder):
                 pass
     with locks.held(folder):
         assert (folder / ".lock").read_text() == f"pid {os.getpid()}\n"
+
+
+def test_a_folder_that_nobody_may_write_is_a_refusal(folder, monkeypatch):
+    """The superuser may write anywhere, so the system's answer is made here."""
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(files, "append", read_only)
+    with pytest.raises(OptionError, match=r"nothing can be written in .* \(Read-only file system\)"), locks.held(folder):
+        pass

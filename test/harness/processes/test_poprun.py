@@ -86,6 +86,14 @@ def test_printed_commands_are_laid_out(name, monkeypatch):
         ("nosuchprogram x", "no program 'nosuchprogram' is found"),
         ("--verbose=3 python train.py", "--verbose takes no value"),
         ('--mpi-local-args "\'" python train.py', "--mpi-local-args is ''' but must be words with their quotes closed"),
+        ("--num-instances 2 --num-replicas 2 nosuchprogram x", "no program 'nosuchprogram' is found"),
+        (
+            "--host localhost:2 python train.py",
+            "--host is 'localhost:2' but must be host names or IPv6 addresses, separated by "
+            "commas; the instances are divided evenly among the hosts, without slots",
+        ),
+        ("--host ::1:: python train.py", "--host is '::1::' but must be host names or IPv6 addresses, separated by commas"),
+        ("--num-instances 90000 --num-replicas 90000 python train.py", "--num-instances 90000: 1024 at most; give fewer"),
         ("--import-config nowhere.yml python train.py", "--import-config nowhere.yml: No such file"),
     ],
 )
@@ -93,6 +101,34 @@ def test_wrong_calls_are_one_line(words, part, monkeypatch):
     monkeypatch.chdir(ROOT)
     result = called(*shlex.split(words))
     assert result.code == 2 and part in result.err and result.err.count("\n") == 1 and result.out == ""
+
+
+def test_a_host_is_not_given_more_instances_than_it_could_carry(monkeypatch):
+    monkeypatch.setattr(launch.machine, "cores", lambda: 2)
+    here, elsewhere = (launch.layout(129, 129, 1, hosts, 3000) for hosts in ((), ("a",)))
+    with pytest.raises(OptionError, match=r"129: 129 would run on this host, whose 2 cores carry 128 at most, 64 each"):
+        launch.check_startable(here, ["python"], os.environ)
+    launch.check_startable(elsewhere, ["python"], os.environ)
+
+
+def test_more_words_than_the_system_takes_are_one_line():
+    with pytest.raises(
+        OptionError, match=r"^sh cannot be given 3 words at once \(Argument list too long\): fewer instances"
+    ):
+        launch.run(["sh", "-c", ":" * 10_000_000])
+
+
+def test_there_are_only_so_many_free_ports():
+    with pytest.raises(OptionError, match=r"--num-instances 70000: only \d+ ports could be had at once .*; give fewer, or"):
+        launch.free_ports(70_000)
+
+
+def test_an_ipv6_address_is_one_that_a_port_can_stand_behind(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name in ("::1", "[::1]"):
+        words = ["--host", name, "--first-port", 2222, "--num-instances", 2, "--num-replicas", 2]
+        result = called(*words, "--dry-run", "--print-topology", "yes", "python", "train.py")
+        assert "[::1]:2222 " in result.out and "--host" not in result.out, result.err
 
 
 def test_hosts_are_filled_one_after_another():
@@ -289,6 +325,14 @@ def test_instances_save_and_end_with_their_launcher(launchers, number, targets, 
     launcher.communicate(timeout=60)
     assert all((tmp_path / f"{k}.saved").exists() for k in range(2))
     assert launcher.returncode in {-number, 128 + number}
+
+
+def test_mpirun_leaves_the_others_time_to_save_when_an_instance_is_lost(monkeypatch):
+    monkeypatch.delenv("PRTE_MCA_odls_base_sigkill_timeout", raising=False)
+    command = ["sh", "-c", 'exit "$PRTE_MCA_odls_base_sigkill_timeout"']
+    assert launch.run(command, through_mpirun=True) == launch._GRACE > 1
+    monkeypatch.setenv("PRTE_MCA_odls_base_sigkill_timeout", "9")  # what the user has set
+    assert launch.run(command, through_mpirun=True) == 9
 
 
 def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):
