@@ -87,22 +87,22 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         assert all((abs(value.astype("float64")) < float("inf")).all() for value in values.values())
 
 
-@pytest.mark.parametrize("moment", ["settle", "_safety_due"])
+@pytest.mark.parametrize("moment", ["poll", "_safety_due"])
 def test_a_signal_between_host_steps_loses_no_update(moment, unbroken, tmp_path, monkeypatch):
     """Before the next step begins, or when the events of the last one have been looked at."""
-    owner, calls = (Checkpointer if moment == "settle" else TrainingLoop), itertools.count()
+    owner, calls = (Checkpointer if moment == "poll" else TrainingLoop), itertools.count()
     whole = getattr(owner, moment)
 
-    def signalled(self, *words, **named):
-        result = whole(self, *words, **named)
-        if (moment != "settle" or named == {"wait": False}) and next(calls) == 1:
+    def signalled(self, *words):
+        result = whole(self, *words)
+        if next(calls) == 1:
             signal.raise_signal(signal.SIGTERM)
         return result
 
     monkeypatch.setattr(owner, moment, signalled)
     folder, seldom = tmp_path / "run", (*PERIODS[:-2], "--ckpts-per-epoch", 1)
     stopped = run("train", *WORDS, *seldom, "--logs-path", folder)
-    done = 3 if moment == "settle" else 6
+    done = 3 if moment == "poll" else 6
     assert stopped.code == 128 + signal.SIGTERM and numbers(folder) == [0, done]
     assert f"The newest checkpoint is ckpt-{done}." in stopped.out
     monkeypatch.undo()

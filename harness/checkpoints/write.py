@@ -144,7 +144,7 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         try:
-            self.settle()
+            self.wait_until_finished()
         except SaveError as missed:
             if error is None:
                 raise
@@ -152,17 +152,21 @@ class Writer:
         finally:
             self._thread.shutdown()
 
-    def begin(self, task: Callable[[], None]) -> None:
-        """Starts a task when the one before it is settled."""
-        self.settle()
+    def submit(self, task: Callable[[], None]) -> None:
+        """Starts a task when the one before it has finished."""
+        self.wait_until_finished()
         self._task = self._thread.submit(task)
 
-    def settle(self, wait: bool = True) -> None:
-        """Ends the present task: waits for it, or looks only whether it is done."""
-        task = self._task
-        if task is not None and (wait or task.done()):
-            self._task = None
+    def wait_until_finished(self) -> None:
+        """Waits for the present task, and raises its error."""
+        task, self._task = self._task, None
+        if task is not None:
             task.result()
+
+    def poll(self) -> None:
+        """Raises the present task's error if it has finished; waits for nothing."""
+        if self._task is not None and self._task.done():
+            self.wait_until_finished()
 
 
 def fingerprint(values: Mapping[str, np.ndarray]) -> str:

@@ -82,7 +82,7 @@ class FirstUpdates:
             self._profile.over("first update")
         return self._profile.again(time.perf_counter() - self._started) if update == self._first + 1 else []
 
-    def settled(self) -> list[str]:
+    def finished(self) -> list[str]:
         """The call is over; what there is to say if it had no second update."""
         return self._profile.report()
 

@@ -44,7 +44,7 @@ class Checkpointer:
         if resumed is None:
             if job.saves:
                 self.save(0, INITIAL)
-                self.settle()
+                self.wait_until_finished()
             return
         self.saved = resumed.iteration
         initial = Checkpoint.at(job.folder, 0)
@@ -102,13 +102,20 @@ class Checkpointer:
             most = job.run.options.checkpoint.max_ckpts_to_keep
             write.prune(job.folder, checkpoint, most, job.run.length.is_checkpoint, spared)
 
-        self.settle()
-        self._job.writer.begin(write_files)
+        self.wait_until_finished()
+        self._job.writer.submit(write_files)
 
-    def settle(self, wait: bool = True) -> None:
-        """Ends the writing of the checkpoint before; with --keep-going the run outlives what goes wrong there."""
+    def wait_until_finished(self) -> None:
+        """Waits until the checkpoint before is written; with --keep-going the run outlives an error of that."""
+        self._outlive(self._job.writer.wait_until_finished)
+
+    def poll(self) -> None:
+        """Looks whether the checkpoint before is written, as `wait_until_finished` but without waiting."""
+        self._outlive(self._job.writer.poll)
+
+    def _outlive(self, looked: Callable[[], None]) -> None:
         try:
-            self._job.writer.settle(wait)
+            looked()
         except SaveError as error:
             if not self._job.run.options.training.keep_going:
                 raise
@@ -116,7 +123,7 @@ class Checkpointer:
 
     def save_last(self, done: int) -> None:
         """The checkpoint that a run which stops early goes on from, unless it is there."""
-        self.settle()
+        self.wait_until_finished()
         there = [checkpoint.iteration for checkpoint in find.numbered(self._job.folder)]
         if self._job.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
             self.save(done)

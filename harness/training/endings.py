@@ -60,7 +60,7 @@ def stopped(job: Job, call: str, reason: str, *changed: str) -> None:
     run, folder, log, writer = job.run, job.folder, job.log, job.writer
     log.note(f"Stopped: {reason}")
     try:
-        writer.settle()
+        writer.wait_until_finished()
     except SaveError as error:
         log.note(f"warning: {error}")
     if not run.options.logging.logs or run.cluster.instance:

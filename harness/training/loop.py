@@ -101,7 +101,7 @@ class TrainingLoop:
     def _advance(self, first: int, end: int) -> int:
         """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then.
         Return the number of updates that the run has done."""
-        self._checkpointer.settle(wait=False)
+        self._checkpointer.poll()
         with self._signals.deferred(self._stop):
             done = self._done = self._step(first, end)
             for event in self._at_once:
@@ -216,7 +216,7 @@ class TrainingLoop:
         elif not job.saves:  # those that were saved have been validated
             self._mlperf.block_over()
             self._validator.validate(Checkpoint("final", done), self._program.values())
-        self._checkpointer.settle()
+        self._checkpointer.wait_until_finished()
         job.team.stop_together(self._signals)
         if complete:
             self._mlperf.ended("success")

@@ -58,7 +58,7 @@ class UpdateProfiler:
 
     def finish(self) -> None:
         """The log's lines on a call that had no second update."""
-        self._note(self._first_updates.settled() if self._first_updates else ())
+        self._note(self._first_updates.finished() if self._first_updates else ())
 
     def _note(self, lines: Sequence[str] | Iterator[str]) -> None:
         for line in lines:
