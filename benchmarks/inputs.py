@@ -201,9 +201,9 @@ def saving(rounds: int) -> None:
         for k in range(rounds):
             started = time.perf_counter()
             values = program.values()
-            writer.begin(lambda: write.save(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
+            writer.submit(lambda: write.save(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
             stalls.append(time.perf_counter() - started)
-            writer.settle()
+            writer.wait_until_finished()
             whole.append(time.perf_counter() - started)
     print(f"{'saving ResNet-50 with slots: training waits':<58} {_paired.spread(stalls)} s", flush=True)
     print(f"{'                             on the disk after':<58} {_paired.spread(whole)} s", flush=True)

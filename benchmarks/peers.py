@@ -74,13 +74,14 @@ class Row:
 
     @property
     def _words(self) -> str:
+        words = f"{self.options} --precision 32.32 --micro-batch-size {self.batch}"
         if self.inference:
-            return f"{self.options} --iterations 1 --micro-batch-size {self.batch}"
+            return f"{words} --iterations 1"
         accumulation = f" --gradient-accumulation-count {self.accumulation}" if self.accumulation > 1 else ""
-        return f"{self.options} --precision 32.32 --optimiser momentum --micro-batch-size {self.batch}{accumulation}"
+        return f"{words} --optimiser momentum{accumulation}"
 
 
-FROZEN = "--model efficientnet --model-size B0 --dataset imagenet --generated-data"
+FROZEN = "--model efficientnet --model-size B0 --batch-norm --dataset imagenet --generated-data"
 UNFOLDED = (("ours, not folded", "--fold 1"),)
 ROWS = (
     Row(name="EfficientNet-B0, batch norm, 16", options=f"{EFFICIENTNET} --model-size B0 --batch-norm", batch=16, updates=2,
