@@ -11,7 +11,7 @@ from commands import Row, assert_same_bits, covering, run, succeed, timeless, va
 from base.storage import locks
 
 AXES = {
-    "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB"),
+    "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
     "precision": ("32.32", "16.16", "16.16 --stochastic-rounding all", "16.32", "16.16 --offload-fp32-weight-copy"),
     "network": (
         "resnet --model-size 8 --batch-norm --BN-span 2",

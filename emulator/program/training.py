@@ -22,9 +22,11 @@ from Models._segments import Segment
 
 
 class Optimiser(Protocol):
-    """An update rule. `slots`: the names of each variable's slots, with their initial values."""
+    """An update rule. `slots`: the names of each variable's slots, with their initial values. `decoupled_decay`: weight
+    decay takes its share of the variable itself, times the rate, and is not in the gradient (arXiv 1711.05101)."""
 
     slots: Mapping[str, float]
+    decoupled_decay: bool = False
 
     @abstractmethod
     def step(

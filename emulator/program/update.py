@@ -16,6 +16,7 @@ from emulator.program.passes import RUN, STOP_AT_PASS, Passes
 from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS
 from emulator.program.training import Training
 from emulator.program.weights import Weights
+from Models._layers import Variable
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class HostStep:
     ) -> list[tf.Operation]:
         """The operations that move every variable and slot."""
         training, weights = self.training, self.weights
-        rate, decay = training.scale.rate(rate), training.weight_decay * training.scale.scale
+        rate, decay, optimiser = training.scale.rate(rate), training.weight_decay, training.optimiser
         operations = []
         for variable in training.updated_variables:
             name, mean = variable.name, means[variable.name]
@@ -113,12 +114,20 @@ class HostStep:
             master, slots = weights.state(name)
             if variable.proxy:
                 mean = proxy_norm.chained(variable.proxy, master, mean)
-                mean += proxy_norm.decayed_rows(master) * decay
-            elif decay and training.decayed(name):
-                mean += master * decay
-            value, slots = training.optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
+            decaying = self._decaying(variable, master)
+            if decaying is not None and not optimiser.decoupled_decay:
+                mean += decaying * (decay * training.scale.scale)
+            value, slots = optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
+            if decaying is not None and optimiser.decoupled_decay:
+                value -= rate * decay * decaying
             operations += weights.put(name, self.training.policy.checked(value, f"the update of {name}"), slots, step)
         return operations
+
+    def _decaying(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
+        """The part of a variable's value that weight decay takes a share of; None without weight decay."""
+        if variable.proxy:
+            return proxy_norm.decayed_rows(master)
+        return master if self.training.weight_decay and self.training.decayed(variable.name) else None
 
 
 def _elements(x: tf.Tensor) -> int:

@@ -35,6 +35,7 @@ from harness.options.sources import (
     universe,
     value_of,
 )
+from harness.options.update_rules import UPDATE_RULES
 from harness.run import data
 from LR_Schedules._schedule import Schedule
 from Models._model import Model
@@ -180,8 +181,8 @@ def _model_defaults(
     optimiser = values.get("optimiser", known.options["optimiser"].default)
     exponent = exponents.get(optimiser.lower()) if isinstance(exponents, dict) else exponents
     defaults["base_learning_rate_exponent"] = exponent
-    if optimiser.lower() == "lars":  # has a decay of its own
-        defaults["weight_decay"] = 0.0
+    rule = UPDATE_RULES[optimiser].defaults
+    defaults |= rule
     for group in EXCLUSIVE:
         if any(values.get(name) for name in group):
             lost |= set(group)
@@ -190,7 +191,8 @@ def _model_defaults(
             if name in lost:
                 value = False if known.options[name].base is bool else None
             else:
-                sources[name] = f"default of {values['model']} on {family}-sized data"
+                of = optimiser if name in rule else f"{values['model']} on {family}-sized data"
+                sources[name] = f"default of {of}"
             values[name] = value
     if "model_size" in known.options:
         values["model_size"] = _model_size(model, family, values["model_size"], sources)

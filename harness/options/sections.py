@@ -191,7 +191,11 @@ class TrainingOptions:
         traits=(NOT_IN_GRAPH,),
     )
     abs_learning_rate: float | None = opt(
-        None, "learning rate as it is", aliases=("poly_lr_initial_lr",), check=above(0), traits=(NOT_IN_GRAPH,)
+        None,
+        "learning rate as it is (Adam, AdamW: 0.001)",
+        aliases=("poly_lr_initial_lr",),
+        check=above(0),
+        traits=(NOT_IN_GRAPH,),
     )
     optimiser: str = opt(
         "SGD",
@@ -200,7 +204,11 @@ class TrainingOptions:
         aliases=("optimizer",),
     )
     momentum: float = opt(0.9, "of momentum, RMSprop and LARS", check=between(0, 1))
-    weight_decay: float | None = opt(None, "L2 coefficient, added to the gradients (default by model)", check=at_least(0))
+    weight_decay: float | None = opt(
+        None,
+        "L2 coefficient, added to the gradients (default by model; Adam 0); AdamW: of the weights themselves (0.01)",
+        check=at_least(0),
+    )
     loss_scaling: float = opt(128.0, "the loss is multiplied by it before differentiation", check=above(0))
     label_smoothing: float | None = opt(
         None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
@@ -218,6 +226,9 @@ class TrainingOptions:
     lamb_epsilon: float = opt(1e-6, "added to the root of the second moment", check=above(0))
     lamb_weight_decay: float | None = opt(None, "LAMB's own weight decay", check=at_least(0))
     lamb_skip_list: tuple[str, ...] = opt(("beta", "gamma", "bias"), "names without decay and trust ratio")
+    adam_beta1: float = opt(0.9, "decay of the first moment", check=between(0, 1))
+    adam_beta2: float = opt(0.999, "decay of the second moment", check=between(0, 1))
+    adam_epsilon: float = opt(1e-7, "added to the root of the second moment", check=above(0))
     variable_filter: tuple[str, ...] = opt((), "train only variables whose name contains one of these")
     init_path: str | None = opt(
         None,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.options.sections import TrainingOptions
 
 RMSPROP_DECAY = 0.9  # of the mean square, unless options give another
+_ADAM_RATE = {"abs_learning_rate": 0.001, "base_learning_rate_exponent": None}  # the paper's, for any batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,10 @@ class UpdateRule:
 
     slots: Mapping[str, float] = field(default_factory=dict)  # state of each weight by name, with its initial value
     linear: bool = False  # in the gradient: the loss scale may be undone in the learning rate
+    decoupled_decay: bool = False  # --weight-decay x rate shrinks the weights themselves, and is not in the gradients
     highest_rate: float
     options: tuple[str, ...] = ()  # that not every rule reads
+    defaults: Mapping[str, float | None] = field(default_factory=dict)  # of options, before the model's
 
 
 UPDATE_RULES: Mapping[str, UpdateRule] = {
@@ -38,11 +41,25 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
         slots={"Momentum": 0.0},
         highest_rate=100.0,
         options=("momentum", "lars_epsilon", "lars_eeta", "lars_skip_list", "lars_weight_decay"),
+        defaults={"weight_decay": 0.0},  # beside its own
     ),
     "LAMB": UpdateRule(
         slots={"LAMB_m": 0.0, "LAMB_v": 0.0},
         highest_rate=1.0,
         options=("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"),
+    ),
+    "Adam": UpdateRule(
+        slots={"Adam_m": 0.0, "Adam_v": 0.0},
+        highest_rate=0.1,
+        options=("adam_beta1", "adam_beta2", "adam_epsilon"),
+        defaults={"weight_decay": 0.0, **_ADAM_RATE},
+    ),
+    "AdamW": UpdateRule(
+        slots={"Adam_m": 0.0, "Adam_v": 0.0},
+        decoupled_decay=True,
+        highest_rate=0.1,
+        options=("adam_beta1", "adam_beta2", "adam_epsilon"),
+        defaults={"weight_decay": 0.01, **_ADAM_RATE},
     ),
 }
 

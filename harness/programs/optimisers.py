@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import tensorflow.compat.v1 as tf
 
@@ -99,14 +100,41 @@ class LAMB(Optimiser):
     ) -> tuple[tf.Tensor, Slots]:
         m = self.beta1 * slots["LAMB_m"] + (1 - self.beta1) * g
         v = self.beta2 * slots["LAMB_v"] + (1 - self.beta2) * tf.square(g)
-        t = tf.cast(done + 1, tf.float64)
-        first, second = (tf.cast(1 - tf.pow(tf.constant(b, tf.float64), t), w.dtype) for b in (self.beta1, self.beta2))
+        first, second = _corrections(done, w.dtype, self.beta1, self.beta2)
         u = m / first / (tf.sqrt(v / second) + self.epsilon)
         if not self.skipped(name):
             u += self.weight_decay * w
             of_w, of_u = tf.norm(w), tf.norm(u)
             rate *= _where_both(of_w, of_u, of_w / _or_one(of_u))
         return w - rate * u, {"LAMB_m": m, "LAMB_v": v}
+
+
+@dataclass(frozen=True)
+class Adam(Optimiser):
+    """m += (g - m) * (1 - beta1); v += (g^2 - v) * (1 - beta2); w -= rate * m / (sqrt(v) + epsilon) * sqrt(1 - beta2^t) /
+    (1 - beta1^t): the order of Kingma and Ba's section 2 (arXiv 1412.6980), which Keras has too, so that epsilon is beside
+    the root before the correction. With decoupled decay: AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    decoupled_decay: bool = False
+    slots = UPDATE_RULES["Adam"].slots
+
+    def step(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
+        m = slots["Adam_m"] + (g - slots["Adam_m"]) * (1 - self.beta1)
+        v = slots["Adam_v"] + (tf.square(g) - slots["Adam_v"]) * (1 - self.beta2)
+        first, second = _corrections(done, w.dtype, self.beta1, self.beta2)
+        rate *= tf.sqrt(second) / first
+        return w - rate * m / (tf.sqrt(v) + self.epsilon), {"Adam_m": m, "Adam_v": v}
+
+
+def _corrections(done: tf.Tensor, dtype: tf.DType, *decays: float) -> list[tf.Tensor]:
+    """The sum of an average's weights after one more update, for each decay: 1 - decay^t."""
+    t = tf.cast(done + 1, tf.float64)
+    return [tf.cast(1 - tf.pow(tf.constant(decay, tf.float64), t), dtype) for decay in decays]
 
 
 def _where_both(one: tf.Tensor, other: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -121,7 +149,8 @@ def _or_one(x: tf.Tensor) -> tf.Tensor:
 
 def make(options: TrainingOptions, global_batch: int) -> Optimiser:
     """The optimiser of `--optimiser`, with its options."""
-    momentum = options.momentum
+    momentum, rule = options.momentum, UPDATE_RULES[options.optimiser]
+    adam = partial(Adam, options.adam_beta1, options.adam_beta2, options.adam_epsilon, rule.decoupled_decay)
     return {
         "SGD": SGD,
         "momentum": lambda: Momentum(momentum),
@@ -140,4 +169,6 @@ def make(options: TrainingOptions, global_batch: int) -> Optimiser:
             weight_decay=options.lamb_weight_decay or 0.0,
             skipped=named_by(options.lamb_skip_list),
         ),
+        "Adam": adam,
+        "AdamW": adam,
     }[options.optimiser]()

@@ -66,6 +66,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     update_checks.peak_rate,
     update_checks.final_rate,
     update_checks.weight_decay,
+    update_checks.half_mean_squares,
     update_checks.average_of_the_first,
     update_checks.endless_warmup,
     update_checks.loss_scale,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from base import plugins
 from base.errors import OptionError
+from emulator.plan.precision import FP32
 from emulator.plan.trace import Trace
 from harness.options.catalogue import LARGEST
-from harness.options.sections import RECORDED, RunOptions, flag
+from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 from harness.options.update_rules import UPDATE_RULES, rmsprop_decay
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ LOWEST_RATE = 1e-9  # moves no weight of size 0.01 by the last bit of FP32
 EXPONENTS = "from -14 to -5"  # of the published recipes
 ROUNDING = 1.001  # times a peak: more is a rise
 BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or takes none in
-    **dict.fromkeys(("momentum", "lamb_beta1", "lamb_beta2"), "forgets no gradient ever"),
+    **dict.fromkeys(("momentum", "lamb_beta1", "lamb_beta2", "adam_beta1", "adam_beta2"), "forgets no gradient ever"),
     "rmsprop_decay": "takes no gradient into the mean square ever",
 }
 LOSS_SCALES = 2.0**-10, 2.0**20  # beyond which most gradients in FP16 are 0, or too large
@@ -188,10 +189,25 @@ def weight_decay(resolved: Resolved) -> Iterator[str]:
     """An update leaves some of each weight. LARS and LAMB decay by shares of a norm."""
     training, highest = resolved.run.options.training, resolved.run.highest_rate
     shrunk = highest * (training.weight_decay or 0)
-    if UPDATE_RULES[training.optimiser].linear and shrunk >= 1:
+    rule = UPDATE_RULES[training.optimiser]
+    if (rule.linear or rule.decoupled_decay) and shrunk >= 1:
         yield (
             f"warning: --weight-decay {training.weight_decay:g} x learning rate {highest:.4g} = {shrunk:.4g}: an update "
             "takes away as much as the weights are, or more; give less of either"
+        )
+
+
+def half_mean_squares(resolved: Resolved) -> Iterator[str]:
+    """Adam's mean squares of gradients lie far below FP16's smallest number."""
+    run, epsilon = resolved.run, resolved.run.options.training.adam_epsilon
+    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.trained(v.name)]
+    if "adam_epsilon" in UPDATE_RULES[run.options.training.optimiser].options and any(
+        run.plan.precision.slot_format(variable) != FP32 for variable in trained
+    ):
+        yield (
+            f"warning: --optimiser {run.options.training.optimiser} keeps mean squares of gradients in FP16, where those "
+            f"below 3e-08 become 0, and the update is divided by --adam-epsilon {epsilon:g} alone; give --precision 16.32 "
+            "or 32.32, or --offload-fp32-weight-copy"
         )
 
 
@@ -202,13 +218,15 @@ def average_of_the_first(resolved: Resolved) -> Iterator[str]:
 
 
 def endless_warmup(resolved: Resolved) -> Iterator[str]:
-    """A warm-up, given explicitly, ends before the run does."""
+    """A warm-up that is not a default ends before the run does."""
     run = resolved.run
     warmup = getattr(run.options.schedule, "warmup_epochs", 0)
-    if run.highest_rate and run.options.given("warmup_epochs") and warmup >= run.length.epochs:
+    given, configured = run.options.given, run.options.sources.get("warmup_epochs", "").startswith(CONFIGURATION)
+    chosen = given("warmup_epochs") or (configured and given("epochs"))
+    if run.highest_rate and chosen and warmup and warmup >= run.length.epochs:
         yield (
             f"warning: --warmup-epochs {warmup:g} is the whole run of {run.length.epochs:.4g} epochs: the learning rate "
-            f"never gets to its {run.peak_rate:.4g}"
+            f"never gets to its {run.peak_rate:.4g}; give more --epochs, or a shorter warm-up"
         )
 
 

@@ -504,8 +504,8 @@ def test_values(words, name, value):
         ("--seed -1", "command line: --seed: seed is '-1' but must lie between 0 and 9.22337e+18"),
         ("--available-memory-proportion 0.2 1.2", "command line: --available-memory-proportion: available_memory_proportion is "
          "'0.2 1.2' but must lie between 0 and 1"),
-        ("--optimiser adam", "command line: --optimiser: optimiser is 'adam' but must be one of SGD, momentum, RMSprop, LARS, LAMB; "
-         "did you mean LAMB?"),
+        ("--optimiser lamp", "command line: --optimiser: optimiser is 'lamp' but must be one of SGD, momentum, RMSprop, LARS, LAMB, "
+         "Adam, AdamW; did you mean LAMB, LARS or Adam?"),
         ("--precision 32", "command line: --precision: precision is '32' but must be one of 16.16, 16.32, 32.32; did you mean "
          "32.32 or 16.32?"),
         ("--model alexnet", "command line: --model: no model 'alexnet': Models/alexnet.py not found; did you mean resnet or "

@@ -336,7 +336,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("wandb: maybe", "FILE:3: wandb is 'maybe' but must be true or false"),
         ("no_validation: maybe", "FILE:3: validation is 'maybe' but must be true or false"),
         ("precision: 16", "FILE:3: precision is '16' but must be one of 16.16, 16.32, 32.32; did you mean 16.32 or 16.16?"),
-        ("optimiser: yes", "FILE:3: optimiser is 'True' but must be one of SGD, momentum, RMSprop, LARS, LAMB"),
+        ("optimiser: yes", "FILE:3: optimiser is 'True' but must be one of SGD, momentum, RMSprop, LARS, LAMB, Adam, AdamW"),
         ("name_suffix: yes", "FILE:3: name_suffix is 'True' but must be UTF-8 text, not empty"),
         ("name_suffix: ''", "FILE:3: name_suffix is '' but must be UTF-8 text, not empty"),
         ('name_suffix: "\\ud800"', "FILE:3: name_suffix is '\\ud800' but must be UTF-8 text, not empty"),

@@ -24,6 +24,7 @@ RULES = {
     "RMSprop": optimisers.RMSprop(0.95, 0.8, 1e-3),
     "LARS": optimisers.LARS(momentum=0.8, weight_decay=0.02, eeta=0.01, epsilon=1e-4, skipped=SKIPPED),
     "LAMB": optimisers.LAMB(beta1=0.85, beta2=0.99, epsilon=1e-5, weight_decay=0.02, skipped=SKIPPED),
+    "Adam": optimisers.Adam(0.85, 0.99, 1e-5),
 }
 
 
@@ -60,12 +61,19 @@ def lamb(w, s, g, rate, t, skipped):
     return w - rate * ratio * u
 
 
+def adam(w, s, g, rate, t, skipped):
+    s["m"] = 0.85 * s.get("m", 0.0) + 0.15 * g
+    s["v"] = 0.99 * s.get("v", 0.0) + 0.01 * g * g
+    return w - rate * np.sqrt(1 - 0.99**t) / (1 - 0.85**t) * s["m"] / (np.sqrt(s["v"]) + 1e-5)
+
+
 REFERENCES = {
     "SGD": lambda w, s, g, rate, t, skipped: w - rate * g,
     "momentum": momentum,
     "RMSprop": rms,
     "LARS": lars,
     "LAMB": lamb,
+    "Adam": adam,
 }
 
 
@@ -113,6 +121,7 @@ def test_the_loss_scale_changes_nothing_but_rounding(rule, tmp_path):
     ("rule", "precision"),
     [
         *((rule, "32.32") for rule in ("RMSprop", "LARS", "LAMB")),
+        ("Adam", "16.32"),
         *(pytest.param(rule, "16.16", marks=pytest.mark.slow) for rule in ("RMSprop", "LARS")),
         ("LAMB", "16.16"),
     ],
@@ -156,6 +165,21 @@ def test_lars_and_proxy_norm_together(layout, precision, tmp_path):
         if precision == "16.16":
             trained = rows[[0, 1, 4, 5]]
             np.testing.assert_array_equal(trained, trained.astype(np.float16).astype(np.float32))
+
+
+def test_adamw_shrinks_the_weights_beside_the_update(tmp_path):
+    """By rate x decay of what they were; the moments know nothing of the decay, nor of the loss scale."""
+    after, tenth = {}, "--abs-learning-rate 0.1 --warmup-epochs 0 --iterations 1"
+    for decay in (0, 0.25):
+        words = f"{BASE} {tenth} --optimiser AdamW --weight-decay {decay}".split()
+        succeed("train", *words, "--logs-path", tmp_path / str(decay))
+        after[decay] = variables(tmp_path / str(decay), 1)
+    for name, start in variables(tmp_path / "0", 0).items():
+        if name.endswith(("kernel", "gamma")):
+            np.testing.assert_allclose(after[0.25][name], after[0][name] - np.float32(0.025) * start, atol=1e-7)
+            assert np.abs(after[0][name] - start).max() > 0.05
+        elif "Adam" in name:
+            np.testing.assert_array_equal(after[0.25][name], after[0][name])
 
 
 def options(words):

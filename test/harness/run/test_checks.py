@@ -37,8 +37,11 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--epochs 1e-320 --abs-learning-rate 512", {}, "warning: the learning rate is 0 in all of the run's 1 updates: the"),
         ("--precision 16.16 --loss-scaling 1e20", {}, "warning: --loss-scaling 1e+20 lets most gradients overflow in FP16"),
         ("--precision 16.32 --loss-scaling 1e-30", {}, "warning: --loss-scaling 1e-30 lets most gradients become 0 in FP16"),
+        ("--optimiser AdamW --weight-decay 2000", {}, "warning: --weight-decay 2000 x learning rate 0.001 = 2: an update"),
+        ("--optimiser Adam", {}, "warning: --optimiser Adam keeps mean squares of gradients in FP16, where those below 3e-08"),
         ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
         ("--warmup-epochs 20 --epochs 10", {}, "warning: --warmup-epochs 20 is the whole run of 10 epochs"),
+        ("--config finetune_network --validation-split 0 --epochs 1", {}, "warning: --warmup-epochs 1 is the whole run of 1 epochs"),
         ("--weight-avg-exp 0.9 1", {}, "warning: --weight-avg-exp 1 is the first checkpoint"),
         ("--batch-norm --batch-size 1", {}, "warning: batch norm takes the statistics of one picture at a time"),
         # trained alone without a word
@@ -126,6 +129,7 @@ def test_what_may_well_be_meant_is_not_warned_of(words, environ):
     [
         ("--optimiser momentum --momentum 1", "--momentum 1 forgets no gradient ever; give less than 1"),
         ("--optimiser LAMB --abs-learning-rate 0.01 --lamb-beta1 1", "--lamb-beta1 1 forgets no gradient"),
+        ("--optimiser AdamW --adam-beta2 1", "--adam-beta2 1 forgets no gradient"),
         (
             "--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-decay 1",
             "--rmsprop-decay 1 takes no gradient into the mean",
