@@ -80,7 +80,7 @@ def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None
 
 
 def _content(exported: Network, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
-    """Return what a converter needs."""
+    """Return the facts that a converter needs."""
     calibration = pictures.calibration(exported) if quantised else None
     return Content(graph=graph, labels=exported.names, texts=texts, calibration=calibration)
 

@@ -1,4 +1,4 @@
-"""Plans a training on an IPU system before anything runs: memory, rate, where the time goes, and what would be better.
+"""Plans a training on an IPU system before anything runs: memory, rate, where the time goes, and better plans.
 
 python plan.py --config mk2_efficientnet_b4_g16_16ipus
 python plan.py --config mk2_resnet50_mlperf_pod16_bs20 --system BOW-POD16 POD16

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]:
-    """Return the runs of these names, or paths, each once; OptionError for what is none, or may not go."""
+    """Return the runs of these names, or paths, each once; OptionError for a path that is none, or may not go."""
     by_name = {run.name: run for run in runs}
     by_path = {os.path.normpath(run.folder): run for run in runs}
     chosen = {}
@@ -67,7 +67,7 @@ def _check_removable(run: RunSummary, runs: Sequence[RunSummary]) -> None:
 
 
 def _check_own_folder(run: RunSummary) -> None:
-    """OptionError for a link, or what has become no run."""
+    """OptionError for a link, or a folder that has become no run."""
     if not run_list.is_run(Path(run.folder)):
         raise OptionError(f"--remove {run.name}: {run.folder} is no folder of a run; links are not followed")
 

@@ -24,7 +24,7 @@ class Keys:
     """Stands in for a seed that a graph is not to depend on: each of its keys is a placeholder."""
 
     def __init__(self) -> None:
-        self.names: dict[str, str] = {}  # of the placeholders' operations, by what a key is for
+        self.names: dict[str, str] = {}  # of the placeholders' operations, by a key's purpose
         self._placeholders: dict[str, tf.Tensor] = {}
 
     def key(self, what: str) -> tf.Tensor:

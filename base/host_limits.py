@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-RESIDENT, DATA, ADDRESSES = "resident", "data", "addresses"  # what a limit counts
+RESIDENT, DATA, ADDRESSES = "resident", "data", "addresses"  # kinds of memory that a limit counts
 _UNLIMITED = 1 << 60  # version 1 of the control groups writes 2^63 less a page for none
 _ULIMITS = ((DATA, resource.RLIMIT_DATA, "ulimit -d"), (ADDRESSES, resource.RLIMIT_AS, "ulimit -v"))
 

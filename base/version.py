@@ -1,4 +1,4 @@
-"""The version of this project, and of what it stands on, without importing any of that."""
+"""The version of this project, and of the packages below, without importing any."""
 
 from __future__ import annotations
 

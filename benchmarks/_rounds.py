@@ -1,4 +1,4 @@
-"""A worker's side of the talk with benchmarks/_paired.py: what it is, then an answer to each line of standard input."""
+"""A worker's side of the talk with benchmarks/_paired.py: its name, then an answer to each line of standard input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 def serve(
     work: Callable[[], object], samples: int, also: Mapping[str, Callable[[], float]] | None = None, **about: object
 ) -> None:
-    """Says what it is, then answers until standard input ends: `peak` with the process' peak memory in MB, the names of
+    """Prints its name, then answers until standard input ends: `peak` with the process' peak memory in MB, the names of
     `also` with what they give, and any other line with the samples a second of one round of `work`."""
     _say(**about)
     asked = {"peak": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **(also or {})}

@@ -68,7 +68,7 @@ def memory() -> None:
         shares = (second.peak / first.peak - 1, second.alive / first.alive - 1)
         verdict = f"   {100 * shares[0]:+.1f} %, {100 * shares[1]:+.1f} %, must stay under 5 %"
         print(_row(name, *(_change(first, second, what) for what in ("peak", "alive", "built"))) + verdict, flush=True)
-    few, many = 16, 32  # what a larger micro-batch adds is activations
+    few, many = 16, 32  # a larger micro-batch adds activations alone
     kept, again = ([_paired.alone(words(plain(b, 2) + extra)) for b in (few, many)] for extra in ("", f" {RECOMPUTED}"))
     print(_row("recomputation, micro-batch 32", *(_change(kept[1], again[1], what) for what in ("peak", "alive"))))
     added = {

@@ -51,7 +51,7 @@ class Row:
     side: int = 224
     updates: int = 1  # of a round
     accumulation: int = 1
-    also: tuple[tuple[str, str], ...] = ()  # other ways of ours: what they are called, and options
+    also: tuple[tuple[str, str], ...] = ()  # other ways of ours: their names and options
     inference: bool = False
     wanted: tuple[float | None, float | None] = (None, None)
     short: bool = False  # in a short measurement too
@@ -110,7 +110,7 @@ ROWS = (
 
 
 def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, Any]:
-    """All ways of a row, `rounds` rounds each after one that does not count: speeds, memory, what the machine did."""
+    """All ways of a row, `rounds` rounds each after one that does not count: speeds, memory, the machine's load."""
     commands = row.commands(torch_python)
     workers = {name: _paired.Worker(command) for name, command in commands.items() if not (short and name == KERAS_XLA)}
     try:

@@ -105,7 +105,7 @@ def _group_norm(x: tf.Tensor, name: str) -> tf.Tensor:
 def ratios(norm: str, rounds: int) -> list[float]:
     """How many times as fast this harness is as the plain loop, in each of `rounds` pairs of rounds."""
     ours, theirs = harness(norm), plain(norm)
-    for work in (ours, theirs, ours, theirs):  # what is done once
+    for work in (ours, theirs, ours, theirs):  # work that is done once
         work()
     return [_seconds(theirs) / _seconds(ours) for _ in range(rounds)]
 

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """The command line."""
     parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, at most {len(plot.COLOURS)}")
-    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="what they are called (default: the folders' names)")
+    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="the runs' names (default: the folders')")
     parser.add_argument("--title", default="", help="above the picture")
     parser.add_argument("--output", default="compared.svg", metavar="FILE")
     arguments = parser.parse_args(argv)

@@ -120,7 +120,7 @@ def _finished(folder: Path) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Takes what a call left that ended before its first result."""
+    """Takes the folder of a call that ended before its first result."""
     if folder.exists():
         with locks.held(folder):  # not that of a training that still runs
             pass

@@ -81,7 +81,7 @@ def options(match: foreign.Match, symmetric: bool) -> dict[str, Any]:
     kernels = [value for name, value in match.values.items() if name.endswith("/dense/kernel")]
     if kernels and kernels[-1].shape[-1] != IMAGENET_CLASSES:  # which the data set says anyway
         pictures["num_classes"] = kernels[-1].shape[-1]
-    return {**values, **pictures, "precision": "32.32"}  # what they were trained in
+    return {**values, **pictures, "precision": "32.32"}  # the precision of their training
 
 
 def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
 MOST_BYTES = npz_weights.MOST_BYTES
 _AGAIN = "; download it again, or save the network's weights into it"
-_LISTED = 1 << 22  # bytes of a .safetensors file that say what it holds
+_LISTED = 1 << 22  # bytes of a .safetensors file's header
 _DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
 _KINDS = {
@@ -86,7 +86,7 @@ def _safetensors(source: Path) -> dict[str, np.ndarray]:
 
 
 def _begins(item: tuple[str, Any]) -> list[int]:
-    """Return where an array lies; refuses an entry without what it needs."""
+    """Return where an array lies; refuses an entry without its parts."""
     name, entry = item
     places = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(places, list) or [type(place) for place in places] != [int, int] or min(places) < 0:
@@ -189,7 +189,7 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
     torch = _package("torch", "torch")
     if content.startswith(b"PK"):
         with zips.opened(io.BytesIO(content), MOST_BYTES):
-            pass  # what it unpacks to is bounded
+            pass  # the unpacked size is bounded
     try:
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's, zipfile's and torch's own classes

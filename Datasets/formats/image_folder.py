@@ -45,7 +45,7 @@ class BadFile(NamedTuple):
     @property
     def advice(self) -> str:
         """The reason with the remedy."""
-        return self.reason if image_headers.REMEDY.search(self.reason) else f"{self.reason}; remove what is damaged"
+        return self.reason if image_headers.REMEDY.search(self.reason) else f"{self.reason}; remove the damaged picture"
 
 
 @dataclass(frozen=True)

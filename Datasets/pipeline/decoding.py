@@ -12,7 +12,7 @@ from base.errors import DataError
 from Datasets.formats import image_headers, preprocessing
 from Datasets.pipeline import augmentation
 
-LONGEST = 32  # times the shorter side: of what the whole picture is resized from
+LONGEST = 32  # times the shorter side: a longer picture is cropped before its resizing
 
 
 def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -37,8 +37,8 @@ class StopRequest(BaseException):
 
 
 class Signals:
-    """The handlers of one command or run, between `with`; the earlier ones come back after it, and know what has come. In a
-    thread that is not the main one nothing is handled."""
+    """The handlers of one command or run, between `with`; the earlier ones come back after it, and know which signal came.
+    In a thread that is not the main one nothing is handled."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -81,7 +81,7 @@ class Signals:
         self._ask = self._always = ask
 
     def raise_if_received(self) -> None:
-        """StopRequest, if a signal came, after what it called is done."""
+        """StopRequest, if a signal came, after the call that it began is done."""
         if self.received is not None:
             self._await_call()
             raise StopRequest(self.received, self._instance)
@@ -95,7 +95,7 @@ class Signals:
             self._instance = instance
 
     def raise_again(self) -> None:
-        """Has the request come again, because what it raised went nowhere: a destructor cannot be left that way."""
+        """Has the request come again, because its error went nowhere: a destructor cannot be left that way."""
         self._again, self.received = self.received, None
         again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
         again.daemon = True

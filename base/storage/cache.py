@@ -1,6 +1,6 @@
 """Files that are expanded once, in the user's cache: atomic, verified, safe for several processes at once.
 
-A folder is built under a temporary name and renamed when complete, so that what has the final name was once
+A folder is built under a temporary name and renamed when complete, so that a folder of the final name was once
 whole; sizes and checksums recorded beside the files show whether it still is.
 """
 

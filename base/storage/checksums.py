@@ -1,6 +1,6 @@
 """CRC-32C as TFRecord files store it (masked): of one payload, by a library or in numpy, or of many short rows at once.
 
-A CRC is linear: what a byte adds depends on its value and on its distance from the end alone. So blocks of bytes are
+A CRC is linear: a byte's share depends on its value and on its distance from the end alone. So blocks of bytes are
 looked up in one table by place and value, and the blocks' results are merged in pairs.
 """
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 _CASTAGNOLI = 0x82F63B78  # the reflected polynomial of CRC-32C
-_ALL_ONES = 0xFFFFFFFF  # the register before the first byte, and what the last one is inverted with
+_ALL_ONES = 0xFFFFFFFF  # the register before the first byte, and the mask that inverts the last one
 _MASK_ADDED = 0xA282EAD8
 _BLOCK = 512  # the table by place and value is half a megabyte: the processor's cache holds it
 _TOGETHER = 2048  # blocks looked up in one call, whose indices take eight bytes each

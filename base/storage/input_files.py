@@ -21,7 +21,7 @@ _KINDS = (
 
 
 def unfit(mode: int) -> str | None:
-    """Why what has this mode is not read as a file; None for a regular file."""
+    """Why a path of this mode is not read as a file; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
     if stat.S_ISDIR(mode):
@@ -30,7 +30,7 @@ def unfit(mode: int) -> str | None:
 
 
 def opened(path: str | Path) -> BinaryIO:
-    """A regular file for reading; OSError, whose `strerror` says what it is, for anything else."""
+    """A regular file for reading; OSError, whose `strerror` names its kind, for anything else."""
     _check_regular(os.stat(path), path)  # to open some devices is to do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

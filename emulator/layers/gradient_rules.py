@@ -25,7 +25,7 @@ def with_gradient(function: Callable[..., tuple[tf.Tensor, Rule]]) -> Callable[.
     """The function of tensors with a gradient of its own: it returns its result and the rule for it, a function of the
     result's gradient that returns the gradient of its argument, or a sequence of those of all its arguments.
 
-    Only what is passed as an argument is differentiated. The rule is called where the backward pass is built, once for each
+    Arguments alone are differentiated. The rule is called where the backward pass is built, once for each
     time that the result is differentiated.
     """
 

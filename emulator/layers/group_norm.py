@@ -173,7 +173,7 @@ _input_sum = compiled(lambda dz, x, mean, a, b, c: dz * a + (x - mean) * b + c)
 def _kernels(activation: str, rounding: Rounding | None, apart: bool = False) -> tuple[Kernel, Kernel]:
     """Value and derivative of activation(x * factor + shift): (x, factor, shift, *noise) -> y, and
     (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself. Compiled, one
-    function each, or `apart` a function for what is between two roundings."""
+    function each, or `apart` a function for each part between two roundings."""
     rounded = _rounded(rounding, apart)
     _, act_gradient = passes(activation)
 

@@ -44,7 +44,7 @@ class Rounding:
     trap: bool = False  # overflow gives infinity, so that whoever checks can tell it from other NaNs
 
     def __call__(self, x: tf.Tensor, noise: tuple[tf.Tensor, ...] = (), salt: int = 0) -> tf.Tensor:
-        """x on the grid. `noise`: uint64 [batch, 1, ...] or [], what the random numbers are a function of, with `salt` and
+        """x on the grid. `noise`: uint64 [batch, 1, ...] or [], of which the random numbers are a function, with `salt` and
         the element's place; without it ties to even."""
         if x.dtype != tf.float32:
             raise TypeError(f"half precision is emulated in FP32, not in {x.dtype.name}")
@@ -98,7 +98,7 @@ def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (),
 
 def apart(x: tf.Tensor, rounding: Rounding | None) -> bool:
     """Return whether a layer's random roundings of tensors like x are passes of their own, by the native kernel: XLA takes
-    twice as long for one, and four times for several that it fuses with what is between them."""
+    twice as long for one, and four times for several that it fuses with the operations between them."""
     return rounding is not None and rounding.stochastic and library.load_for(x) is not None
 
 

@@ -27,7 +27,7 @@ class _Gradient:
     readers: int = 0
     fp16: bool = True  # each reader's own gradient is on FP16's grid
     arrives_half: bool = False  # the next segment sees to it
-    summed: tf.Tensor | None = None  # what readers read, so that what they hand back meets in one place
+    summed: tf.Tensor | None = None  # the value for readers, so that their gradients meet in one place
 
     def needs_rounding(self) -> bool:
         """Return whether the layer whose result the tensor is rounds the gradient."""

@@ -22,7 +22,7 @@ from Models._layers import Variable
 
 
 class PrecisionPolicy:
-    """`seed`: of what is rounded at random. `dtype`: of the arithmetic, and of variables in FP32."""
+    """`seed`: of the random roundings. `dtype`: of the arithmetic, and of variables in FP32."""
 
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
         self.precision = precision

@@ -59,7 +59,7 @@ class TensorLayers(Layers):
         the batch whose batch-norm statistics are kept apart. `watch` counts the gradients that arrive. `sync_mean`: the
         mean of a tensor over the processes whose batch-norm statistics are one. Results have the dtype of the weights."""
         super().__init__()
-        self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> what this micro-batch says of it
+        self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> its value on this micro-batch
         self._weights = weights
         self._training = training
         self._seed = seed

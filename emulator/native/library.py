@@ -24,7 +24,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-e
 
 
 def sources() -> list[Path]:
-    """The files that are compiled, and what they include."""
+    """The files that are compiled, and the files that these include."""
     return sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
 
 

@@ -30,7 +30,7 @@ COMPILED_HALF, COMPILED = 2_200_000, 200_000  # its bytes for one layer, with ha
 GRADIENTS, SLOWED, SAVED = 2.2, 2.5, 4.3
 WORKED_ON = 2.0  # times the largest layer's input and output: gradients and an operation's own memory
 FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one in use
-CERTAIN = 0.8  # of the prediction: more than this is what every run took that was measured
+CERTAIN = 0.8  # of the prediction: every measured run took more than this
 # how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
 _IN_PLACE = ("norm", "add")  # give their memory to the operation behind them, where that is one of
@@ -158,7 +158,7 @@ def _kept_for_backward(operation: Operation, following: Operation | None) -> int
 
 
 def _largest(operations: Iterable[Operation]) -> int:
-    """Bytes that the largest layer takes in and gives out, for one picture; what can overwrite its input gives out none."""
+    """Bytes that the largest layer takes in and gives out, for one picture; none by one that can overwrite its input."""
     own = (operation for operation in operations if operation.kind not in (*_IN_PLACE, *_TAKES_OVER))
     return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 

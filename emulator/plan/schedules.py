@@ -2,8 +2,8 @@
 
 A timeline is a tuple of rows, one per clock; a row has one cell per stage (each stage on a device of its own); a cell is
 the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings, idle time,
-and what the executor has each pass wait for (`waits`) are read from the rows. This module knows no seconds, bytes, devices
-or tensors, and it accepts every number of stages and of micro-batches from 1 on.
+and the passes that the executor has each pass wait for (`waits`) are read from the rows. This module knows no seconds,
+bytes, devices or tensors, and it accepts every number of stages and of micro-batches from 1 on.
 
 A timeline's micro-batch is what goes through the stages at once. To the planner that is a replica's micro-batch, and an
 update has as many as the accumulation count; to the executor it is a pass, which holds several where micro-batches are

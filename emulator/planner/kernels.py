@@ -37,7 +37,7 @@ _CONV_LAUNCHES, _BACKWARD_LAUNCHES = 4, 5  # rearranged input and weights, produ
 
 @dataclass(frozen=True)
 class Cycles:
-    """Cycles of the slowest tile, by what they are spent on."""
+    """Cycles of the slowest tile, by kind of work."""
 
     matrix: float = 0.0
     exchange: float = 0.0

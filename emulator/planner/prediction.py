@@ -52,7 +52,7 @@ class Prediction:
 
     @property
     def update_parts(self) -> dict[str, float]:
-        """Seconds of an update by part; `host` is what the host's feed adds where it is slower than the IPUs."""
+        """Seconds of an update by part; `host` is the wait for the host's feed where that is slower than the IPUs."""
         timing = self.timing
         parts = {
             "pipeline": timing.pipeline,
@@ -104,7 +104,7 @@ class Prediction:
         }
 
     def _parts(self, stage: int, kind: str) -> dict[str, float]:
-        """Seconds of a stage's work on a micro-batch, by what they are spent on."""
+        """Seconds of a stage's work on a micro-batch, by kind of work."""
         cell = self.timing.cells[stage, kind]
         scale = cell.seconds / (cell.cycles.total or 1.0)
         return {name: scale * cycles for name, cycles in asdict(cell.cycles).items()}

@@ -1,7 +1,7 @@
 """The order of the cells on every stage, held inside the device loop, and the times at which they ran.
 
 A cell is one stage's forward or backward work on one pass. Passes are iterations of one loop and overlap as far as their
-data lets them; what the schedule asks beyond that is waiting. The forwards of a stage, and its backwards, come in the order
+data lets them; the schedule's order beyond that is waiting. The forwards of a stage, and its backwards, come in the order
 of the passes: a token that the loop carries. A forward also waits for as many backwards, and a backward for as many
 forwards, as stand before it in the timeline since the last one of its kind (`schedules.waits`): queues count them.
 """

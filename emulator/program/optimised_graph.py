@@ -21,8 +21,8 @@ GRAPH, NAMES = "graph.pb", "names.json"  # of its files
 
 @dataclass(frozen=True)
 class OptimisedGraph:
-    """`names`: in the graph, by what they are for. `about`: more facts about the program, as JSON has them. `keys`: the
-    names of the placeholders, by what a key is for."""
+    """`names`: in the graph, by their purpose. `about`: more facts about the program, as JSON has them. `keys`: the
+    names of the placeholders, by a key's purpose."""
 
     graph: bytes
     names: Mapping[str, Sequence[str]]
@@ -57,7 +57,7 @@ class CacheEntry(Protocol):
         """Writes the entry."""
 
     def ran(self) -> None:
-        """The program has run: XLA has compiled what it compiles."""
+        """The program has run: XLA has compiled its parts."""
 
 
 def optimise(

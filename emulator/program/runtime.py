@@ -188,7 +188,7 @@ def new_session(
 
 
 def new_graph() -> tf.Graph:
-    """An empty graph whose loops are the old kind: their `parallel_iterations` is what a pipeline needs. TensorFlow knows
+    """An empty graph whose loops are the old kind: a pipeline needs their `parallel_iterations`. TensorFlow knows
     the native kernels by then, which a cached graph may have."""
     tf.disable_control_flow_v2()
     library.load()

@@ -1,4 +1,4 @@
-"""The work of --compile-only: builds a run's programs, says what they are, and writes nothing."""
+"""The work of --compile-only: builds a run's programs, describes them, and writes nothing."""
 
 from __future__ import annotations
 

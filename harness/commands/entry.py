@@ -41,7 +41,7 @@ INTRODUCTIONS = {
     "train": "Trains a convolutional network on emulated IPUs.",
     "validation": "Validates checkpoints; takes the options or the configuration of the training as they are.",
     "inference_embedded": "Measures inference with one frozen program that is built once, and its latencies.",
-    "restore": "Resumes the run in a folder; other options override what it recorded.",
+    "restore": "Resumes the run in a folder; other options override the recorded ones.",
 }
 
 
@@ -185,7 +185,7 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
     if run.options.checkpoint.predict and inference_record.recorded_names(origin.folder, origin.recorded):
         return ["the classes are named as in the training; in the data they have other names, or another order"]
     return [
-        "warning: the classes have other names, or another order, than in the training: what was learnt is of the others"
+        "warning: the classes have other names, or another order, than in the training, whose classes the network has learnt"
     ]
 
 

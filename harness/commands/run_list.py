@@ -1,5 +1,5 @@
-"""The runs below a folder: what each is, how far it has come, how good it is, and whether it can go on. Nothing is written,
-and no link is followed below that folder."""
+"""The runs below a folder: the network of each, how far it has come, how good it is, and whether it can go on. Nothing is
+written, and no link is followed below that folder."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _damage(folder: Path) -> str | None:
-    """Return what is wrong with the newest checkpoint, as far as it shows without reading tensors."""
+    """Return the fault of the newest checkpoint, as far as one shows without reading tensors."""
     try:
         missing, checkpoints = find.missing_newest(folder), find.numbered(folder)
         if missing or not checkpoints:

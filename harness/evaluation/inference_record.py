@@ -1,5 +1,5 @@
 """inference.json in a run's folder: the names of the classes that its weights know and the preparation of their pictures, so
-that the run needs its data no more to name what a photograph shows. The network's switches are in arguments.json."""
+that the run needs its data no more to name a photograph's class. The network's switches are in arguments.json."""
 
 from __future__ import annotations
 

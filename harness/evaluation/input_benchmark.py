@@ -13,8 +13,8 @@ _WARMING = 3
 
 
 def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
-    """Measures the stream of training, or of validation, stage by stage: each stage's time is what it adds to the one
-    before, so stages that run at the same time as others can add nothing."""
+    """Measures the stream of training, or of validation, stage by stage: each stage's time is its addition to that of the
+    one before, so stages that run at the same time as others can add nothing."""
     tf_runtime.import_tensorflow()
     say(run.summary())
     if run.options.dataset.synthetic_data:
@@ -37,7 +37,7 @@ def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds
 
 
 def _on_device(run: Run, stream, request):
-    """The last stage: what the device makes of a micro-batch."""
+    """The last stage: the device's own preparation of a micro-batch."""
 
     def ready(features):
         return run.source.on_device(features["image"], request, features.get("moments")), features["label"]

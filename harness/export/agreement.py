@@ -52,7 +52,7 @@ class Agreement:
         return near and self.same >= bound.equal * self.count
 
     def rule(self, bound: Bound) -> str:
-        """Return what a bound accepts here, and why there is one."""
+        """Return the differences that a bound accepts here, and the reason for it."""
         accepted = [f"{bound.largest * self.certainty:.3g} at most"] * math.isfinite(bound.largest)
         accepted += [f"{bound.mean * self.certainty:.3g} on the mean"] * math.isfinite(bound.mean)
         accepted += [f"{math.ceil(bound.equal * self.count)} of {self.count} first answers"] * (bound.equal > 0)

@@ -47,7 +47,7 @@ class Network:
         return not self.without_data
 
     def title(self) -> str:
-        """The line that says what is exported."""
+        """The line that names the exported network."""
         run = self.run
         size = f"{run.image_size}x{run.image_size} pixels, {len(self.names)} classes, {run.trace.parameters:,} parameters"
         return f"Exporting {self.checkpoint.prefix}: {run.name.split('_bs')[0]}, {size}"

@@ -67,7 +67,7 @@ def asked(argv: list[str]) -> ExportedFile | None:
 
 
 def predict(file: ExportedFile) -> int:
-    """Say what the photographs show to the file, in its own runtime; the exit code."""
+    """Print the classes that the file finds in the photographs, in its own runtime; the exit code."""
     if not os.path.lexists(file.path):
         raise CheckpointError(f"--restore-path {file.path}: no such file")
     formats.check_packages([file.format])

@@ -1,4 +1,4 @@
-"""The words of a call of export.py: what is exported, to which formats, and where."""
+"""The words of a call of export.py: the network, the formats, and the place."""
 
 from __future__ import annotations
 

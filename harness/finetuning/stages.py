@@ -32,7 +32,7 @@ _LAST_ONLY = frozenset(
         "weight_avg_exp",
     ]
 )
-_OWN: Mapping[str, str] = {  # options that have a meaning of their own here, and what is to be done instead
+_OWN: Mapping[str, str] = {  # options that have a meaning of their own here, and the way to do the same
     "config": "the stages have configurations of their own; give single options, which win",
     "config_path": "the stages have configurations of their own; give single options, which win",
     "release": "the stages have configurations of their own; give single options, which win",

@@ -1,4 +1,4 @@
-"""A first look at a folder of pictures, before anything is trained: classes, sizes, copies, and what is left out."""
+"""A first look at a folder of pictures, before anything is trained: classes, sizes, copies, and files left out."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Ent
     remaining = {}
     for key, entry in entries.items():
         named = NEVER_READ.get(key.replace("-", "_"))
-        instead = f"no release read it; {named} is what it may mean" if named else ""
+        instead = f"no release read it; {named} may be meant" if named else ""
         if not named and "-" in key and key.replace("-", "_") in entries:
             instead = f"{key.replace('-', '_')} is given too"
         if instead:

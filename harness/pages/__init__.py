@@ -1,1 +1,1 @@
-"""Reports of runs as pages: what a run's folder tells, what its newest checkpoint answers, and both as one HTML file."""
+"""Reports of runs as pages: a run's folder, the answers of its newest checkpoint, and both as one HTML file."""

@@ -34,7 +34,7 @@ def section(made: Evaluation) -> str:
     )
     blocks = (
         ("Accuracy of each class", _classes(made)),
-        ("What is taken for what", _confusions(made)),
+        ("Which class is taken for which", _confusions(made)),
         ("Calibration", markup.figure(chart.calibration(bins), caption)),
     )
     return "\n".join(

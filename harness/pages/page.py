@@ -127,7 +127,7 @@ def _result_rows(runs: Sequence[RunFolder]) -> list[tuple[markup.Cell, ...]]:
 
 
 def _results(run: RunFolder) -> Mapping[str, str]:
-    """The figures of a run by their names; an empty text for what it has not."""
+    """The figures of a run by their names; an empty text for a missing one."""
     best, validated = run.best, [row for row in run.validation if number(row, "iteration") >= 0]
     last, parameters = validated[-1:], run.arguments.get("parameters")
     return {

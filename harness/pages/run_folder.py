@@ -1,4 +1,4 @@
-"""A run's folder as a report reads it: its rows, its recorded options, and lines on what is missing."""
+"""A run's folder as a report reads it: its rows, its recorded options, and lines on missing files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPILED = re.compile(r"^(Compilation time: |Validation program ready in )([0-9
 @dataclass(frozen=True)
 class RunFolder:
     """The files that a run wrote. `arguments`: the content of its last arguments file, empty if it is missing; `options`:
-    those among them that were requested; `notes`: lines on what is not as a finished run leaves it."""
+    those among them that were requested; `notes`: lines on all that a finished run would not leave so."""
 
     path: Path
     arguments: Mapping[str, Any]
@@ -74,8 +74,8 @@ class RunFolder:
 
 
 def read(path: Path) -> RunFolder:
-    """The run in a folder; OptionError for what is no run, a run without rows and damaged rows, CheckpointError for damaged
-    arguments."""
+    """The run in a folder; OptionError for a folder that is no run, a run without rows and damaged rows, CheckpointError for
+    damaged arguments."""
     if not path.is_dir():
         raise OptionError(f"{path} is {'no folder' if path.exists() else 'not there'}; give a run folder, as in logs/<run>")
     present = [name for name in (*_TABLES, "arguments.json", "arguments_restore.json") if (path / name).exists()]

@@ -117,7 +117,7 @@ def _names(configs: Sequence[Config], source: str) -> list[str]:
 
 
 def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance: int, source: str) -> Path:
-    """An instance's new folder: what it was given for itself, or what goes with instance 0's."""
+    """An instance's new folder: the one given for itself, or one beside instance 0's."""
     own, first = configs[instance], configs[0]
     if own["logs_path"] not in (None, first["logs_path"]):
         return Path(own["logs_path"]).absolute()

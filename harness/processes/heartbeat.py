@@ -43,7 +43,7 @@ class Heartbeat:
         self._ask = {k: channel.unary_unary(_STATUS) for k, channel in channels.items()}
         self._every = min(2.0, timeout / 15)
         self._over = threading.Event()
-        self._met: dict[int, bytes] = {}  # what each answered when it came
+        self._met: dict[int, bytes] = {}  # each instance's answer when it came
 
     def gather(self) -> str:
         """Waits until every instance has answered; return a digest of the processes that did. WorkerError if the time is

@@ -1,4 +1,4 @@
-"""The options of poprun: how they are read, from the command line and from files, and what they say."""
+"""The options of poprun: how they are read, from the command line and from files, and their help."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _host(name: str) -> str:
 
 @dataclass(frozen=True)
 class PoprunOption:
-    """An option: how its text is read (None: it takes none), and what it says; `idle`: it means nothing without IPUs."""
+    """An option: how its text is read (None: it takes none), and its help; `idle`: it means nothing without IPUs."""
 
     read: Callable[[str], Any] | None
     default: Any

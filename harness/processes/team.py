@@ -1,4 +1,4 @@
-"""The instances of a run at work: they meet, compare what they were asked for, and go on together until the end.
+"""The instances of a run at work: they meet, compare their calls, and go on together until the end.
 
 A run in one process is a team of one, for which nothing here costs anything.
 """
@@ -105,7 +105,7 @@ class Team:
         return f"{own} cannot go on with the others, of which {others}: {tf_runtime.device_error(error)}"
 
     def rendezvous(self, run: Run) -> int:
-        """Starts the server, waits for all instances and compares what they were asked for; the seed that all use."""
+        """Starts the server, waits for all instances and compares their calls; the seed that all use."""
         if self.size == 1:
             return run.seed
         check_port(self.cluster)
@@ -182,7 +182,7 @@ class Team:
         if self.group:
             self.group.all_gather("done")
             self._heart.stop()
-            time.sleep(0.2)  # for what the others have yet to fetch from here
+            time.sleep(0.2)  # for values that the others have yet to fetch from here
 
     def _tell(self, reason: str) -> bool:
         """Calls `before_exit`, once; returns whether there was anything to do."""

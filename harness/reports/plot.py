@@ -175,7 +175,7 @@ class Panel:
             yield svg.text(x + 28, top - 12, told)
 
     def _legend(self, left: float, right: float) -> list[tuple[float, str]]:
-        """Return where each line's entry begins, and what it is called and ends at: at even distances if the entries fit,
+        """Return where each line's entry begins, its name and its last value: at even distances if the entries fit,
         else one after another, with less said where there is no room for it."""
         even = min(370.0, (right - left) / len(self.lines))
         entries = self._entries(" (last: {:.4g})")

@@ -106,7 +106,7 @@ def _recomputing(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[str]:
-    """The options that make the first of other plans for which there is room, and what it takes."""
+    """The options that make the first of other plans for which there is room, and the bytes that it takes."""
     for other in others:
         need = of_training(run, other)
         if need.peak < run.memory.peak and _fits(run, need, limit):

@@ -1,4 +1,4 @@
-"""Checkpoints of a run in progress: when a safety checkpoint is due, what is saved, what must not be."""
+"""Checkpoints of a run in progress: when a safety checkpoint is due, which values are saved, which must not be."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ class Checkpointer:
         """The checkpoint that a run which stops early goes on from, unless it is there."""
         self.wait_until_finished()
         there = [checkpoint.iteration for checkpoint in find.numbered(self._job.folder)]
-        if self._job.writes and (done != self.saved or done not in there):  # what is there may be damaged and left out
+        if self._job.writes and (
+            done != self.saved or done not in there
+        ):  # that file may be damaged and left out
             self.save(done)
 
     def averages(self, done: int) -> list[tuple[Checkpoint, Values]]:

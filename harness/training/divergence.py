@@ -1,4 +1,4 @@
-"""The end of a run whose loss or weights are no longer finite; and what the log says of gradients that FP16 loses."""
+"""The end of a run whose loss or weights are no longer finite; and the log's lines on gradients that FP16 loses."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
 
 
 def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of the averages at the checkpoint; if it is lost, or may be anything, what the rows tell of it."""
+    """The state of the averages at the checkpoint; if it is lost, or may be anything, the state that the rows tell."""
     if state and not saved_state.unverified(checkpoint):
         return state
     file = checkpoint.state_path.name

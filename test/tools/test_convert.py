@@ -244,7 +244,7 @@ def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path
     ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
-    with pytest.raises(DataError, match=r"pets/bee/1.JPEG is empty; remove what is damaged, or give --skip-bad-records 1$"):
+    with pytest.raises(DataError, match=r"pets/bee/1.JPEG is empty; remove the damaged picture, or give --skip-bad-records 1$"):
         opened(tmp_path / "pets")
     with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used: it is empty"):
         take(lambda: source.train(request(batch_size=9)), 1)
@@ -599,7 +599,7 @@ def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
     wrong = command("convert", tmp_path / "pets", tmp_path / "out")
     assert wrong.code == 2 and not (tmp_path / "out").exists()
     assert re.match(
-        r"convert: error: 2 files cannot be taken: .*ant/1.JPEG is empty; remove what is damaged, or give --skip-bad-files\n",
+        r"convert: error: 2 files cannot be taken: .*ant/1.JPEG is empty; remove the damaged picture, or give --skip-bad-files\n",
         wrong.err,
     )
     assert "bee/notes.PNG is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err

@@ -78,7 +78,7 @@ def finished(tmp_path_factory) -> Result:
         ("--lr-schedule linear", "no learning-rate schedule 'linear'"),
         ("--dataset mnist", "no data set 'mnist'; did you mean fashion-mnist"),
         ("--epochs many", "epochs is 'many' but must be a finite number"),
-        ("--optimiser adam", "optimiser is 'adam' but must be one of SGD, momentum"),
+        ("--optimiser nadam", "optimiser is 'nadam' but must be one of SGD, momentum"),
         ("--batch-size 4 --micro-batch-size 8", "--batch-size 4 and --micro-batch-size 8 are two spellings"),
         ("--iterations 3 --epochs 2", "--iterations 3 and --epochs 2.0 exclude each other"),
         ("", "no data set given: --dataset fashion-mnist needs no files"),

@@ -544,7 +544,7 @@ twice: {dataset: cifar-10, seed: 2}
         ("b4", {"pipeline_splits": ("auto",)},
          ["configuration b4 has 4 stages but no pipeline_splits: auto cuts them by cost"]),
         ("b4_run", {"gradient_accumulation_count": 1, "pipeline_splits": ("block2b", "block4b", "block6c")},
-         ["FILE:26: gradient_accumulation is left out: no release read it; gradient_accumulation_count is what it may mean",
+         ["FILE:26: gradient_accumulation is left out: no release read it; gradient_accumulation_count may be meant",
           "FILE:25: batch_size is an older spelling of micro_batch_size"]),
         ("twice", {"seed": 2}, ["FILE:30: block 'twice' is defined twice: this one is taken, not that of FILE:28"]),
     ],
