@@ -3,6 +3,8 @@ function that XLA compiles, no gradient, and convolutions as such, which convert
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow.compat.v1 as tf
 
 from emulator.layers import batch_norm, group_norm
@@ -14,6 +16,10 @@ from Models._norms import BatchNorm, GroupNorm
 class PortableLayers(TensorLayers):
     """The vocabulary on FP32 tensors [batch, height, width, channels], of a batch of any size; inference alone."""
 
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        self._grouped: set[Any] = set()  # results of grouped convolutions
+
     def conv(
         self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
         bias: bool = False,
@@ -24,6 +30,8 @@ class PortableLayers(TensorLayers):
             y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
+            if groups > 1:
+                self._grouped.add(y.ref())
         return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
 
     def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: GroupNorm, activation: str) -> tf.Tensor:
@@ -32,8 +40,12 @@ class PortableLayers(TensorLayers):
         return self._activation(x * factor + (beta - mean * factor), activation)
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
-        moving = self._weights[self.path("moving_mean")], self._weights[self.path("moving_variance")]
-        return self._activation(batch_norm.inference(x, gamma, beta, moving, policy.epsilon), activation)
+        mean, variance = self._weights[self.path("moving_mean")], self._weights[self.path("moving_variance")]
+        if x.ref() in self._grouped:
+            # TensorFlow would fuse a batch norm or a sum into the convolution, and cannot run that without oneDNN
+            factor = gamma * tf.math.rsqrt(variance + policy.epsilon)
+            return self._activation(x * factor - (mean * factor - beta), activation)
+        return self._activation(batch_norm.inference(x, gamma, beta, (mean, variance), policy.epsilon), activation)
 
     def _proxy_norm(
         self, x: tf.Tensor, rows: group_norm.Rows, policy: GroupNorm, activation: str, scaled: bool

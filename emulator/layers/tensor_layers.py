@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.util import _pywrap_util_port
 
 from base import draws
 from emulator.layers import activations, batch_norm, group_norm, proxy_norm
@@ -255,5 +256,6 @@ def _flat(x: tf.Tensor) -> tf.Tensor:
 
 
 def _native_group_gradients(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, only in FP32."""
-    return dtype == tf.float32 and os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0"
+    """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, which is on by
+    itself where the CPU has instructions for neural networks (AVX-512, AMX), only in FP32."""
+    return dtype == tf.float32 and os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0" and _pywrap_util_port.IsMklEnabled()
