@@ -42,6 +42,7 @@ class DataSpec:
     notes: tuple[str, ...] = ()  # lines for the log, about the files
     frame: int = 0  # pixels of zeros on each side that the published pictures were given
     standardised: bool = False  # every image to mean 0, deviation 1 in the stream; else channel means, on the device
+    precision: str | None = None  # where nobody gives one; None: of the recipes that were published with these data
 
 
 @dataclass(frozen=True)

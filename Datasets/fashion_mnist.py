@@ -29,6 +29,7 @@ _EMBEDDED = DataSpec(
     ),
     frame=idx.FRAME,
     standardised=True,
+    precision="32.32",
 )  # fmt: skip
 _FULL = replace(_EMBEDDED, name="fashion-mnist-full", train_images=60_000, validation_images=10_000)
 

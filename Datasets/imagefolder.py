@@ -18,7 +18,12 @@ _WANTED = f"train/<class>/<pictures>, or TFRecord shards train-?????-of-????? an
 
 SPECS = {
     "imagefolder": DataSpec(
-        name="imagefolder", num_classes=1000, image_size=None, train_images=1_281_167, validation_images=50_000
+        name="imagefolder",
+        num_classes=1000,
+        image_size=None,
+        train_images=1_281_167,
+        validation_images=50_000,
+        precision="32.32",
     )
 }
 

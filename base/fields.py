@@ -18,6 +18,7 @@ ONE_CALL = "one call"  # recorded with a run, and not taken over by a call that 
 LENGTH = "length"  # decides when updates, rows and checkpoints come
 NOT_IN_GRAPH = "not in graph"  # no program depends on it
 PER_INSTANCE = "per instance"  # may differ between instances: where things lie on a host, and what only shows
+HALVES = "halves"  # means nothing where nothing is in half precision
 TRAINING_ONLY = "training only"  # the layout of training, which inference goes without
 LARGEST_COUNT = 2**31 - 1
 MOST_SHOWN = 100  # characters of a value in a message

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from base.fields import HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
+from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
 from emulator.plan.schedules import SCHEDULES
 
 
@@ -64,14 +64,16 @@ class DeviceOptions:
         check=at_least(1),
         traits=(NOT_IN_GRAPH, LENGTH),
     )
-    precision: str = opt("16.16", "compute.master", choices=("16.16", "16.32", "32.32"))
+    precision: str = opt(
+        "16.16", "compute.master (32.32 where the data are one's own, or Fashion-MNIST)", choices=("16.16", "16.32", "32.32")
+    )
     stochastic_rounding: str = opt(
         "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all; also "
         "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",
-        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF",
+        choices=("ON", "ON_prng_stable", "RI_prng_stable", "OFF", "update", "all"), off="OFF", traits=(HALVES,),
     )  # fmt: skip
-    fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half")
-    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN")
+    fp32_accumulators: bool = opt(False, "add gradients up in FP32 where they are computed in half", traits=(HALVES,))
+    saturate_on_overflow: bool = opt(False, "overflow saturates instead of becoming NaN", traits=(HALVES,))
     fp_exceptions: bool = opt(
         False, "stop at the first invalid operation, division by zero or overflow, and name layer and update"
     )
@@ -139,7 +141,9 @@ class DeviceOptions:
     gradient_mean_reduce_re: tuple[str, ...] = opt((), "gradients reduced by their mean", kind=HINT)
     only_use_slic_vmac_16: bool = opt(False, "restrict the convolution methods", kind=HINT)
     force_weight_to_fp16: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP16")
-    force_weight_to_fp32: tuple[str, ...] = opt((), "weights whose names contain one of these are kept in FP32")
+    force_weight_to_fp32: tuple[str, ...] = opt(
+        (), "weights whose names contain one of these are kept in FP32", traits=(HALVES,)
+    )
     force_unstable_norm: bool = opt(False, "one-pass statistics even where the model asks for two")
     analyse_nans: bool = opt(False, "stop at the first NaN or infinity and name its layer; overflow may saturate")
     profile: str | None = opt(

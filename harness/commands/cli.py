@@ -16,13 +16,13 @@ from typing import Any
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import HINT, brief
+from base.fields import HALVES, HINT, brief
 from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.options.configs import Block
 from harness.options.exclusive import EXCLUSIVE, check_exclusive, losers
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, MainOptions, RunOptions
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, MainOptions, RunOptions, with_trait
 from harness.options.sources import (
     Given,
     Layer,
@@ -89,6 +89,7 @@ def parse(
         _complete_block(block, values, sources, notes)
     if not values.get("help"):
         _model_defaults(model, known, values, sources, lost, environ)
+        _data_defaults(block, values, sources)
     if begins_with:
         notes += _taken_over(known, values, sources, origin)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
@@ -196,6 +197,15 @@ def _model_defaults(
             values[name] = value
     if "model_size" in known.options:
         values["model_size"] = _model_size(model, family, values["model_size"], sources)
+
+
+def _data_defaults(block: Block | None, values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Fills in the precision that nobody gave where the data are not those of published recipes: unless an option speaks of
+    halves, or a configuration for other data was chosen."""
+    precision = data.published_spec(values["dataset"]).precision
+    of_others = block is not None and ("dataset" not in block.entries or values["dataset"] != block.entries["dataset"].value)
+    if precision and "precision" not in values and not of_others and not with_trait(HALVES) & values.keys():
+        values["precision"], sources["precision"] = precision, f"default of --dataset {values['dataset']}"
 
 
 def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]) -> Any:

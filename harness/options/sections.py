@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from base.fields import (
+    HALVES,
     HINT,
     LENGTH,
     NOT_IN_GRAPH,
@@ -235,7 +236,7 @@ class TrainingOptions:
         "weights to begin with, at update 0: a checkpoint, run folder, .npz file or efficientnet-lite0",
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
-    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights")
+    offload_fp32_weight_copy: bool = opt(False, "update an FP32 copy of half-precision weights", traits=(HALVES,))
     weight_avg_N: tuple[int, ...] = opt(
         (), "after training: mean of the checkpoints of the last N epochs", check=_epochs, traits=(NOT_IN_GRAPH,)
     )

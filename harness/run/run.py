@@ -21,6 +21,7 @@ from Models._norms import Norm
 from Models._segments import Segment
 
 RATE_SAMPLES = 1000  # of a schedule within its warm-up, to find the highest rate
+HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,7 @@ class Run:
         spec = self.source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
+            *self._emulated_halves(),
             f"Data set: {spec.name}, {spec.train_images} training and {spec.validation_images} validation images, "
             f"{spec.num_classes} classes",
             f"Image Size: {self.image_size}x{self.image_size}",
@@ -137,6 +139,13 @@ class Run:
             f"Host memory: {self.memory}" + (", in each process" if self.cluster.size > 1 else ""),
         ]
         return "\n".join(lines)
+
+    def _emulated_halves(self) -> list[str]:
+        """A line on the price of results in half precision, if the run has any."""
+        if not self.plan.precision.rounds_results:
+            return []
+        precision = self.options.device.precision
+        return [f"Halves are emulated: {precision} takes {HALVES_COST} times as long here as --precision 32.32"]
 
     @cached_property
     def memory(self) -> HostMemory:

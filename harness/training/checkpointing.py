@@ -125,9 +125,7 @@ class Checkpointer:
         """The checkpoint that a run which stops early goes on from, unless it is there."""
         self.wait_until_finished()
         there = [checkpoint.iteration for checkpoint in find.numbered(self._job.folder)]
-        if self._job.writes and (
-            done != self.saved or done not in there
-        ):  # that file may be damaged and left out
+        if self._job.writes and (done != self.saved or done not in there):  # that file may be damaged and left out
             self.save(done)
 
     def averages(self, done: int) -> list[tuple[Checkpoint, Values]]:

@@ -244,7 +244,9 @@ def test_a_tree_without_split_has_no_validation_and_bad_files_are_named(tmp_path
     ):
         source.validation(request())
     (tmp_path / "pets" / "bee" / "1.JPEG").write_bytes(b"")
-    with pytest.raises(DataError, match=r"pets/bee/1.JPEG is empty; remove the damaged picture, or give --skip-bad-records 1$"):
+    with pytest.raises(
+        DataError, match=r"pets/bee/1.JPEG is empty; remove the damaged picture, or give --skip-bad-records 1$"
+    ):
         opened(tmp_path / "pets")
     with pytest.raises(tf.errors.OpError, match=r"(?s)DataError.*pets/bee/1.JPEG cannot be used: it is empty"):
         take(lambda: source.train(request(batch_size=9)), 1)

@@ -17,7 +17,9 @@ from harness.programs.build import training_program, validation_program
 from harness.run.resolve import prepare
 from harness.training import divergence, lost_gradients
 
-BASE = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --no-validation"
+BASE = (
+    "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --precision 16.16 --no-validation"
+)
 NETS = {
     "batch": "--model resnet --batch-norm",
     "group": "--model resnet --group-norm",

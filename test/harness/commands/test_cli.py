@@ -470,6 +470,15 @@ def test_ambiguous_beginnings_list_their_candidates(words, candidates):
         ("--model efficientnet --model-size CIFAR", "model_size", "CIFAR"),
         ("--model efficientnet --model-size cifar", "model_size", "CIFAR"),
         ("--precision 32.32", "precision", "32.32"),
+        ("--dataset fashion-mnist", "precision", "32.32"),
+        ("--dataset imagefolder --data-dir x", "precision", "32.32"),
+        ("--dataset imagenet --data-dir x", "precision", "16.16"),
+        ("--dataset cifar-10", "precision", "16.16"),
+        ("--dataset fashion-mnist --precision 16.16", "precision", "16.16"),
+        ("--dataset fashion-mnist --no-stochastic-rounding", "precision", "16.16"),  # means something in halves alone
+        ("--dataset fashion-mnist --saturate-on-overflow", "precision", "16.16"),
+        ("--config mk2_resnet8_test --dataset fashion-mnist", "precision", "16.16"),  # a recipe for other data
+        ("--config mk2_resnet8_test@2.5 --data-dir x", "precision", "16.16"),
         ("--base-learning-rate -11", "base_learning_rate_exponent", -11.0),
         ("--base-learning-rate -1e-3", "base_learning_rate_exponent", -1e-3),
         ("--base-learning-rate -.5", "base_learning_rate_exponent", -0.5),
