@@ -1,6 +1,6 @@
-"""The run's log: folder and name, log.txt, CSV rows, TensorBoard events, Weights & Biases, progress.
+"""The run's log: folder and name, log.txt, CSV rows, progress, and trackers that follow its measures.
 
-No module state; a logger that fails warns once and the run goes on.
+No module state; a tracker that fails is told of once and the run goes on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from base.process import command_line
 from base.storage import files, locks
@@ -45,7 +46,25 @@ VALIDATION_LINE = (
     "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
+# charts by measure: both curves of one are side by side
+_TRAINING_TAGS = {
+    "loss/train": "loss_avg",
+    "accuracy/train": "train_acc_avg",
+    "learning rate": "lr",
+    "images per second": "img_per_sec",
+}
+_VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation, top 5": "top5_acc"}
 _KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
+
+
+class Tracker(Protocol):
+    """A service that follows a run's measures."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Take values by tag, after so many updates."""
+
+    def close(self, complete: bool) -> None:
+        """End; `complete`: the run did not end early."""
 
 
 class LogError(Exception):
@@ -163,16 +182,15 @@ def _fresh(parent: Path, name: str) -> Path:
 class RunLog:
     """The log of a run. `folder` None: console only; without `console` not there either."""
 
-    def __init__(self, folder: Path | None, wandb: Callable[[], Any] | None = None, console: bool = True) -> None:
+    def __init__(self, folder: Path | None, console: bool = True) -> None:
         self.folder, self._console = folder, console
         self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
         self._tables = {name: Table(folder / name, *kind) for name, kind in _TABLES.items()} if folder else {}
-        self._board: Any = None
+        self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False
         self.recorded = False  # the options of this call
         self._one = threading.RLock()
-        self._wandb = _quietly(wandb, self.note) if wandb else None
 
     def note(self, text: str = "") -> None:
         """A line for the console and log.txt, from any thread."""
@@ -205,11 +223,13 @@ class RunLog:
             record(self.folder, values, restored)
             self.recorded = True
 
-    def training_row(self, row: Mapping[str, Any]) -> None:
-        """Write a row of training.csv and its line."""
+    def training_row(self, row: Mapping[str, Any], left: str = "") -> None:
+        """Write a row of training.csv and its lines. `left`: the time until the end, in words."""
         self.note(TRAINING_LINE.format(**row))
+        if left:
+            self.note(f"  ETA: {left}")
         self._row("training.csv", row)
-        self._publish({"training/" + name: row[name] for name in ("loss_avg", "train_acc_avg", "lr", "img_per_sec")}, row)
+        self._publish({tag: row[name] for tag, name in _TRAINING_TAGS.items()}, row)
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
         """Write a row of validation.csv and its lines."""
@@ -217,7 +237,7 @@ class RunLog:
         if row["loss"] != "":
             self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
         self._row("validation.csv", row)
-        shown = {"validation/" + name: row[name] for name in ("val_acc", "top5_acc", "loss") if row[name] != ""}
+        shown = {tag: row[name] for tag, name in _VALIDATION_TAGS.items() if row[name] != ""}
         if row["iteration"] >= 0:
             self._publish(shown, row)
 
@@ -257,22 +277,19 @@ class RunLog:
         for table in self._tables.values():
             table.sync()
 
-    def open_board(self, iteration: int) -> None:
-        """Starts TensorBoard events; those after `iteration` count as superseded."""
-        if self.folder is None:
-            return
-        import tensorflow.compat.v1 as tf
-
-        with tf.Graph().as_default():
-            # TensorFlow appends to a file of that name, through a link too: nobody can prepare a random one
-            self._board = tf.summary.FileWriter(str(self.folder), filename_suffix=f".{secrets.token_hex(4)}")
-        self._board.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
+    def follow(self, name: str, start: Callable[[], Tracker]) -> None:
+        """Has a tracker follow the rows from now on; one that fails is told of in a line, and follows no more. `name`: for
+        that line."""
+        started = self._quietly(name, start)
+        if started is not None:
+            self._trackers[name] = started
 
     def close(self) -> None:
         """Ends the log; further lines go to the console only."""
         self._bar.clear()
-        if self._board:
-            self._board.close()
+        for name, tracker in self._trackers.items():
+            self._quietly(name, partial(tracker.close, not self._ending))
+        self._trackers = {}
         self._end_text()
 
     def _end_text(self) -> None:
@@ -286,41 +303,18 @@ class RunLog:
             self._tables[name].append(row)
 
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
-        if self._board:
-            import tensorflow.compat.v1 as tf
+        for name, tracker in list(self._trackers.items()):
+            if self._quietly(name, lambda tracker=tracker: tracker.log(values, row["iteration"]) or True) is None:
+                del self._trackers[name]
 
-            summary = tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-            self._board.add_summary(summary, row["iteration"])
-            self._board.flush()
-        if self._wandb:
-            step = row["iteration"]
-            if _quietly(lambda: self._wandb.log(dict(values), step=step) or True, self.note) is None:
-                self._wandb = None
-
-
-def wandb_run(project: str, name: str, values: Mapping[str, Any], run_id: str | None) -> Callable[[], Any]:
-    """Starts a Weights & Biases run without ever asking a question."""
-
-    def start() -> Any:
-        os.environ.setdefault("WANDB_SILENT", "true")
-        import wandb
-
-        return wandb.init(
-            project=project, name=name, config=dict(values), id=run_id, resume="must" if run_id else None,
-            settings=wandb.Settings(init_timeout=30, login_timeout=5),
-        )  # fmt: skip
-
-    return start
-
-
-def _quietly(action: Callable[[], Any], note: Callable[[str], None]) -> Any:
-    """The action's result, or None after one line about its failure."""
-    try:
-        return action()
-    except Exception as error:  # whatever a third-party logger may raise must not end a run
-        reason = (str(error).splitlines() or [""])[0]
-        note(f"--wandb is off for the rest of this run: {type(error).__name__}: {reason}")
-        return None
+    def _quietly(self, name: str, action: Callable[[], Any]) -> Any:
+        """The action's result, or None after a line about its failure."""
+        try:
+            return action()
+        except Exception as error:  # whatever a third party's package may raise must not end a run
+            reason = (str(error).splitlines() or [""])[0]
+            self.note(f"{name} is off for the rest of this run: {type(error).__name__}: {reason}")
+            return None
 
 
 def record(folder: Path, values: Mapping[str, Any], restored: bool) -> None:

@@ -25,6 +25,7 @@ from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, manifest, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.processes.team import Team
+from harness.reports import trackers
 from harness.run.length import TrainingLength
 from harness.training import start
 from harness.training.job import Job
@@ -462,7 +463,7 @@ def test_events_follow_no_prepared_link(tmp_path):
     for second in range(int(time.time()), int(time.time()) + 60):
         (folder / f"events.out.tfevents.{second}.{socket.gethostname()}").symlink_to(precious)
     run_log = log.RunLog(folder, console=False)
-    run_log.open_board(0)
+    run_log.follow("TensorBoard", lambda: trackers.Board(folder, 0, {}))
     run_log.close()
     assert precious.read_text() == "kept"
     assert [path for path in folder.glob("events.out.tfevents.*") if not path.is_symlink()]

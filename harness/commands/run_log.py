@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from log import RunLog, new_run_folder
 
 
 def opened(
-    run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True,
-    wandb: Callable[[], Any] | None = None,
+    run: Run, folder: Path | None, values: Mapping[str, Any] | None, head: Sequence[str], *, console: bool = True
 ) -> RunLog:  # fmt: skip
     """The log in `folder`, or on the console alone. `values`: what arguments.json is to record, unless that comes later;
     `head`: lines on the work that is about to run."""
-    log = RunLog(folder, wandb, console)
+    log = RunLog(folder, console)
     log.file_only(f"Command line: {command_line()}")
     if folder:
         log.note(f" Saving to {folder}")

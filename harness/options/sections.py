@@ -361,6 +361,11 @@ class LoggingOptions:
     wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in", traits=(PER_INSTANCE,))
     wandb_project: str = opt("tf-cnn", "its project", traits=(PER_INSTANCE,))
     wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,))
+    mlflow: bool = opt(
+        False, "send metrics to MLflow, if it is installed, where MLFLOW_TRACKING_URI says", traits=(PER_INSTANCE,)
+    )
+    mlflow_experiment: str = opt("tf-cnn", "its experiment", traits=(PER_INSTANCE,))
+    mlflow_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,))
 
 
 SECTIONS: dict[str, type] = {

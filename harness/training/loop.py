@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from base.process.signals import StopRequest
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.reports import trackers
 from harness.training.checkpointing import SAFETY, Checkpointer
 from harness.training.divergence import Divergence
 from harness.training.job import Job
+from harness.training.meter import TimeLeft
 from harness.training.profiling import Progress, UpdateProfiler
 from harness.training.start import InitialState
 from harness.training.validating import Validator
@@ -62,6 +64,7 @@ class TrainingLoop:
         Return the number of updates that the run has done."""
         self._begin()
         self._mlperf.built(self._start.updates)
+        self._left = TimeLeft(self._done, last)
         try:
             self._advance_to(last)
         except StopRequest:  # between two host steps, or after the events looked for one
@@ -94,7 +97,10 @@ class TrainingLoop:
         resumed = self._start.checkpoint
         with self._signals.deferred():
             self._checkpointer.begin(resumed)
-        self._job.log.open_board(self._start.updates)
+        job = self._job
+        if job.log.folder:
+            given = trackers.hyperparameters(job.run)
+            job.log.follow("TensorBoard", lambda: trackers.Board(job.log.folder, self._start.updates, given))
         if resumed and self._job.run.length.is_checkpoint(resumed.iteration):
             self._validator.validate(resumed, self._start.values)
 
@@ -153,14 +159,18 @@ class TrainingLoop:
 
         def report(loss: float, accuracy: float) -> None:
             rows.append((loss, accuracy))
-            self._job.log.progress(next(counter), self._job.run.length.iterations, f"loss {loss:.3f}")
+            done = next(counter)
+            if done == self._start.updates + 1:
+                self._job.log.note(f"First update: loss {loss:.4f}, top-1 accuracy {100 * accuracy:.3f}%")
+            left = self._left.after(done)
+            self._job.log.progress(done, self._job.run.length.iterations, f"loss {loss:.3f}{left and f', ETA {left}'}")
             if self._divergence.hopeless(loss) or self._checkpointer.overdue:
                 self._program.stop(drop_update=False)
 
         return report
 
     def _log_row(self, done: int) -> None:
-        self._job.log.training_row(self._meter.row(done))
+        self._job.log.training_row(self._meter.row(done), self._left.after(done))
         self._divergence.report()
 
     def _save(self, done: int) -> None:

@@ -5,10 +5,12 @@ A host step may be done in pieces, when a run is stopped and restored; its row i
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from harness.reports import prediction
 from harness.run.length import TrainingLength
 
 
@@ -88,6 +90,26 @@ class Meter:
             "img_per_sec": self._length.global_batch / seconds_per_update,
             "total_time": self._seconds,
         }
+
+
+class TimeLeft:
+    """The time until a call's last update, from the time that its updates took so far with all that lies between them. The
+    first update, which warms caches up, counts only where there is no other."""
+
+    def __init__(self, done: int, last: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._last, self._clock = last, clock
+        self._begun = self._first = (done, clock())
+
+    def after(self, done: int) -> str:
+        """Return the time left after so many updates, as people say it; an empty text for less than a minute."""
+        now = self._clock()
+        if self._first == self._begun and done > self._begun[0]:
+            self._first = (done, now)
+        since, began = self._first if done > self._first[0] else self._begun
+        if not since < done < self._last:
+            return ""
+        left = (now - began) / (done - since) * (self._last - done)
+        return prediction.duration(left / 3600) if left >= 60 else ""
 
 
 def state_of_rows(

@@ -17,14 +17,14 @@ from harness.commands import run_log
 from harness.evaluation import inference_record
 from harness.processes import folders
 from harness.processes.team import Team
-from harness.reports import mlperf, profile
+from harness.reports import mlperf, profile, trackers
 from harness.run.run import Run
 from harness.training import endings
 from harness.training.divergence import remedies
 from harness.training.job import Job
 from harness.training.resume import LoadedCheckpoint
 from harness.training.start import recorded_values
-from log import RunLog, wandb_run
+from log import RunLog
 
 
 @contextmanager
@@ -60,10 +60,14 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
     logging = run.options.logging
     values = recorded_values(run, folder, saved.checkpoint if saved else None)
     tells = team.first or logging.log_all_instances
-    wandb = wandb_run(logging.wandb_project, folder.name, values, logging.wandb_id) if logging.wandb and team.first else None
     own = folder if logging.logs and tells else None
     head = run_log.training_head(run)
-    log = run_log.opened(run, own, None if saved else values, head, console=tells, wandb=wandb)
+    log = run_log.opened(run, own, None if saved else values, head, console=tells)
+    if logging.wandb and team.first:
+        start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, values, logging.wandb_id)
+        log.follow("--wandb", start)
+    if logging.mlflow and team.first:
+        log.follow("--mlflow", partial(trackers.MLflow, logging.mlflow_experiment, folder.name, values, logging.mlflow_id))
     if not saved:
         folders.keep_options(run, folder, values)
     if logging.logs and folders.writes(run):

@@ -341,7 +341,7 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory) -> Path:
-    """The folder of a run in 16.16, which is the default."""
+    """The folder of a run in 16.16."""
     folder = tmp_path_factory.mktemp("halves") / "run"
     out = succeed("train", *BASE.split(), "--logs-path", folder).out
     assert "precision 16.16 (stochastic rounding of updates)" in out

@@ -95,13 +95,14 @@ SHARED = {
         "log_dir": (str, "./logs/"), "logs_path": (str, None), "name_suffix": (str, None), "logs_per_epoch": (int, None),
         "log_freq": (int, None), "logs": (bool, True), "log_all_instances": (bool, False),
         "mlperf_logging": (bool, False), "wandb": (bool, False), "wandb_project": (str, "tf-cnn"),
+        "mlflow": (bool, False), "mlflow_experiment": (str, "tf-cnn"),
     },
 }  # fmt: skip
 SOME_SCRIPTS = {
     "validation": {
         "checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ()), "output": (str, None)}
     },
-    "restore": {"logging": {"wandb_id": (str, None)}},
+    "restore": {"logging": {"wandb_id": (str, None), "mlflow_id": (str, None)}},
     "train": {"logging": {"autoresume": (bool, False)}},
 }
 RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
@@ -415,8 +416,8 @@ ELSEWHERE = {
     "logs": "test_train.py::test_no_logs_leaves_nothing_behind",
     "log_dir": "test_train.py::test_logs_path_and_suffix",
     "logs_path": "test_train.py::test_logs_path_and_suffix",
-    "wandb": "test_options.py::test_wandb_is_told_project_and_run",
-    "wandb_project": "test_options.py::test_wandb_is_told_project_and_run",
+    "wandb": "test_options.py::test_services_are_told_project_and_run",
+    "wandb_project": "test_options.py::test_services_are_told_project_and_run",
     "distributed": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
     "worker_timeout": "test_distributed.py::test_an_instance_that_never_comes_is_named",
     "syncs_per_epoch": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
@@ -425,7 +426,10 @@ ELSEWHERE = {
     "log_all_instances": "test_distributed.py::test_halves_are_the_same_in_both_and_validation_counts_every_picture",
     "max_cross_replica_buffer_size": "test_distributed.py::test_gradients_go_through_buffers_of_the_size_asked_for",
     "mlperf_logging": "test_log.py::test_mlperf_s_checker_is_content",
-    "wandb_id": "test_options.py::test_wandb_is_told_project_and_run",
+    "mlflow": "test_options.py::test_services_are_told_project_and_run",
+    "mlflow_experiment": "test_options.py::test_services_are_told_project_and_run",
+    "mlflow_id": "test_options.py::test_services_are_told_project_and_run",
+    "wandb_id": "test_options.py::test_services_are_told_project_and_run",
 }
 HINTS = {
     "efficientnet/proxy_recompute": "false",
@@ -607,24 +611,43 @@ def test_stable_norm_is_two_passes_in_the_program(outcomes):
     assert outcomes("--stable-norm --force-unstable-norm") == one
 
 
-def test_wandb_is_told_project_and_run(tmp_path, monkeypatch):
+def test_services_are_told_project_and_run(tmp_path, monkeypatch):
     calls: list[dict] = []
     logged: list[dict] = []
+    flow: list[tuple] = []
 
     def init(**how):
         calls.append(how)
         return SimpleNamespace(log=lambda values, step: logged.append({**values, "step": step}))
 
+    class Recorder:
+        def __getattr__(self, name):
+            return lambda *words, **named: flow.append((name, words, named))
+
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    monkeypatch.setitem(sys.modules, "mlflow", Recorder())
     words = ("--dataset", "fashion-mnist", "--precision", "32.32", "--model-size", 8, "--batch-size", 8)
     words = (*words, "--no-validation", "--log-freq", 1)
-    first = succeed("train", *words, "--iterations", 1, "--log-dir", tmp_path, "--wandb", "--wandb-project", "mine")
+    both = ("--wandb", "--wandb-project", "mine", "--mlflow", "--mlflow-experiment", "ours")
+    first = succeed("train", *words, "--iterations", 1, "--log-dir", tmp_path, *both)
     assert [(how["project"], how["name"], how["id"]) for how in calls] == [("mine", first.folder.name, None)]
-    assert [row["step"] for row in logged] == [1]
-    succeed("restore", "--restore-path", first.folder, "--iterations", 2, "--wandb-id", "abc")
+    assert [row["step"] for row in logged] == [1] and {"loss/train", "learning rate"} <= set(logged[0])
+    told = {name: (positional, named) for name, positional, named in flow}
+    assert list(told) == ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"]
+    assert told["set_experiment"][0] == ("ours",) and told["start_run"][1] == {"run_name": first.folder.name}
+    assert told["log_params"][0][0]["model_size"] == "8" and told["end_run"][0] == ("FINISHED",)
+    (measures,), step = told["log_metrics"]
+    assert step == {"step": 1} and measures == {name: value for name, value in logged[0].items() if name != "step"}
+    flow.clear()
+    succeed("restore", "--restore-path", first.folder, "--iterations", 2, "--wandb-id", "abc", "--mlflow-id", "def")
     assert [(how["project"], how["id"], how["resume"]) for how in calls[1:]] == [("mine", "abc", "must")]
-    succeed("restore", "--restore-path", first.folder, "--iterations", 3, "--no-wandb")
-    assert len(calls) == 2
+    assert [(name, named) for name, _, named in flow[1:3]] == [
+        ("start_run", {"run_id": "def"}),
+        ("log_metrics", {"step": 2}),
+    ]
+    flow.clear()
+    succeed("restore", "--restore-path", first.folder, "--iterations", 3, "--no-wandb", "--no-mlflow")
+    assert len(calls) == 2 and not flow
 
 
 def test_latency_is_of_one_micro_batch_at_a_time(tmp_path):

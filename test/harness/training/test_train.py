@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 from base import plugins
+from harness.training.meter import TimeLeft
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
@@ -150,8 +151,26 @@ def test_arguments_json(unbroken):
 def test_tensorboard_events(unbroken):
     (path,) = unbroken.folder.glob("events.out.tfevents.*")
     seen = [(value.tag, event.step) for event in tf.train.summary_iterator(str(path)) for value in event.summary.value]
-    assert ("training/loss_avg", 20) in seen
-    assert ("validation/val_acc", 240) in seen
+    assert ("loss/train", 20) in seen
+    assert ("accuracy/validation", 240) in seen
+    assert ("_hparams_/session_start_info", 0) in seen
+
+
+def test_the_log_tells_of_the_first_update_at_once(unbroken):
+    """Before the first row, which may come much later."""
+    lines = (unbroken.folder / "log.txt").read_text().splitlines()
+    (told,) = (number for number, line in enumerate(lines) if line.startswith("First update: loss "))
+    assert re.fullmatch(r"First update: loss \d+\.\d{4}, top-1 accuracy \d+\.\d{3}%", lines[told])
+    assert lines[told + 1].startswith("step: ")
+
+
+def test_the_time_left_is_that_of_the_updates_after_the_first():
+    times = iter([0.0, 9.0, 11.0, 107.0, 110.0, 113.0])
+    left = TimeLeft(5, 105, clock=lambda: next(times))
+    assert left.after(6) == "15 minutes"  # nothing but the first is known
+    assert left.after(7) == "3 minutes"
+    assert left.after(55) == "2 minutes"
+    assert left.after(90) == left.after(105) == ""
 
 
 def test_validation_script_agrees_with_training(unbroken, tmp_path):
