@@ -53,7 +53,7 @@ _TRAINING_TAGS = {
     "learning rate": "lr",
     "images per second": "img_per_sec",
 }
-_VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation, top 5": "top5_acc"}
+_VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
 _KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
 
