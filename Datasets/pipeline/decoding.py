@@ -81,19 +81,21 @@ def _turned(image: np.ndarray, orientation: np.int32) -> np.ndarray:
 
 
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
-    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, so Pillow decodes BMP."""
+    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, and has black for the transparent pixels
+    of a GIF instead of their colour, as PNG has; so Pillow decodes these two."""
+    start = tf.strings.substr(encoded, 0, 2)
     picture = tf.cond(
-        tf.equal(tf.strings.substr(encoded, 0, 2), b"BM"),
-        lambda: tf.numpy_function(_bitmap, [encoded], tf.uint8),
+        tf.logical_or(tf.equal(start, b"BM"), tf.equal(start, b"GI")),
+        lambda: tf.numpy_function(_by_pillow, [encoded], tf.uint8),
         lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
     )
     return tf.ensure_shape(picture, [None, None, 3])
 
 
-def _bitmap(encoded: bytes) -> np.ndarray:
+def _by_pillow(encoded: bytes) -> np.ndarray:
     from PIL import Image
 
-    with Image.open(io.BytesIO(encoded), formats=["BMP"]) as picture:
+    with Image.open(io.BytesIO(encoded), formats=["BMP", "GIF"]) as picture:
         return np.asarray(picture.convert("RGB"))
 
 

@@ -157,6 +157,8 @@ def _odd() -> dict[str, tuple[bytes, Image.Image]]:
     """Files, and what they show."""
     colour = plain_picture()
     grey, few = colour.convert("L"), colour.convert("P", palette=Image.Palette.ADAPTIVE)
+    four = colour.quantize(4)  # one of which is a good part of the picture
+    most = int(np.bincount(np.asarray(four).ravel()).argmax())
     sixteen = np.asarray(grey).astype(np.uint16) * 257
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -174,6 +176,8 @@ def _odd() -> dict[str, tuple[bytes, Image.Image]]:
         "PNG with a colour table": (encoded(few, "PNG"), few),
         "GIF": (encoded(few, "GIF"), few),
         "animated GIF": (encoded(few, "GIF", save_all=True, append_images=[few.rotate(180)]), few),
+        "GIF with transparent pixels": (encoded(four, "GIF", transparency=most), four),
+        "PNG with a transparent colour": (encoded(four, "PNG", transparency=most), four),
         "BMP": (encoded(colour, "BMP"), colour),
         "grey BMP": (encoded(grey, "BMP"), grey),
         "BMP with a colour table": (encoded(few, "BMP"), few),
