@@ -280,15 +280,18 @@ class RunLog:
     def follow(self, name: str, start: Callable[[], Tracker]) -> None:
         """Has a tracker follow the rows from now on; one that fails is told of in a line, and follows no more. `name`: for
         that line."""
-        started = self._quietly(name, start)
-        if started is not None:
-            self._trackers[name] = started
+
+        def begin() -> None:
+            self._trackers[name] = start()
+
+        self._outlives(name, begin)
 
     def close(self) -> None:
         """Ends the log; further lines go to the console only."""
         self._bar.clear()
+        complete, self._ending = not self._ending, True
         for name, tracker in self._trackers.items():
-            self._quietly(name, partial(tracker.close, not self._ending))
+            self._outlives(name, partial(tracker.close, complete))
         self._trackers = {}
         self._end_text()
 
@@ -304,17 +307,18 @@ class RunLog:
 
     def _publish(self, values: Mapping[str, float], row: Mapping[str, Any]) -> None:
         for name, tracker in list(self._trackers.items()):
-            if self._quietly(name, lambda tracker=tracker: tracker.log(values, row["iteration"]) or True) is None:
+            if not self._outlives(name, partial(tracker.log, values, row["iteration"])):
                 del self._trackers[name]
 
-    def _quietly(self, name: str, action: Callable[[], Any]) -> Any:
-        """The action's result, or None after a line about its failure."""
+    def _outlives(self, name: str, action: Callable[[], None]) -> bool:
+        """Carries out a tracker's part; whether that went well, after a line where it did not."""
         try:
-            return action()
+            action()
         except Exception as error:  # whatever a third party's package may raise must not end a run
             reason = (str(error).splitlines() or [""])[0]
             self.note(f"{name} is off for the rest of this run: {type(error).__name__}: {reason}")
-            return None
+            return False
+        return True
 
 
 def record(folder: Path, values: Mapping[str, Any], restored: bool) -> None:

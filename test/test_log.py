@@ -467,3 +467,31 @@ def test_events_follow_no_prepared_link(tmp_path):
     run_log.close()
     assert precious.read_text() == "kept"
     assert [path for path in folder.glob("events.out.tfevents.*") if not path.is_symlink()]
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, capsys):
+    class Follower:
+        def __init__(self, fails):
+            self.fails, self.seen = fails, []
+
+        def log(self, values, step):
+            if self.fails:
+                raise RuntimeError("no such host")
+            self.seen.append((step, values["loss/train"]))
+
+        def close(self, complete):
+            self.seen.append(complete)
+
+    row = {**dict.fromkeys(log.TRAINING_COLUMNS, 1), "loss_avg": 0.5}
+    for early in (False, True):
+        lost, kept = Follower(True), Follower(False)
+        run_log = log.RunLog(tmp_path)
+        run_log.follow("--wandb", lambda lost=lost: lost)
+        run_log.follow("--mlflow", lambda kept=kept: kept)
+        for _ in range(2):
+            run_log.training_row(row)
+        if early:
+            run_log.ending()
+        run_log.close()
+        assert kept.seen == [(1, 0.5), (1, 0.5), not early] and not lost.seen
+        assert capsys.readouterr().out.count("--wandb is off for the rest of this run: RuntimeError: no such host\n") == 1

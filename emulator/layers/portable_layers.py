@@ -3,8 +3,6 @@ function that XLA compiles, no gradient, and convolutions as such, which convert
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow.compat.v1 as tf
 
 from emulator.layers import batch_norm, group_norm
@@ -16,10 +14,6 @@ from Models._norms import BatchNorm, GroupNorm
 class PortableLayers(TensorLayers):
     """The vocabulary on FP32 tensors [batch, height, width, channels], of a batch of any size; inference alone."""
 
-    def __init__(self, *words: Any, **named: Any) -> None:
-        super().__init__(*words, **named)
-        self._grouped: set[Any] = set()  # results of grouped convolutions
-
     def conv(
         self, x: tf.Tensor, filters: int, kernel: int, initial: Initial, *, stride: int = 1, groups: int = 1,
         bias: bool = False,
@@ -30,8 +24,6 @@ class PortableLayers(TensorLayers):
             y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
-            if groups > 1:
-                self._grouped.add(y.ref())
         return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
 
     def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: GroupNorm, activation: str) -> tf.Tensor:
@@ -41,7 +33,7 @@ class PortableLayers(TensorLayers):
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
         mean, variance = self._weights[self.path("moving_mean")], self._weights[self.path("moving_variance")]
-        if x.ref() in self._grouped:
+        if _of_groups(x):
             # TensorFlow would fuse a batch norm or a sum into the convolution, and cannot run that without oneDNN
             factor = gamma * tf.math.rsqrt(variance + policy.epsilon)
             return self._activation(x * factor - (mean * factor - beta), activation)
@@ -59,3 +51,11 @@ class PortableLayers(TensorLayers):
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return x * factor
+
+
+def _of_groups(x: tf.Tensor) -> bool:
+    """Return whether a grouped convolution gave a tensor: its kernels are [height, width, channels of a group, filters]."""
+    if x.op.type != "Conv2D":
+        return False
+    source, kernels = x.op.inputs
+    return source.shape[3] != kernels.shape[2]

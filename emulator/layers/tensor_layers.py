@@ -7,7 +7,6 @@ this module creates no variable. Random draws are keyed by (seed, layer, sample 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 
 import tensorflow.compat.v1 as tf
@@ -258,4 +257,4 @@ def _flat(x: tf.Tensor) -> tf.Tensor:
 def _native_group_gradients(dtype: tf.DType) -> bool:
     """Return whether TensorFlow differentiates grouped convolutions itself: on the CPU only with oneDNN, which is on by
     itself where the CPU has instructions for neural networks (AVX-512, AMX), only in FP32."""
-    return dtype == tf.float32 and os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0" and _pywrap_util_port.IsMklEnabled()
+    return dtype == tf.float32 and _pywrap_util_port.IsMklEnabled()

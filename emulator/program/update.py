@@ -124,7 +124,7 @@ class HostStep:
         return operations
 
     def _decaying(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
-        """The part of a variable's value that weight decay takes a share of; None without weight decay."""
+        """The part of a variable's value that weight decay takes a share of; None for a variable without."""
         if variable.proxy:
             return proxy_norm.decayed_rows(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None

@@ -203,7 +203,8 @@ def _data_defaults(block: Block | None, values: dict[str, Any], sources: dict[st
     """Fills in the precision that nobody gave where the data are not those of published recipes: unless an option speaks of
     halves, or a configuration for other data was chosen."""
     precision = data.published_spec(values["dataset"]).precision
-    of_others = block is not None and ("dataset" not in block.entries or values["dataset"] != block.entries["dataset"].value)
+    named = block.entries.get("dataset") if block else None
+    of_others = block is not None and (named is None or values["dataset"] != str(named.value).lower())
     if precision and "precision" not in values and not of_others and not with_trait(HALVES) & values.keys():
         values["precision"], sources["precision"] = precision, f"default of --dataset {values['dataset']}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,6 +112,6 @@ def _session_start(values: Mapping[str, Any]) -> bytes:
     }
     fields = Struct()
     fields.update(plain)
-    began = encoder.TagBytes(5, 1) + encoder.struct.pack("<d", time.time())
+    began = encoder.TagBytes(5, 1) + struct.pack("<d", time.time())
     info = fields.SerializeToString(deterministic=True) + began
     return encoder.TagBytes(3, 2) + encoder._VarintBytes(len(info)) + info

@@ -21,7 +21,7 @@ from Models._norms import Norm
 from Models._segments import Segment
 
 RATE_SAMPLES = 1000  # of a schedule within its warm-up, to find the highest rate
-HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md
+HALVES_COST = "1.2 to 1.6"  # measured: docs/measured.md, benchmarks/NOTES.md
 
 
 @dataclass(frozen=True, kw_only=True)

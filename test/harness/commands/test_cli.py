@@ -494,6 +494,11 @@ def test_values(words, name, value):
     assert values(words, name) == [value]
 
 
+def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
+    (tmp_path / "own.yml").write_text("own:\n  dataset: Fashion-MNIST\n")
+    assert values(f"--config own --config-path {tmp_path / 'own.yml'}", "precision") == ["32.32"]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
