@@ -50,14 +50,14 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
     ),
     "Adam": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
-        highest_rate=0.1,
+        highest_rate=0.01,
         options=("adam_beta1", "adam_beta2", "adam_epsilon"),
         defaults={"weight_decay": 0.0, **_ADAM_RATE},
     ),
     "AdamW": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
         decoupled_decay=True,
-        highest_rate=0.1,
+        highest_rate=0.01,
         options=("adam_beta1", "adam_beta2", "adam_epsilon"),
         defaults={"weight_decay": 0.01, **_ADAM_RATE},
     ),

@@ -37,6 +37,7 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--epochs 1e-320 --abs-learning-rate 512", {}, "warning: the learning rate is 0 in all of the run's 1 updates: the"),
         ("--precision 16.16 --loss-scaling 1e20", {}, "warning: --loss-scaling 1e+20 lets most gradients overflow in FP16"),
         ("--precision 16.32 --loss-scaling 1e-30", {}, "warning: --loss-scaling 1e-30 lets most gradients become 0 in FP16"),
+        ("--optimiser Adam --abs-learning-rate 0.05", {}, "warning: the learning rate goes up to 0.05, and published ones for --optimiser Adam not beyond 0.01"),
         ("--optimiser AdamW --weight-decay 2000", {}, "warning: --weight-decay 2000 x learning rate 0.001 = 2: an update"),
         ("--optimiser Adam", {}, "warning: --optimiser Adam keeps mean squares of gradients in FP16, where those below 3e-08"),
         ("--weight-decay 9", {}, "warning: --weight-decay 9 x learning rate 0.5 = 4.5"),
