@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -299,14 +298,12 @@ def goes_on(folder: Path, instances: int = 2) -> None:
 @pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_instance_ends_the_others(lost, tmp_path):
     processes = running(tmp_path / "run", 3)
-    begun = time.monotonic()
     processes[lost].kill()
-    for k, each in enumerate(ended(processes, 60)):
+    for k, each in enumerate(ended(processes)):
         if k != lost:
             assert each.code == 1 and f"error: instance {lost} (localhost:" in each.err, each.err
             assert each.err.count("\n") == 1 and "Traceback" not in each.err
             assert k or "Go on: " in each.out
-    assert time.monotonic() - begun < 30  # of an end that never came otherwise
     goes_on(tmp_path / "run", 1)
 
 
@@ -314,7 +311,7 @@ def test_a_frozen_instance_ends_the_others(tmp_path):
     processes = running(tmp_path / "run")
     processes[1].send_signal(signal.SIGSTOP)
     try:
-        (first,) = ended(processes[:1], 60)
+        (first,) = ended(processes[:1])
     finally:
         processes[1].kill()
     assert first.code == 1 and "error: instance 1 (localhost:" in first.err and "has not answered for" in first.err
@@ -323,7 +320,7 @@ def test_a_frozen_instance_ends_the_others(tmp_path):
 def test_a_signal_to_one_stops_all_and_saves(tmp_path):
     processes = running(tmp_path / "run")
     processes[1].send_signal(signal.SIGTERM)
-    first, second = ended(processes, 60)
+    first, second = ended(processes)
     assert (first.code, second.code) == (143, 143)
     assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
     assert "Stopped: instance 1" in first.out
@@ -340,7 +337,7 @@ def test_a_process_of_another_run_disturbs_nothing(tmp_path):
     assert f"error: instance 0 ({team[0]}) belongs to another run, which goes on undisturbed" in newcomer.err
     assert not (tmp_path / "other").exists()
     processes[0].send_signal(signal.SIGTERM)  # which the instances agree on with a collective of a new session
-    assert [each.code for each in ended(processes, 60)] == [143, 143]
+    assert [each.code for each in ended(processes)] == [143, 143]
     goes_on(tmp_path / "run", 1)
 
 
@@ -366,7 +363,7 @@ def test_what_breaks_between_the_instances_is_told(tmp_path):
     next(line for line in processes[0].stdout if line.startswith("Validation top-1"))
     (intruder,) = ended([started("-c", [INTRUDER, *team, wrong])], 60)
     assert "FailedPreconditionError" in intruder.err
-    for k, each in enumerate(ended(processes, 60)):
+    for k, each in enumerate(ended(processes)):
         assert each.code == 1 and each.err.startswith("train.py: error: instance ") and each.err.count("\n") == 1, each.err
         assert k or f"instance 0 ({team[0]}) cannot go on with the others, of which all answer: FailedPre" in each.err
         assert k or ("Stopped: instance 0" in each.out and "Go on: " in each.out)
@@ -385,7 +382,7 @@ def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, tmp_pa
     processes = by_tf_config(f"{script}.py", [given] * 2)
     next(each for each in processes[0].stdout if line in each)
     processes[1].send_signal(signal.SIGTERM)
-    first, second = ended(processes, 60)
+    first, second = ended(processes)
     assert (first.code, second.code) == (143, 143), first.err + second.err
     assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
     assert "Stopped: instance 1" in first.out
@@ -403,7 +400,7 @@ def test_a_signal_to_one_of_two_that_share_statistics(tmp_path):
     threads = [(next(steps), [len(os.listdir(f"/proc/{process.pid}/task")) for process in processes])[1] for _ in range(6)]
     assert all(last < first + 50 for first, last in zip(threads[0], threads[-1])), threads  # 100 collectives an update
     processes[1].send_signal(signal.SIGTERM)
-    found = ended(processes, 60)
+    found = ended(processes)
     assert [each.code for each in found] == [143, 143], "\n".join(each.out[-800:] + each.err[-1500:] for each in found)
     assert len(list(folder.glob("ckpt-*.index"))) == 2  # the initial one, and that of the end
 
@@ -487,7 +484,7 @@ def test_hosts_of_their_own_one_of_them_cut_off(tmp_path):
         ]
         assert any(line.startswith("Saved checkpoint") for line in processes[0].stdout)
         subprocess.run(["ip", "-n", names[0], "link", "set", f"{names[0]}v", "down"], check=True)
-        for k, each in enumerate(ended(processes, 60)):
+        for k, each in enumerate(ended(processes)):
             assert each.code == 1 and f"error: instance {1 - k} (10.78.0.{2 - k}:2222)" in each.err, each.err
     finally:
         for name in names:

