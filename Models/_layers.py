@@ -122,7 +122,7 @@ class Layers(ABC):
         """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
 
     def norm_activation(self, x: Any, policy: Norm, activation: str) -> Any:
-        """Normalisation with scale and offset, then "relu" or "swish"."""
+        """Normalisation with scale and offset, then the activation: "relu", "relu6" or "swish"."""
         return getattr(self, activation)(self.norm(x, policy))
 
     @abstractmethod

@@ -137,7 +137,7 @@ def sizes(family: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A block with its numbers filled in; `index` counts from 0 over the whole network."""
+    """A block with its numbers filled in; `survival`: the share of samples whose drop-connect keeps it."""
 
     name: str
     kernel: int

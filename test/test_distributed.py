@@ -25,7 +25,7 @@ from base.errors import OptionError
 from Datasets.formats.binary import RecordLayout
 from Datasets.sources.binary import BinarySource
 from Datasets.sources.catalogue import published_spec
-from emulator.program import update
+from emulator.program import group
 from harness.options.sections import CheckpointOptions, LoggingOptions
 from harness.processes import folders, heartbeat, team
 from harness.run.cluster import TF_CONFIG, Cluster
@@ -187,9 +187,9 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
 
 def test_gradients_go_through_buffers_of_the_size_asked_for():
     sizes = {"a": 60, "b": 30, "c": 30, "d": 200, "e": 1}
-    assert update._buckets(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
-    assert update._buckets(list(sizes), sizes, 0) == [[name] for name in sizes]
-    assert update._buckets(list(sizes), sizes, 10**6) == [list(sizes)]
+    assert group.buckets(list(sizes), sizes, 100) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert group.buckets(list(sizes), sizes, 0) == [[name] for name in sizes]
+    assert group.buckets(list(sizes), sizes, 10**6) == [list(sizes)]
 
 
 @dataclass(frozen=True)

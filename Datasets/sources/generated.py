@@ -14,8 +14,6 @@ from Datasets._spec import DataSpec, InputStage, ReadRequest, whole_stream
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-DATASETS: dict = {}
-
 _MEAN = 127.0
 _DEVIATION = 60.0
 

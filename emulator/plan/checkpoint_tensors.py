@@ -8,7 +8,7 @@ from typing import NamedTuple
 from emulator.plan.precision import FP32, Format, Precision
 from Models._layers import Variable
 
-STEP = "global_step"
+STEP = "global_step"  # the variable that counts updates
 FP32_COPY = "fp32"  # the slot
 
 

@@ -57,11 +57,6 @@ class ExecutionPlan:
     instance: int = 0  # this one
 
     @property
-    def devices(self) -> int:
-        """TensorFlow devices that the stages live on."""
-        return len(set(self.stage_devices))
-
-    @property
     def overlapped(self) -> bool:
         """True if stages work on several passes at once."""
         return max(self.max_in_flight) > 1

@@ -85,7 +85,7 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
 
 
 def interleaved(stages: int, micro_batches: int) -> Timeline:
-    """Alternate forwards and backwards: about half of Grouped's activations, min(N - j, A) micro-batches live on stage j.
+    """One forward, one backward (1F1B): about half of Grouped's activations, min(N - j, A) micro-batches live on stage j.
 
     Stage j first takes in as many micro-batches as it may hold, then another one after each backward.
 

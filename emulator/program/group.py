@@ -87,6 +87,13 @@ class WorkerGroup:
         x = tf.identity(x)  # which has the device of this place in the graph
         return collective_ops.all_reduce(x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id")
 
+    def all_reduce_bucket(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The sums of all instances' tensors of one dtype, by name, through one buffer."""
+        kind = next(iter(values.values())).dtype
+        flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)
+        parts = tf.split(self.all_reduce(flat), [elements(x) for x in values.values()])
+        return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
+
     def barrier(self) -> tf.Tensor:
         """int32 0, as soon as every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
         and an instance asks instance 0 for the first number: there must be no call that instance 0 may end alone."""
@@ -216,6 +223,24 @@ class WorkerGroup:
         """Run a graph of its own once, in all instances."""
         with self.session(graph, tf.ConfigProto()) as session:
             return session.run(fetches, feeds)
+
+
+def elements(x: tf.Tensor) -> int:
+    """Return how many numbers a tensor of known shape has."""
+    return int(np.prod(x.shape.as_list(), dtype=np.int64))
+
+
+def buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The names in their order, in as few buckets as fit into `most` bytes each; a larger tensor is a bucket by itself."""
+    filled: list[list[str]] = []
+    bytes_filled = 0
+    for name in names:
+        if not filled or bytes_filled + sizes[name] > most:
+            filled.append([])
+            bytes_filled = 0
+        filled[-1].append(name)
+        bytes_filled += sizes[name]
+    return filled
 
 
 def _notice() -> tf.Tensor:

@@ -3,15 +3,13 @@ instances, and one move of every variable."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
 from emulator.program.cells import StageOrder
-from emulator.program.group import WorkerGroup
+from emulator.program.group import buckets, elements
 from emulator.program.passes import RUN, STOP_AT_PASS, Passes
 from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS
 from emulator.program.training import Training
@@ -88,10 +86,10 @@ class HostStep:
         small = [name for name in means if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
-            for names in _buckets(trainable, {name: means[name].dtype.size * _elements(means[name]) for name in trainable},
-                                  training.plan.options.max_cross_replica_buffer_size):  # fmt: skip
-                totals |= _all_reduce_bucket(group, {name: means[name] for name in names})
-            totals |= _all_reduce_bucket(group, {**{name: means[name] for name in small}, "": stop_requests})
+            sizes = {name: means[name].dtype.size * elements(means[name]) for name in trainable}
+            for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
+                totals |= group.all_reduce_bucket({name: means[name] for name in names})
+            totals |= group.all_reduce_bucket({**{name: means[name] for name in small}, "": stop_requests})
         with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
             agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
         means = {name: total / group.size for name, total in totals.items()}
@@ -128,28 +126,3 @@ class HostStep:
         if variable.proxy:
             return proxy_norm.decayed_rows(master)
         return master if self.training.weight_decay and self.training.decayed(variable.name) else None
-
-
-def _elements(x: tf.Tensor) -> int:
-    return int(np.prod(x.shape.as_list(), dtype=np.int64))
-
-
-def _buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """The names in their order, in as few parts as fit into `most` bytes each; a larger tensor is a part by itself."""
-    parts: list[list[str]] = []
-    filled = 0
-    for name in names:
-        if not parts or filled + sizes[name] > most:
-            parts.append([])
-            filled = 0
-        parts[-1].append(name)
-        filled += sizes[name]
-    return parts
-
-
-def _all_reduce_bucket(group: WorkerGroup, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The sums of all instances' tensors of one dtype, by name, through one buffer."""
-    kind = next(iter(values.values())).dtype
-    flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)
-    parts = tf.split(group.all_reduce(flat), [_elements(x) for x in values.values()])
-    return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}

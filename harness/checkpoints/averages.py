@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from base.fields import brief
 from base.storage import files
-from harness.checkpoints import find, read, slots, write
+from harness.checkpoints import find, optimiser_state, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, updates
-from harness.checkpoints.slots import SlotUnits
+from harness.checkpoints.optimiser_state import SlotUnits
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
 from log import AVERAGES
@@ -93,7 +93,7 @@ def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
     for checkpoint in used:
         values, before = read.tensors(checkpoint, verified=True), SlotUnits.of_checkpoint(checkpoint)
         if last:
-            values = slots.converted(values, before, last, checkpoint)
+            values = optimiser_state.converted(values, before, last, checkpoint)
         own = {name: value.shape for name, value in values.items()}
         shapes = shapes or own
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))

@@ -13,9 +13,9 @@ from base.fields import brief
 from emulator.plan import checkpoint_tensors
 from emulator.plan.checkpoint_tensors import STEP, CheckpointTensor
 from emulator.plan.precision import Format
-from harness.checkpoints import find, read, run_record, slots
+from harness.checkpoints import find, optimiser_state, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
-from harness.checkpoints.slots import SlotUnits
+from harness.checkpoints.optimiser_state import SlotUnits
 from harness.options.catalogue import LARGEST, shown
 from harness.options.update_rules import UPDATE_RULES
 
@@ -67,15 +67,15 @@ def going_on(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> 
     CheckpointError for tensors of another network or optimiser, or of no use."""
     check_shapes(of_values(values), saved(run), newest)
     before, now = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
-    others = slots.of_another_rule(values, before, now)
+    others = optimiser_state.of_another_rule(values, before, now)
     if others:
         raise CheckpointError(
             f"checkpoint {newest.prefix} does not fit the optimiser asked for: {others[0]} is of --optimiser "
             f"{before.optimiser}, and means another thing to {now.optimiser}; give the --optimiser that it was trained with"
         )
-    taken = slots.converted(values, before, now, newest)
+    taken = optimiser_state.converted(values, before, now, newest)
     check_sound(run, taken, newest, going_on=True)
-    return taken, slots.conversion(before, now)
+    return taken, optimiser_state.conversion(before, now)
 
 
 def check_beginning(run: Run, path: Path) -> None:
@@ -94,11 +94,11 @@ def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) ->
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
-    others = slots.of_another_rule(values, before, now)
-    taken = slots.converted(without(values, [*anew, *others]), before, now, source)
-    taken = slots.with_fp32_copies(taken, run)
+    others = optimiser_state.of_another_rule(values, before, now)
+    taken = optimiser_state.converted(without(values, [*anew, *others]), before, now, source)
+    taken = optimiser_state.with_fp32_copies(taken, run)
     check_sound(run, taken, source)
-    lines = slots.conversion(before, now)
+    lines = optimiser_state.conversion(before, now)
     if anew:
         why = "it has another number of classes there" if set(anew) & values.keys() else "those weights have none"
         lines.append(f"{classifier(run)} begins anew: {why}")

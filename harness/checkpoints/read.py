@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from base.fields import brief
+from emulator.plan.checkpoint_tensors import STEP
 from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state, tensor_bundle
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
 from harness.checkpoints.saved_state import ITERATION
@@ -17,7 +18,6 @@ from harness.run.arguments import RUN_ID
 if TYPE_CHECKING:
     import numpy as np
 
-_STEP = "global_step"  # the variable that counts updates
 Tensors = dict[str, "np.ndarray"]
 _Result = TypeVar("_Result")
 
@@ -144,7 +144,7 @@ def _whole(checkpoint: Checkpoint) -> Checkpoint:
     proves the files, no more than the tensors' list and their own count of updates is read."""
     _verify(checkpoint)
     proved = manifest.there(Path(checkpoint.prefix))
-    _bundle(checkpoint, checked=not proved, only=(_STEP,) if proved else None)
+    _bundle(checkpoint, checked=not proved, only=(STEP,) if proved else None)
     return checkpoint
 
 
@@ -206,7 +206,7 @@ def _bundle(checkpoint: Checkpoint, checked: bool, only: Collection[str] | None 
         values = tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), checked, only)
     except tensor_bundle.Damaged as error:
         raise CheckpointError(str(error)) from None
-    done, number = values.get(_STEP), updates(checkpoint.name)
+    done, number = values.get(STEP), updates(checkpoint.name)
     if number is not None and done is not None and (done.ndim or done.item() != number):
         raise CheckpointError(f"it holds the weights of update {brief(done)}: it was copied or renamed")
     return values

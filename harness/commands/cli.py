@@ -93,7 +93,7 @@ def parse(
     if begins_with:
         notes += _taken_over(known, values, sources, origin)
     options = _assemble({"model": model.Options, "schedule": schedule.Options}, known, values, sources)
-    return Parsed(options, tuple(notes + _hint_notes(known, values, sources)), known)
+    return Parsed(options, tuple(notes + _hint_notes(known, values)), known)
 
 
 def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
@@ -221,7 +221,7 @@ def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]
     return chosen
 
 
-def _hint_notes(known: Catalogue, values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
+def _hint_notes(known: Catalogue, values: Mapping[str, Any]) -> list[str]:
     hints = [
         known.options[name].flag
         for name in values

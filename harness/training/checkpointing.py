@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints import averages, find, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.saved_state import Call
-from harness.checkpoints.slots import SlotUnits
 from harness.checkpoints.write import SaveError
 from harness.run.arguments import CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
