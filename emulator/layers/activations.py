@@ -77,17 +77,9 @@ def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[Ke
     return compiled(value), compiled(slope)
 
 
-@cache
-def passes(activation: str) -> tuple[Kernel, Kernel]:
-    """The activation and its gradient, (z) and (z, dy): compiled each by itself, where no other function has them in it."""
-    if activation == LINEAR:
-        return exact, lambda z, dy: dy
-    return compiled(ACTIVATIONS[activation]), compiled(lambda z, dy: activation_gradient(activation, z, dy))
-
-
 def activated(activation: str, z: tf.Tensor, rounded: Kernel, noise: Noise) -> tf.Tensor:
     """The activation of an FP16 number, on FP16's grid without rounding unless it is swish."""
-    y = passes(activation)[0](z)
+    y = ACTIVATIONS[activation](z)
     return rounded(y, noise, 1) if activation == SWISH else y
 
 

@@ -1,7 +1,7 @@
 """Batch norm (Ioffe and Szegedy, arXiv 1502.03167): training's, over one process or several, and inference's.
 
-Where the native kernels are built (emulator/native), they do batch norm in FP32 and its activation in one operation
-each way; otherwise TensorFlow's operations do.
+Where the native kernels are built (emulator/native), they do batch norm and its activation in one operation each way,
+with the roundings onto FP16's grid in training's; otherwise TensorFlow's operations do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel
+from emulator.layers import half
 from emulator.layers.activations import LINEAR
 from emulator.layers.gradient_rules import with_gradient
+from emulator.layers.half import Rounding
 from emulator.native import library
 
 
@@ -26,13 +28,23 @@ class Normed(NamedTuple):
 
 
 def by_kernels(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, parts: int, epsilon: float, activation: str = LINEAR
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    parts: int,
+    epsilon: float,
+    activation: str = LINEAR,
+    rounding: Rounding | None = None,
+    noise: tuple[tf.Tensor, ...] = (),
 ) -> Normed | None:
-    """Batch norm of each of `parts` equal parts of the batch, and an activation; None without the native kernels."""
+    """Batch norm of each of `parts` equal parts of the batch, and an activation; None without the native kernels. With a
+    rounding the norm, the activation and their gradients are on FP16's grid."""
     kernels = library.load_for(x)
     if kernels is None:
         return None
-    attributes = {"parts": parts, "activation": activation, "epsilon": epsilon}
+    attributes = {
+        "parts": parts, "activation": activation, "epsilon": epsilon, **half.for_kernels(rounding, noise)
+    }  # fmt: skip
     moments: list[tf.Tensor] = []
 
     @with_gradient

@@ -1,8 +1,9 @@
 """Group norm and proxy norm with the activation after them, their gradients written out.
 
-Where the native kernels are built (emulator/native), they do an FP32 norm in one operation each way. Otherwise XLA
-compiles element-wise work into a function each, and sums over pixels are TensorFlow's. With xhat = (x - mean) * r the
-normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's channels and pixels:
+Where the native kernels are built (emulator/native), they do a norm in one operation each way, with the roundings onto
+FP16's grid in it. Otherwise XLA compiles element-wise work into a function each, and sums over pixels are TensorFlow's.
+With xhat = (x - mean) * r the normalised input, z = gamma * xhat + beta, y = activation(z), and M the mean over a group's
+channels and pixels:
 
     dz = dy * activation'(z),  dgamma = sum(dz * xhat),  dbeta = sum(dz)
     dx = r * (gamma * dz - M(gamma * dz) - xhat * M(gamma * dz * xhat))
@@ -19,7 +20,7 @@ import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
 from emulator.layers import half
-from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact, passes
+from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
 from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.half import Rounding
 from emulator.native import library
@@ -46,16 +47,16 @@ def group_norm(
     fault = policy.fault(x.shape[-1])
     if fault:
         raise ValueError(fault)
-    kernels = library.load_for(x) if rounding is None else None
+    kernels = library.load_for(x)
     if kernels:
-        return _by_kernels(kernels, policy, activation)(x, gamma, beta)
+        return _by_kernels(kernels, policy, activation, rounding, noise)(x, gamma, beta)
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
         mean, r = statistics(x, policy)
         factor = r * gamma
         shift = beta - mean * factor
-        value, slope = _kernels(activation, rounding, half.apart(x, rounding))
+        value, slope = _kernels(activation, rounding)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, *noise)
@@ -80,10 +81,11 @@ def proxy_norm(
 
     `proxy`: beta, gamma, mean, inverse deviation, [channels] each.
     """
-    kernels = library.load_for(x) if rounding is None else None
+    kernels = library.load_for(x)
     if kernels:
         beta, gamma, proxy_mean, inverse = proxy
-        return _by_kernels(kernels, policy, activation, scaled)(x, gamma, beta, proxy_mean, inverse)
+        by_kernels = _by_kernels(kernels, policy, activation, rounding, noise, scaled)
+        return by_kernels(x, gamma, beta, proxy_mean, inverse)
 
     @with_gradient
     def apply(
@@ -93,7 +95,7 @@ def proxy_norm(
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
-        value, slope = _proxy_kernels(activation, rounding, half.apart(x, rounding))
+        value, slope = _proxy_kernels(activation, rounding)
         y = value(x, factor, shift, proxy_mean, scale, *noise)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -107,11 +109,15 @@ def proxy_norm(
     return apply(x, *proxy)
 
 
-def _by_kernels(kernels: ModuleType, policy: GroupNorm, activation: str, scaled: bool | None = None) -> Kernel:
+def _by_kernels(
+    kernels: ModuleType, policy: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
+    scaled: bool | None = None,
+) -> Kernel:  # fmt: skip
     """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
     `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
-        "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None
+        "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None,
+        **half.for_kernels(rounding, noise),
     }  # fmt: skip
 
     @with_gradient
@@ -157,51 +163,36 @@ def statistics(x: tf.Tensor, policy: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
     return mean, tf.math.rsqrt(variance + policy.epsilon)
 
 
-def _rounded(rounding: Rounding | None, apart: bool) -> Kernel:
-    """(x, noise, salt) -> x on the grid: in a function that XLA compiles, or `apart` from others, in a pass of its own."""
-    if not apart:
-        return rounding or exact
-    return lambda x, noise, salt: half.rounded(x, rounding, noise, salt)
-
-
-_affine = compiled(lambda x, factor, shift: x * factor + shift)
-_distances = compiled(lambda dz, x, mean: dz * (x - mean))
-_input_sum = compiled(lambda dz, x, mean, a, b, c: dz * a + (x - mean) * b + c)
-
-
 @cache
-def _kernels(activation: str, rounding: Rounding | None, apart: bool = False) -> tuple[Kernel, Kernel]:
-    """Value and derivative of activation(x * factor + shift): (x, factor, shift, *noise) -> y, and
-    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself. Compiled, one
-    function each, or `apart` a function for each part between two roundings."""
-    rounded = _rounded(rounding, apart)
-    _, act_gradient = passes(activation)
+def _kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+    """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
+    (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
+    rounded = rounding or exact
 
     def value(x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
-        return activated(activation, rounded(_affine(x, factor, shift), noise, 0), rounded, noise)
+        return activated(activation, rounded(x * factor + shift, noise, 0), rounded, noise)
 
     def slope(
         x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, mean: tf.Tensor, dy: tf.Tensor, *noise: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        z = rounded(_affine(x, factor, shift), noise, 0)
-        dz = rounded(act_gradient(z, rounded(dy, noise, 2)), noise, 3)
-        return dz, _distances(dz, x, mean)
+        z = rounded(x * factor + shift, noise, 0)
+        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2)), noise, 3)
+        return dz, dz * (x - mean)
 
-    return (value, slope) if apart else (compiled(value), compiled(slope))
+    return compiled(value), compiled(slope)
 
 
 @cache
-def _proxy_kernels(activation: str, rounding: Rounding | None, apart: bool = False) -> tuple[Kernel, Kernel]:
+def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
     """Like `_kernels`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
     (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
-    rounded = _rounded(rounding, apart)
-    corrected = compiled(lambda z, proxy_mean, scale: (ACTIVATIONS[activation](z) - proxy_mean) * scale)
-    scaled_gradient = compiled(lambda z, dy, scale: activation_gradient(activation, z, dy * scale))
+    rounded = rounding or exact
 
     def value(
         x: tf.Tensor, factor: tf.Tensor, shift: tf.Tensor, proxy_mean: tf.Tensor, scale: tf.Tensor, *noise: tf.Tensor
     ) -> tf.Tensor:
-        return rounded(corrected(rounded(_affine(x, factor, shift), noise, 0), proxy_mean, scale), noise, 1)
+        z = rounded(x * factor + shift, noise, 0)
+        return rounded((ACTIVATIONS[activation](z) - proxy_mean) * scale, noise, 1)
 
     def slope(
         x: tf.Tensor,
@@ -212,23 +203,23 @@ def _proxy_kernels(activation: str, rounding: Rounding | None, apart: bool = Fal
         scale: tf.Tensor,
         *noise: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        z = rounded(_affine(x, factor, shift), noise, 0)
-        dz = rounded(scaled_gradient(z, rounded(dy, noise, 2), scale), noise, 3)
-        return dz, _distances(dz, x, mean)
+        z = rounded(x * factor + shift, noise, 0)
+        dz = rounded(activation_gradient(activation, z, rounded(dy, noise, 2) * scale), noise, 3)
+        return dz, dz * (x - mean)
 
-    return (value, slope) if apart else (compiled(value), compiled(slope))
+    return compiled(value), compiled(slope)
 
 
 @cache
-def _input_gradient(rounding: Rounding | None, apart: bool = False) -> Kernel:
-    rounded = _rounded(rounding, apart)
+def _input_gradient(rounding: Rounding | None) -> Kernel:
+    rounded = rounding or exact
 
     def gradient(
         dz: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, *noise: tf.Tensor
     ) -> tf.Tensor:
-        return rounded(_input_sum(dz, x, mean, a, b, c), noise, 4)
+        return rounded(dz * a + (x - mean) * b + c, noise, 4)
 
-    return gradient if apart else compiled(gradient)
+    return compiled(gradient)
 
 
 def _gradients(
@@ -241,9 +232,7 @@ def _gradients(
     a = gamma * r
     of_mean = group_mean(gamma * sums, policy) / pixels
     of_deviation = group_mean(a * products, policy) / pixels
-    dx = _input_gradient(rounding, half.apart(x, rounding))(
-        dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise
-    )
+    dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
     return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
 
 

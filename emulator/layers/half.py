@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -96,10 +97,11 @@ def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (),
     return kernels.emulator_rounding(x=x, noise=noise, salt=salt, beyond=rounding.beyond)
 
 
-def apart(x: tf.Tensor, rounding: Rounding | None) -> bool:
-    """Return whether a layer's random roundings of tensors like x are passes of their own, by the native kernel: XLA takes
-    twice as long for one, and four times for several that it fuses with the operations between them."""
-    return rounding is not None and rounding.stochastic and library.load_for(x) is not None
+def for_kernels(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
+    """The arguments of a native kernel's operation that say how it rounds its results; the noise is [batch, 1, ...]."""
+    if rounding is None:
+        return {"rounding": "none", "noise": ()}
+    return {"rounding": "random" if noise else "nearest", "noise": noise, "beyond": rounding.beyond}
 
 
 def value_and_gradient_rounded(

@@ -9,10 +9,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from emulator.layers import activations, group_norm, half
+from emulator.layers import activations, batch_norm, group_norm, half
 from emulator.layers.activations import LINEAR
 from emulator.layers.half import Rounding
 from emulator.layers.tensor_layers import TensorLayers
+from emulator.native import library
 from Models._layers import ProxyRule
 from Models._norms import BatchNorm, GroupNorm
 
@@ -113,6 +114,10 @@ class HalfLayers(TensorLayers):
         )
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
+        if self._training and not self._sync_mean and library.load_for(x):
+            batch = self._read(x, fp16_gradient=True), gamma, beta, self._norm_parts, policy.epsilon
+            normed = batch_norm.by_kernels(*batch, activation, self._rounding, self._noise())
+            return self._rounded_by_layer(self._with_statistics(normed))
         y = super()._batch_norm(x, gamma, beta, policy, LINEAR)
         if activation == LINEAR:
             return self._result(y)

@@ -145,11 +145,10 @@ class TensorLayers(Layers):
         return group_norm.group_norm(self._read(x, fp16_gradient=True), gamma, beta, policy, activation)
 
     def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
-        """Batch norm and an activation; training's moments become the micro-batch's statistics."""
+        """Batch norm and an activation."""
         x = self._read(x)
-        names = self.path("moving_mean"), self.path("moving_variance")
         if not self._training:
-            moving = self._weights[names[0]], self._weights[names[1]]
+            moving = tuple(self._weights[self.path(name)] for name in MOMENTS)
             done = batch_norm.inference_by_kernels(x, gamma, beta, moving, policy.epsilon, activation)
             if done is not None:
                 return done
@@ -162,8 +161,13 @@ class TensorLayers(Layers):
             normed = batch_norm.of_processes(*batch, self._sync_mean)
         else:
             normed = batch_norm.of_batch(*batch)
-        self.statistics |= {names[0]: normed.mean, names[1]: normed.variance}
-        return normed.y if activated else self._activation(normed.y, activation)
+        y = self._with_statistics(normed)
+        return y if activated else self._activation(y, activation)
+
+    def _with_statistics(self, normed: batch_norm.Normed) -> tf.Tensor:
+        """Return the values of a batch norm, whose moments become the micro-batch's statistics."""
+        self.statistics |= dict(zip(map(self.path, MOMENTS), (normed.mean, normed.variance)))
+        return normed.y
 
     def proxy_norm_activation(
         self, x: tf.Tensor, policy: GroupNorm, rule: ProxyRule, *, scaled: bool
@@ -237,6 +241,7 @@ class TensorLayers(Layers):
         return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
+MOMENTS = "moving_mean", "moving_variance"  # of batch norm
 # the method of each kind of norm, which does the activation after the norm too; by name, so that a subclass' own is called
 NORMS = {GroupNorm: "_group_norm", BatchNorm: "_batch_norm"}
 

@@ -8,20 +8,24 @@ namespace {
 
 // The attributes of both directions.
 struct Norm {
-  explicit Norm(OpKernelConstruction* construction) {
+  explicit Norm(OpKernelConstruction* construction) : rounding(construction) {
     std::string activation;
     OP_REQUIRES_OK(construction, construction->GetAttr("parts", &parts));
     OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
-    blocks = blocks_of<false>(activation);
+    blocks = rounding.blocks<false>(activation);
   }
 
+  // `sizes`: of the inputs after x and before the noise.
   void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
     check_sizes(context, sizes);
+    if (!context->status().ok()) return;
+    rounding.check(context, sizes.size() + 1, context->input(0).dim_size(0));
     if (!context->status().ok()) return;
     OP_REQUIRES(context, parts > 0 && context->input(0).dim_size(0) % parts == 0,
                 InvalidArgument(context->input(0).dim_size(0), " samples do not divide into ", parts, " parts"));
   }
 
+  NormRounding rounding;
   int64_t parts = 1;
   Blocks blocks;
 };
@@ -69,10 +73,12 @@ class BatchNorm : public OpKernel {
       }
       scale(channels, gamma, beta, own_mean, r.data(), factor.of(part), shift.of(part));
     }
+    const std::vector<Noise> noise = norm_.rounding.noise(context, 3, walk.batch);
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.values(x + start, {factor.of(part), shift.of(part)}, pixels, channels, y + start);
+          norm_.blocks.values(x + start, {factor.of(part), shift.of(part)},
+                              {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, y + start);
         },
         1);
   }
@@ -114,11 +120,15 @@ class BatchNormGradient : public OpKernel {
       return Channels{factor.of(part), shift.of(part), mean + part * channels, b.of(part), k.of(part)};
     };
     BlockSums slopes(walk), products(walk);
+    const std::vector<Noise> noise = norm_.rounding.noise(context, 6, walk.batch);
+    auto block_of = [&](int64_t sample, int64_t first, int64_t pixels) {
+      return Block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
+    };
     run(context, walk,
         [&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.sums(x + start, dy + start, channels_of(part), pixels, channels,
-                            {slopes.of(sample, block), products.of(sample, block)});
+          norm_.blocks.sums(x + start, dy + start, channels_of(part), block_of(sample, first, pixels),
+                            {slopes.of(sample, block), products.of(sample, block)}, dx + start);
         },
         2);
     const double count = static_cast<double>(samples * walk.pixels);
@@ -136,7 +146,7 @@ class BatchNormGradient : public OpKernel {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first, part = sample / samples;
-          norm_.blocks.gradients(x + start, dy + start, channels_of(part), pixels, channels, dx + start);
+          norm_.blocks.gradients(x + start, dy + start, channels_of(part), block_of(sample, first, pixels), dx + start);
         },
         2);
   }
@@ -153,7 +163,7 @@ class BatchNormInference : public OpKernel {
     std::string activation;
     OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
     OP_REQUIRES_OK(construction, construction->GetAttr("epsilon", &epsilon_));
-    blocks_ = blocks_of<false>(activation);
+    blocks_ = blocks_of<false, Exact>(activation);
   }
 
   void Compute(OpKernelContext* context) override {
@@ -173,7 +183,7 @@ class BatchNormInference : public OpKernel {
     run(context, walk,
         [&](int64_t sample, int64_t, int64_t first, int64_t pixels) {
           const int64_t start = sample * walk.sample_size() + first;
-          blocks_.values(x + start, {factor.data(), shift.data()}, pixels, last, y + start);
+          blocks_.values(x + start, {factor.data(), shift.data()}, {pixels, last}, y + start);
         },
         1);
   }
@@ -184,8 +194,9 @@ class BatchNormInference : public OpKernel {
 };
 
 REGISTER_OP("EmulatorBatchNorm")
-    .Input("x: float").Input("gamma: float").Input("beta: float")
+    .Input("x: float").Input("gamma: float").Input("beta: float").Input("noise: count * uint64")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
+    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
     .Output("y: float").Output("mean: float").Output("variance: float")
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle x;
@@ -202,8 +213,9 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorBatchNorm").Device(tensorflow::DEVICE_CPU)
 
 REGISTER_OP("EmulatorBatchNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
-    .Input("variance: float")
+    .Input("variance: float").Input("noise: count * uint64")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
+    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle x;

@@ -2,7 +2,7 @@
 // formulas are those of emulator/layers/group_norm.py, which computes the same where these kernels are not there.
 //
 // The inputs after beta are empty for a group norm, and one each for a proxy norm: the proxy's mean (centre) and the factor
-// of y (outer).
+// of y (outer). In half precision the normalised value, its activation and their gradients are rounded, each for itself.
 
 #include "emulator/native/norms.h"
 
@@ -11,17 +11,20 @@ namespace {
 
 // The attributes of both directions.
 struct Norm {
-  explicit Norm(OpKernelConstruction* construction) {
+  explicit Norm(OpKernelConstruction* construction) : rounding(construction) {
     std::string activation;
     OP_REQUIRES_OK(construction, construction->GetAttr("groups", &groups));
     OP_REQUIRES_OK(construction, construction->GetAttr("contiguous", &contiguous));
     OP_REQUIRES_OK(construction, construction->GetAttr("activation", &activation));
     OP_REQUIRES_OK(construction, construction->GetAttr("proxy", &proxy));
-    blocks = proxy ? blocks_of<true>(activation) : blocks_of<false>(activation);
+    blocks = proxy ? rounding.blocks<true>(activation) : rounding.blocks<false>(activation);
   }
 
+  // `sizes`: of the inputs after x and before the noise.
   void check(OpKernelContext* context, const std::vector<int64_t>& sizes) const {
     check_sizes(context, sizes);
+    if (!context->status().ok()) return;
+    rounding.check(context, sizes.size() + 1, context->input(0).dim_size(0));
     if (!context->status().ok()) return;
     OP_REQUIRES(context, groups > 0 && context->input(0).dim_size(3) % groups == 0,
                 InvalidArgument(context->input(0).dim_size(3), " channels do not divide into ", groups, " groups"));
@@ -40,6 +43,7 @@ struct Norm {
   // How many values a sample's group has.
   double group_size(const Walk& walk) const { return static_cast<double>(walk.sample_size() / groups); }
 
+  NormRounding rounding;
   int64_t groups = 1;
   bool contiguous = false, proxy = false;
   Blocks blocks;
@@ -71,6 +75,7 @@ class GroupNorm : public OpKernel {
     float *y = output->flat<float>().data(), *mean = means->flat<float>().data(), *r = inverses->flat<float>().data();
     BlockSums first_moments(walk), second_moments(walk);
     Rows factor(walk.batch, channels), shift(walk.batch, channels);
+    const std::vector<Noise> noise = norm_.rounding.noise(context, 5, walk.batch);
 
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
@@ -97,7 +102,7 @@ class GroupNorm : public OpKernel {
            Channels rows{factor.of(sample), shift.of(sample)};
            rows.centre = centre;
            rows.outer = outer;
-           norm_.blocks.values(x + start, rows, pixels, channels, y + start);
+           norm_.blocks.values(x + start, rows, {pixels, channels, static_cast<uint32_t>(first), noise[sample]}, y + start);
          },
          nullptr}};
     run(context, walk, phases, 2);
@@ -164,6 +169,10 @@ class GroupNormGradient : public OpKernel {
     auto channels_of = [&](int64_t sample) {
       return Channels{factor.of(sample), shift.of(sample), mean + sample * channels, b.of(sample), k.of(sample), centre, outer};
     };
+    const std::vector<Noise> noise = norm_.rounding.noise(context, 8, walk.batch);
+    auto block_of = [&](int64_t sample, int64_t first, int64_t pixels) {
+      return Block{pixels, channels, static_cast<uint32_t>(first), noise[sample]};
+    };
     const std::vector<Phase> phases = {
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
@@ -172,7 +181,7 @@ class GroupNormGradient : public OpKernel {
              sums.arriving = arriving.of(sample, block);
              sums.scaled = scaled.of(sample, block);
            }
-           norm_.blocks.sums(x + start, dy + start, channels_of(sample), pixels, channels, sums);
+           norm_.blocks.sums(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), sums, dx + start);
          },
          [&](int64_t sample) {
            const float *inverse = r + sample * channels, *own_factor = factor.of(sample);
@@ -199,7 +208,7 @@ class GroupNormGradient : public OpKernel {
          }},
         {[&](int64_t sample, int64_t block, int64_t first, int64_t pixels) {
            const int64_t start = sample * walk.sample_size() + first;
-           norm_.blocks.gradients(x + start, dy + start, channels_of(sample), pixels, channels, dx + start);
+           norm_.blocks.gradients(x + start, dy + start, channels_of(sample), block_of(sample, first, pixels), dx + start);
          },
          nullptr}};
     run(context, walk, phases, 3);
@@ -211,7 +220,9 @@ class GroupNormGradient : public OpKernel {
 
 REGISTER_OP("EmulatorGroupNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("centre: float").Input("outer: float")
+    .Input("noise: count * uint64")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
     .Attr("epsilon: float").Attr("two_pass: bool")
     .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
     .SetShapeFn([](InferenceContext* context) {
@@ -228,8 +239,9 @@ REGISTER_KERNEL_BUILDER(Name("EmulatorGroupNorm").Device(tensorflow::DEVICE_CPU)
 
 REGISTER_OP("EmulatorGroupNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
-    .Input("inverse_deviation: float").Input("centre: float").Input("outer: float")
+    .Input("inverse_deviation: float").Input("centre: float").Input("outer: float").Input("noise: count * uint64")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
+    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle x;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "emulator/native/blocks.h"
+#include "emulator/native/half.h"
 
 namespace native {
 
@@ -33,10 +34,11 @@ inline float sigmoid(float z) { return 1.0f / (1.0f + exponential(-z)); }
 
 enum class Activation { kLinear, kRelu, kRelu6, kSwish };
 
+// NaN stays NaN.
 template <Activation kind>
 inline float activated(float z) {
-  if constexpr (kind == Activation::kRelu) return z > 0.0f ? z : 0.0f;
-  if constexpr (kind == Activation::kRelu6) return z > 0.0f ? (z < 6.0f ? z : 6.0f) : 0.0f;
+  if constexpr (kind == Activation::kRelu) return z <= 0.0f ? 0.0f : z;
+  if constexpr (kind == Activation::kRelu6) return z <= 0.0f ? 0.0f : (z >= 6.0f ? 6.0f : z);
   if constexpr (kind == Activation::kSwish) return z * sigmoid(z);
   return z;
 }
@@ -122,75 +124,150 @@ struct Sums {
   float *slopes, *products, *arriving = nullptr, *scaled = nullptr;
 };
 
-// Work on a block that depends on the activation. No two of the rows overlap, nor do x, dy and a gradient (ivdep).
+// The salts of a norm's roundings: of the normalised value, of its activation, of the gradient that arrives, of dz and of dx.
+enum Salt { kNormed, kActivated, kArriving, kSlope, kOfInput };
+
+// A block of a sample: its pixels, the number of its first element in the sample, and the noise of the sample.
+struct Block {
+  int64_t pixels, channels;
+  uint32_t place = 0;
+  Noise noise;
+};
+
+// Work on a block that depends on the activation and on what results are rounded to. No two of the rows overlap, nor do x, dy
+// and a gradient (ivdep).
 struct Blocks {
-  void (*values)(const float* x, const Channels& rows, int64_t pixels, int64_t channels, float* y);
-  void (*sums)(const float* x, const float* dy, const Channels& rows, int64_t pixels, int64_t channels, const Sums& sums);
+  void (*values)(const float* x, const Channels& rows, const Block& block, float* y);
+  // Where results are rounded, dz is left in dx for `gradients`; elsewhere that computes dz again, which takes less time
+  // than memory does.
+  void (*sums)(const float* x, const float* dy, const Channels& rows, const Block& block, const Sums& sums, float* dx);
   // dx = dz * factor + (x - mean) * b + k
-  void (*gradients)(const float* x, const float* dy, const Channels& rows, int64_t pixels, int64_t channels, float* dx);
+  void (*gradients)(const float* x, const float* dy, const Channels& rows, const Block& block, float* dx);
 };
 
 // y may be x.
-template <Activation kind, bool proxy>
-void values(const float* x, const Channels& rows, int64_t pixels, int64_t channels, float* y) {
+template <Activation kind, bool proxy, typename Grid>
+void values(const float* x, const Channels& rows, const Block& block, float* y) {
   const float *factor = rows.factor, *shift = rows.shift, *centre = rows.centre, *outer = rows.outer;
-  for (int64_t p = 0; p < pixels; ++p, x += channels, y += channels) {
+  const Grid grid(block.noise);
+  const int64_t channels = block.channels;
+  uint32_t place = block.place;
+  for (int64_t p = 0; p < block.pixels; ++p, x += channels, y += channels, place += channels) {
 #pragma GCC ivdep
-    for (int64_t c = 0; c < channels; ++c) {
-      const float value = activated<kind>(x[c] * factor[c] + shift[c]);
-      y[c] = proxy ? (value - centre[c]) * outer[c] : value;
-    }
-  }
-}
-
-template <Activation kind, bool proxy>
-void slope_sums(const float* __restrict x, const float* __restrict dy, const Channels& rows, int64_t pixels,
-                int64_t channels, const Sums& sums) {
-  const float *factor = rows.factor, *shift = rows.shift, *mean = rows.mean, *centre = rows.centre, *outer = rows.outer;
-  float *slopes = sums.slopes, *products = sums.products, *arriving = sums.arriving, *scaled = sums.scaled;
-  for (float* row : {slopes, products, arriving, scaled}) {
-    if (row) std::fill(row, row + channels, 0.0f);
-  }
-  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels) {
-#pragma GCC ivdep
-    for (int64_t c = 0; c < channels; ++c) {
-      const float z = x[c] * factor[c] + shift[c];
-      const float dz = activation_gradient<kind>(z, proxy ? dy[c] * outer[c] : dy[c]);
-      slopes[c] += dz;
-      products[c] += dz * (x[c] - mean[c]);
-      if (proxy) {
-        arriving[c] += dy[c];
-        scaled[c] += dy[c] * (activated<kind>(z) - centre[c]);
+    for (int32_t c = 0; c < static_cast<int32_t>(channels); ++c) {
+      const float z = grid(x[c] * factor[c] + shift[c], kNormed, place + c);
+      const float value = activated<kind>(z);
+      if constexpr (proxy) {
+        y[c] = grid((value - centre[c]) * outer[c], kActivated, place + c);
+      } else {
+        y[c] = kind == Activation::kSwish ? grid(value, kActivated, place + c) : value;
       }
     }
   }
 }
 
-template <Activation kind, bool proxy>
-void input_gradients(const float* __restrict x, const float* __restrict dy, const Channels& rows, int64_t pixels,
-                     int64_t channels, float* __restrict dx) {
-  const float *factor = rows.factor, *shift = rows.shift, *mean = rows.mean, *b = rows.b, *k = rows.k, *outer = rows.outer;
-  for (int64_t p = 0; p < pixels; ++p, x += channels, dy += channels, dx += channels) {
+template <Activation kind, bool proxy, typename Grid>
+void slope_sums(const float* __restrict x, const float* __restrict dy, const Channels& rows, const Block& block,
+                const Sums& sums, float* __restrict dx) {
+  const float *factor = rows.factor, *shift = rows.shift, *mean = rows.mean, *centre = rows.centre, *outer = rows.outer;
+  float *slopes = sums.slopes, *products = sums.products, *arriving = sums.arriving, *scaled = sums.scaled;
+  const Grid grid(block.noise);
+  const int64_t channels = block.channels;
+  uint32_t place = block.place;
+  for (float* row : {slopes, products, arriving, scaled}) {
+    if (row) std::fill(row, row + channels, 0.0f);
+  }
+  for (int64_t p = 0; p < block.pixels; ++p, x += channels, dy += channels, dx += channels, place += channels) {
 #pragma GCC ivdep
-    for (int64_t c = 0; c < channels; ++c) {
-      const float dz = activation_gradient<kind>(x[c] * factor[c] + shift[c], proxy ? dy[c] * outer[c] : dy[c]);
-      dx[c] = dz * factor[c] + (x[c] - mean[c]) * b[c] + k[c];
+    for (int32_t c = 0; c < static_cast<int32_t>(channels); ++c) {
+      const float z = grid(x[c] * factor[c] + shift[c], kNormed, place + c);
+      const float above = grid(dy[c], kArriving, place + c);
+      const float dz = grid(activation_gradient<kind>(z, proxy ? above * outer[c] : above), kSlope, place + c);
+      if constexpr (Grid::kRounds) dx[c] = dz;
+      slopes[c] += dz;
+      products[c] += dz * (x[c] - mean[c]);
+      if constexpr (proxy) {
+        arriving[c] += dy[c];
+        const float value = activated<kind>(z) - centre[c];
+        scaled[c] += dy[c] * (Grid::kRounds ? grid(value * outer[c], kActivated, place + c) / outer[c] : value);
+      }
     }
   }
 }
 
-template <Activation kind, bool proxy>
-Blocks blocks_of() {
-  return {&values<kind, proxy>, &slope_sums<kind, proxy>, &input_gradients<kind, proxy>};
+template <Activation kind, bool proxy, typename Grid>
+void input_gradients(const float* __restrict x, const float* __restrict dy, const Channels& rows, const Block& block,
+                     float* __restrict dx) {
+  const float *factor = rows.factor, *shift = rows.shift, *mean = rows.mean, *b = rows.b, *k = rows.k, *outer = rows.outer;
+  const Grid grid(block.noise);
+  const int64_t channels = block.channels;
+  uint32_t place = block.place;
+  for (int64_t p = 0; p < block.pixels; ++p, x += channels, dy += channels, dx += channels, place += channels) {
+#pragma GCC ivdep
+    for (int32_t c = 0; c < static_cast<int32_t>(channels); ++c) {
+      const float dz = Grid::kRounds ? dx[c]
+                                     : activation_gradient<kind>(x[c] * factor[c] + shift[c],
+                                                                 proxy ? dy[c] * outer[c] : dy[c]);
+      dx[c] = grid(dz * factor[c] + (x[c] - mean[c]) * b[c] + k[c], kOfInput, place + c);
+    }
+  }
 }
 
-template <bool proxy>
-Blocks blocks_of(const std::string& activation) {
-  if (activation == "relu") return blocks_of<Activation::kRelu, proxy>();
-  if (activation == "relu6") return blocks_of<Activation::kRelu6, proxy>();
-  if (activation == "swish") return blocks_of<Activation::kSwish, proxy>();
-  return blocks_of<Activation::kLinear, proxy>();
+template <Activation kind, bool proxy, typename Grid>
+Blocks blocks_of() {
+  return {&values<kind, proxy, Grid>, &slope_sums<kind, proxy, Grid>, &input_gradients<kind, proxy, Grid>};
 }
+
+template <bool proxy, typename Grid>
+Blocks blocks_of(const std::string& activation) {
+  if (activation == "relu") return blocks_of<Activation::kRelu, proxy, Grid>();
+  if (activation == "relu6") return blocks_of<Activation::kRelu6, proxy, Grid>();
+  if (activation == "swish") return blocks_of<Activation::kSwish, proxy, Grid>();
+  return blocks_of<Activation::kLinear, proxy, Grid>();
+}
+
+constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'";
+
+// The attributes and the input of a norm that say what its results are rounded to.
+class NormRounding {
+ public:
+  explicit NormRounding(OpKernelConstruction* construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("rounding", &kind_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("beyond", &beyond_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("count", &count_));
+  }
+
+  template <bool proxy>
+  Blocks blocks(const std::string& activation) const {
+    if (kind_ == "nearest") return blocks_of<proxy, Nearest>(activation);
+    if (kind_ == "random") return blocks_of<proxy, AtRandom>(activation);
+    return blocks_of<proxy, Exact>(activation);
+  }
+
+  // The noise of each sample; `input`: the number of the one that has it, [batch, ...] uint64.
+  std::vector<Noise> noise(OpKernelContext* context, int input, int64_t batch) const {
+    std::vector<Noise> noise(batch);
+    for (int64_t sample = 0; sample < batch; ++sample) {
+      noise[sample].beyond = beyond_;
+      for (int salt = 0; count_ > 0 && salt < kSalts; ++salt) {
+        noise[sample].words[salt] = word_of(salt, context->input(input).flat<tensorflow::uint64>()(sample));
+      }
+    }
+    return noise;
+  }
+
+  // Sets the context's status unless there is a number for each sample where there has to be.
+  void check(OpKernelContext* context, int input, int64_t batch) const {
+    OP_REQUIRES(context, (count_ > 0) == (kind_ == "random"), InvalidArgument("rounding at random is what noise is for"));
+    OP_REQUIRES(context, count_ == 0 || context->input(input).NumElements() == batch,
+                InvalidArgument("noise is one number for each sample"));
+  }
+
+ private:
+  std::string kind_;
+  float beyond_ = 0;
+  int count_ = 0;
+};
 
 // factor = r * gamma and shift = beta - mean * factor, so that z = x * factor + shift.
 inline void scale(int64_t channels, const float* gamma, const float* beta, const float* mean, const float* r, float* factor,
