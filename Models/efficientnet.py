@@ -114,6 +114,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "model_size": "B0", "group_norm": True, "batch_norm": False, "micro_batch_size": 4,
         "weight_decay": 1e-5, "lars_weight_decay": 1e-5, "epochs": 350.0, "label_smoothing": 0.1, "stable_norm": True,
         "learning_rate_schedule": "0.3,0.6,0.8,0.9", "lr_decay_rate": 0.97, "lr_drops": 146,
+        "rmsprop_base_decay_exp": -14.0,
     },
     "cifar": {
         "model_size": "CIFAR", "group_norm": True, "batch_norm": False, "micro_batch_size": 8,

@@ -12,6 +12,7 @@ from harness.options.sections import ACCUMULATION
 from harness.options.sources import Layer
 from Models import _norms
 
+BESIDE = ("rmsprop_decay", "rmsprop_base_decay_exp")  # a layer may give both: the first one counts
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("iterations", "epochs"),
     ("abs_learning_rate", "base_learning_rate_exponent"),
@@ -23,6 +24,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("log_freq", "logs_per_epoch"),
     ("epochs_per_sync", "syncs_per_epoch"),
     ("global_batch_size", ACCUMULATION),
+    BESIDE,
 )
 
 
@@ -36,7 +38,9 @@ def losers(values: Mapping[str, Any]) -> set[str]:
 
 def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
     """OptionError for two options of one group in one layer."""
-    for _, chosen in _chosen(values):
+    for group, chosen in _chosen(values):
+        if group == BESIDE:
+            continue
         if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]
         if len(chosen) > 1:

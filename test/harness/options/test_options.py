@@ -23,6 +23,7 @@ from emulator.plan.trace import CountingLayers
 from harness.commands import cli
 from harness.options.catalogue import Option, section_options
 from harness.options.sections import SECTIONS
+from harness.options.update_rules import rmsprop_decay
 from harness.run.resolve import prepare
 from harness.run.run import Run
 from Models import _segments
@@ -191,6 +192,27 @@ def test_defaults_by_model_and_data(row):
     with_momentum = cli.parse([*words, "--optimiser", "momentum"], environ={}).options
     assert with_momentum.training.base_learning_rate_exponent == momentum
     assert (with_momentum.training.iterations, with_momentum.training.abs_learning_rate) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "decay"),
+    [
+        ("", 1 - 768 * 2.0**-14), ("--global-batch-size 512 --batch-size 8", 1 - 512 * 2.0**-14), ("--rmsprop-decay 0.8", 0.8),
+        ("--rmsprop-decay 0", 0.0), ("--rmsprop-base-decay-exp -12", 1 - 768 * 2.0**-12), ("--dataset cifar-10", 0.9),
+        ("--model resnet", 0.9), ("--rmsprop-decay 0.8 --rmsprop-base-decay-exp -12", 0.8),
+        ("--config B0-G16-GN-Native_16IPU_2x8 --batch-size 12", 1 - 768 * 2.0**-14),
+        ("--config B0-G16-GN-Native_mini --rmsprop-decay 0.8 --dataset imagenet --image-size 32", 0.8),
+    ],
+)  # fmt: skip
+def test_the_decay_of_rmsprop_follows_the_batch_on_imagenet(words, decay):
+    """EfficientNet's default exponent, -14, where no layer gives a decay; the higher layer's choice of the two counts."""
+    base = "--model efficientnet --dataset imagenet --optimiser RMSprop --generated-data --abs-learning-rate 0.01"
+    batch = "" if "batch" in words or "mini" in words else "--batch-size 8 --global-batch-size 768"
+    parsed = cli.parse(f"{base} {batch} {words}".split(), environ={})
+    run = prepare(parsed.options, {}, parsed.notes)
+    assert rmsprop_decay(run.options.training, run.plan.global_batch) == decay
+    both = words.count("rmsprop") == 2
+    assert any("are both given: the decay is used" in note for note in run.notes) == both
 
 
 @pytest.mark.parametrize("words", [(), ("--dataset", "imagenet")])
