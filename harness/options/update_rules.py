@@ -47,6 +47,7 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
         slots={"LAMB_m": 0.0, "LAMB_v": 0.0},
         highest_rate=1.0,
         options=("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"),
+        defaults={"base_learning_rate_exponent": None},  # models' ones are of rules whose steps are gradients
     ),
     "Adam": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},

@@ -192,6 +192,8 @@ def test_defaults_by_model_and_data(row):
     with_momentum = cli.parse([*words, "--optimiser", "momentum"], environ={}).options
     assert with_momentum.training.base_learning_rate_exponent == momentum
     assert (with_momentum.training.iterations, with_momentum.training.abs_learning_rate) == (None, None)
+    lamb = cli.parse([*words, "--optimiser", "LAMB"], environ={}).options  # whose steps are no gradients: no model has a rate
+    assert (lamb.training.base_learning_rate_exponent, lamb.training.abs_learning_rate) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +344,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     },
 }
 HALF, CLOTHES = "--precision 16.16", "--dataset fashion-mnist"
-RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB", "adam": "Adam"}
+RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB --base-learning-rate-exponent -6", "adam": "Adam"}
 # options that only a graph shows: what differs after two weight updates, or in the graph itself
 BUILT: dict[str, tuple[str, str, set[str]]] = {
     "optimiser": ("", "--optimiser momentum", {"weights", "slots"}),
