@@ -85,7 +85,8 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
         batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, threads)
-            log.note(served.line())
+            for line in served.lines():
+                log.note(line)
             log.note(f"{served.inferred} pictures inferred, {served.samples} different ones, of which the accuracy is")
             log.validation_row(_row(run, program, batches, checkpoint, trained_batch, served))
         program.close()
