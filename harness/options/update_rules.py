@@ -81,9 +81,10 @@ def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:
         return RMSPROP_DECAY
     share = global_batch * 2.0**exponent
     if not 0 < share <= 1 or 1 - share == 1:
+        remedy = f"give a {'smaller' if share > 1 else 'larger'} exponent, or --rmsprop-decay"
         raise OptionError(
             f"--rmsprop-base-decay-exp {exponent:g}: 1 - global batch x 2^exp = 1 - {global_batch} x {2.0**exponent:.4g} = "
-            f"{1 - share:.4g} must lie between 0 and 1; give a {'smaller' if share > 1 else 'larger'} exponent"
+            f"{1 - share:.4g} must lie between 0 and 1; {remedy}"
         )
     return 1 - share
 

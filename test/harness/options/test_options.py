@@ -192,7 +192,7 @@ def test_defaults_by_model_and_data(row):
     with_momentum = cli.parse([*words, "--optimiser", "momentum"], environ={}).options
     assert with_momentum.training.base_learning_rate_exponent == momentum
     assert (with_momentum.training.iterations, with_momentum.training.abs_learning_rate) == (None, None)
-    lamb = cli.parse([*words, "--optimiser", "LAMB"], environ={}).options  # whose steps are no gradients: no model has a rate
+    lamb = cli.parse([*words, "--optimiser", "LAMB"], environ={}).options  # no model has a rate for it
     assert (lamb.training.base_learning_rate_exponent, lamb.training.abs_learning_rate) == (None, None)
 
 
