@@ -22,6 +22,7 @@ from base import plugins
 from harness.checkpoints import find, write
 from harness.training.checkpointing import Checkpointer
 from harness.training.loop import TrainingLoop
+from log import RunLog
 
 ROOT = plugins.ROOT
 WORDS = (
@@ -167,6 +168,21 @@ def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
     result = limited(1500, "train.py", *WORDS, *PERIODS, "--logs-path", tmp_path / "run")
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
     assert "File too large" in result.stderr and "Traceback" not in result.stdout
+
+
+def test_a_log_that_fails_while_a_host_step_runs_ends_the_run_and_loses_no_count(tmp_path, monkeypatch):
+    """The line of the first update is written while the others are being done."""
+    whole = RunLog.file_only
+
+    def full(self, text):
+        if text.startswith("First update"):
+            raise OSError(28, "No space left on device", "log.txt")
+        whole(self, text)
+
+    monkeypatch.setattr(RunLog, "file_only", full)
+    result = run("train", *WORDS, *LONG, "--logs-path", tmp_path / "run")
+    assert (result.code, result.err) == (1, "train.py: error: No space left on device: log.txt\n")
+    assert numbers(tmp_path / "run") == [0] and "The newest checkpoint is ckpt-0." in result.out
 
 
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])

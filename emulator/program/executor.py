@@ -85,7 +85,8 @@ class TrainingProgram(Program):
     def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
         """Run a host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
 
-        `report` is called in another thread with the loss and accuracy of each update as soon as it is done.
+        `report` is called in another thread with the loss and accuracy of each update as soon as it is done; an error of
+        its own ends the step after the present update, and is raised here.
         """
         return self._run(rates, report)
 
@@ -117,7 +118,8 @@ class TrainingProgram(Program):
         feeds = self._feeds(rates, recording)
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
         outfeed: list[OutfeedRow] = []
-        reader = threading.Thread(target=self._drain, args=(len(rates), outfeed, report), daemon=True)
+        failed: list[Exception] = []
+        reader = threading.Thread(target=self._drain, args=(len(rates), outfeed, report, failed), daemon=True)
         reader.start()
         try:
             with named_faults(lambda: f"update {self.updates() + 1}"):
@@ -129,6 +131,8 @@ class TrainingProgram(Program):
             self._ended.set()
             reader.join()
             self._ended.clear()
+        if failed:
+            raise failed[0]
         if done and self._cache_entry is not None:
             self._cache_entry.ran()
         rows = outfeed[:done]
@@ -148,14 +152,21 @@ class TrainingProgram(Program):
         """Takes a stop after an update back; one that dropped its update is for good."""
         self.session.run(self._names["resume"])
 
-    def _drain(self, updates: int, outfeed: list[OutfeedRow], report: Report | None) -> None:
-        """Takes metrics out of the queue into `outfeed` until the step has ended and the queue is empty."""
+    def _drain(
+        self, updates: int, outfeed: list[OutfeedRow], report: Report | None, failed: list[Exception]
+    ) -> None:  # fmt: skip
+        """Takes metrics out of the queue into `outfeed` until the step has ended and the queue is empty. `failed` takes the
+        error of `report`, which is not called again: the rows must come out all the same, as their number counts updates."""
         while len(outfeed) < updates:
             ended = self._ended.wait(0.02)
             rows = list(zip(*self.session.run(self._names["outfeed"])))
             outfeed += rows
-            for loss, accuracy, _ in rows if report else ():
-                report(float(loss), float(accuracy))
+            try:
+                for loss, accuracy, _ in rows if report and not failed else ():
+                    report(float(loss), float(accuracy))
+            except Exception as error:  # of a log that cannot be written
+                failed.append(error)
+                self.stop(drop_update=False)
             if ended:
                 return
 
