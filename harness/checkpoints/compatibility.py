@@ -94,8 +94,8 @@ def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) ->
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
-    others = optimiser_state.of_another_rule(values, before, now)
-    taken = optimiser_state.converted(without(values, [*anew, *others]), before, now, source)
+    others, counted = optimiser_state.of_another_rule(values, before, now), optimiser_state.of_another_count(values, now)
+    taken = optimiser_state.converted(without(values, [*anew, *others, *counted]), before, now, source)
     taken = optimiser_state.with_fp32_copies(taken, run)
     check_sound(run, taken, source)
     lines = optimiser_state.conversion(before, now)
@@ -104,6 +104,8 @@ def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) ->
         lines.append(f"{classifier(run)} begins anew: {why}")
     if others:
         lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {before.optimiser}")
+    elif counted:
+        lines.append(f"The optimiser's slots begin anew: {now.optimiser} corrects them by the number of updates, now 0")
     return taken, lines
 
 

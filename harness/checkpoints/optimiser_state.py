@@ -65,6 +65,14 @@ def of_another_rule(values: Values, before: SlotUnits | None, now: SlotUnits) ->
     return [name for name in values if name.rpartition("/")[2] in shared and name.rpartition("/")[0] in values]
 
 
+def of_another_count(values: Values, now: SlotUnits) -> list[str]:
+    """Return the names of slots that are corrected by the number of updates since they began: a new run counts from 0, and
+    would take a mean of thousands of gradients for that of one."""
+    if not UPDATE_RULES[now.optimiser].counts_updates:
+        return []
+    return [name for name in values if name.rpartition("/")[2] in now.names and name.rpartition("/")[0] in values]
+
+
 def converted(values: Values, before: SlotUnits | None, now: SlotUnits, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """Return the tensors with the slots of one and the same rule in other units, rounded to their own dtypes.
     CheckpointError for sums that their dtype cannot hold."""

@@ -23,6 +23,7 @@ class UpdateRule:
 
     slots: Mapping[str, float] = field(default_factory=dict)  # state of each weight by name, with its initial value
     linear: bool = False  # in the gradient: the loss scale may be undone in the learning rate
+    counts_updates: bool = False  # since its slots began, and corrects them by the number
     decoupled_decay: bool = False  # --weight-decay x rate shrinks the weights themselves, and is not in the gradients
     highest_rate: float
     options: tuple[str, ...] = ()  # that not every rule reads
@@ -45,18 +46,21 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
     ),
     "LAMB": UpdateRule(
         slots={"LAMB_m": 0.0, "LAMB_v": 0.0},
+        counts_updates=True,
         highest_rate=1.0,
         options=("lamb_beta1", "lamb_beta2", "lamb_epsilon", "lamb_weight_decay", "lamb_skip_list"),
         defaults={"base_learning_rate_exponent": None},  # models' ones are of rules whose steps are gradients
     ),
     "Adam": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
+        counts_updates=True,
         highest_rate=0.01,
         options=("adam_beta1", "adam_beta2", "adam_epsilon"),
         defaults={"weight_decay": 0.0, **_ADAM_RATE},
     ),
     "AdamW": UpdateRule(
         slots={"Adam_m": 0.0, "Adam_v": 0.0},
+        counts_updates=True,
         decoupled_decay=True,
         highest_rate=0.01,
         options=("adam_beta1", "adam_beta2", "adam_epsilon"),

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, run, succeed, variables
 
-from harness.checkpoints import averages, read, saved_state, write
+from harness.checkpoints import averages, compatibility, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import cli
+from harness.options.update_rules import UPDATE_RULES
 from harness.run.resolve import prepare
 from harness.training.divergence import Divergence, remedies
 
@@ -96,6 +97,17 @@ def test_slots_of_another_rule_are_no_momenta(stopped, tmp_path):
     source, start = variables(stopped, 4), variables(folder, 0)
     assert not any(value.any() for name, value in start.items() if name.endswith("/Momentum"))
     assert start[KERNEL].tobytes() == source[KERNEL].tobytes()
+
+
+@pytest.mark.parametrize("optimiser", ["Adam", "AdamW", "LAMB"])
+def test_slots_that_count_updates_begin_anew_with_the_count(optimiser, stopped):
+    """Corrected as if of one update, a mean of thousands of gradients would be ten times as large."""
+    asked = prepare(cli.parse([*BASE, "--precision", "32.32", "--optimiser", optimiser], "train", environ={}).options, {})
+    values = variables(stopped, 4)
+    slots = {f"{KERNEL}/{slot}": values[KERNEL] for slot in UPDATE_RULES[optimiser].slots}
+    taken, lines = compatibility.beginning(asked, Checkpoint.at(stopped, 4), {**values, **slots})
+    assert KERNEL in taken and not slots.keys() & taken.keys()
+    assert any(line.startswith("The optimiser's slots begin anew") for line in lines)
 
 
 def test_momenta_that_a_larger_scale_takes_beyond_half_precision(tmp_path):
