@@ -16,6 +16,7 @@ from harness.options.sections import with_trait
 from harness.run.run import Run
 
 _DECIDING = ("model", "dataset", "optimiser", "lr_schedule", "precision")  # of every run, whoever gave them
+_IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # by itself it waits for minutes
 _LONGEST = 500  # characters of a parameter's value that MLflow takes
 
 
@@ -73,6 +74,8 @@ class MLflow:
     """A run of MLflow, at the place that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, experiment: str, name: str, values: Mapping[str, Any], run_id: str | None) -> None:
+        for variable, value in _IMPATIENT.items():
+            os.environ.setdefault(variable, value)
         import mlflow
 
         self._mlflow = mlflow

@@ -26,6 +26,8 @@ from harness.training.resume import LoadedCheckpoint
 from harness.training.start import recorded_values
 from log import RunLog
 
+_TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with which a run ends, and says how to go on
+
 
 @contextmanager
 def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[Job]:
@@ -42,10 +44,11 @@ def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, c
         team.before_exit = stopped  # where another instance is lost
         try:
             yield job
-        except (StopRequest, FloatingPointError, SaveError, OSError) as error:
+        except BaseException as error:
             log.ending()
-            job.mlperf.ended("aborted")
-            stopped(str(error), *remedies(error, run))
+            if isinstance(error, _TOLD):
+                job.mlperf.ended("aborted")
+                stopped(str(error), *remedies(error, run))
             if isinstance(error, StopRequest):
                 error.hinted = bool(writer.newest)
             raise

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import program, succeed
+from commands import program, run, succeed
 
 from base import plugins
 from emulator.plan.options import DeviceOptions
@@ -26,6 +26,7 @@ from harness.options.sections import SECTIONS
 from harness.options.update_rules import rmsprop_decay
 from harness.run.resolve import prepare
 from harness.run.run import Run
+from harness.training.loop import TrainingLoop
 from Models import _segments
 
 TESTS = {path.name: path for path in (plugins.ROOT / "test").rglob("test_*.py")}
@@ -672,6 +673,14 @@ def test_services_are_told_project_and_run(tmp_path, monkeypatch):
     flow.clear()
     succeed("restore", "--restore-path", first.folder, "--iterations", 3, "--no-wandb", "--no-mlflow")
     assert len(calls) == 2 and not flow
+
+    def broken(self, last):
+        raise ZeroDivisionError  # which nobody foresaw
+
+    monkeypatch.setattr(TrainingLoop, "run", broken)
+    with pytest.raises(ZeroDivisionError):
+        run("restore", "--restore-path", first.folder, "--iterations", 4, "--mlflow")
+    assert flow[-1][:2] == ("end_run", ("KILLED",))
 
 
 def test_latency_is_of_one_micro_batch_at_a_time(tmp_path):
