@@ -98,7 +98,7 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert_same_bits(variables(whole, 9), variables(folder, 9))
     assert timeless(whole / "validation.csv") == timeless(folder / "validation.csv")
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
-    assert succeed(*call).out == f"The run in {folder} is complete, after 9 updates; a larger --epochs extends it\n"
+    assert succeed(*call).out == f"The run in {folder} is complete, after 9 updates; a larger --iterations extends it\n"
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     differing = succeed(*call, "--label-smoothing", 0.3).out.splitlines()
     assert differing[0] == "overridden: label_smoothing = 0.3" and "; the options above change nothing; " in differing[-1]

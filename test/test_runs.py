@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from base.plugins import ROOT
 from base.storage import locks
 from base.storage.tables import Table
 from harness.checkpoints import manifest
+from harness.commands import run_list
 from log import VALIDATION_COLUMNS
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
@@ -71,6 +73,12 @@ def test_runs_are_listed_with_what_they_reached(logs):
     assert list(listed(logs / "done")) == ["."]
     head, first, *_ = called(logs).out.splitlines()
     assert head.split("  ")[0] == "run" and re.search(r"deep/half .* 3 of 6 .* 70\.00 % at epoch 0 .* stopped$", first)
+
+
+@pytest.mark.parametrize(("seconds", "year"), [(1e12, "9999"), (-1e11, "1970")])
+def test_times_that_no_calendar_has_are_told_as_the_last_or_first(seconds, year, logs):
+    summary = replace(run_list.below(logs)[0], changed=seconds)
+    assert run_list.as_json(summary)["changed"].startswith(year) and f" {year}-" in run_list.table([summary])
 
 
 def test_tensorflow_is_not_imported(logs):

@@ -27,6 +27,7 @@ VALIDATION = "validation"  # the folder of a validation or a server, which train
 ORDERS = ("time", "accuracy", "name")
 COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", "state")
 _RECORDS = ("arguments.json", "arguments_restore.json")
+_LATEST = 253_370_764_800.0  # seconds since 1970 to the year 9999: no date tells what some disks keep beyond
 _DEEPEST = 8  # folders below the one that is asked for
 
 
@@ -89,7 +90,7 @@ def table(runs: Sequence[RunSummary]) -> str:
 
 def as_json(run: RunSummary) -> dict[str, Any]:
     """Return the fields of a run, with the last change in ISO 8601, UTC."""
-    return {**asdict(run), "changed": datetime.fromtimestamp(run.changed, timezone.utc).isoformat(timespec="seconds")}
+    return {**asdict(run), "changed": _date(run.changed, timezone.utc).isoformat(timespec="seconds")}
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -191,6 +192,10 @@ def _changed(folder: Path) -> float:
     return max(times)
 
 
+def _date(seconds: float, zone: timezone | None = None) -> datetime:
+    return datetime.fromtimestamp(min(max(0.0, seconds), _LATEST), zone)
+
+
 def _cells(run: RunSummary) -> tuple[str, ...]:
     best = ""
     if run.accuracy is not None:
@@ -198,6 +203,6 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
         best += f"({run.checkpoint})" if run.accuracy_epoch is None else f"at epoch {run.accuracy_epoch:.4g}"
     updates = f"{run.updates:,} of " + ("?" if run.total_updates is None else f"{run.total_updates:,}")
     updates = "" if run.state == VALIDATION else updates
-    changed = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
+    changed = _date(run.changed).strftime("%Y-%m-%d %H:%M")
     state = f"{run.state}: {run.damage}" if run.damage else run.state
     return tuple(map(brief, (run.name, run.network, run.dataset, updates, best, changed, state)))

@@ -138,8 +138,9 @@ class SavedRun(Origin):
         differing = overrides(run, self.recorded)
         end = f"The run in {self.folder} is complete, after {self.updates} updates"
         unused = "; the options above change nothing" if differing else ""
+        length = "epochs" if run.options.training.iterations is None else "iterations"  # the two exclude each other
         limit = "stop-after" if run.options.training.stop_after == self.updates else "patience"
-        larger = "epochs" if self.updates == run.length.iterations else limit
+        larger = length if self.updates == run.length.iterations else limit
         return "\n".join([*warnings, *differing, f"{end}{unused}; a larger --{larger} extends it\n"])
 
     def check(self, run: Run) -> list[str]:
