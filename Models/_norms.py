@@ -70,7 +70,7 @@ class GroupNorm(Norm):
     follows, with this epsilon (Labatie et al., arXiv 2106.03743)."""
 
     option = "group_norm"
-    reads = ("groups", "contiguous_groups")
+    reads = ("groups", "contiguous_groups", "stable_norm", "force_unstable_norm")
     title = "group norm"
     scope = "GroupNorm"
     fused = True

@@ -394,10 +394,14 @@ class RunOptions:
     schedule: Any  # the schedule plug-in's Options
     sources: Mapping[str, str] = field(default_factory=dict)  # option -> where its value came from
 
+    @property
+    def sections(self) -> tuple[Any, ...]:
+        """Every section, those of the plug-ins last."""
+        return tuple(getattr(self, name) for name in (*SECTIONS, "model", "schedule"))
+
     def values(self) -> dict[str, Any]:
         """Every option by its name."""
-        sections = [getattr(self, name) for name in (*SECTIONS, "model", "schedule")]
-        return {name: value for section in sections for name, value in vars(section).items()}
+        return {name: value for section in self.sections for name, value in vars(section).items()}
 
     @property
     def two_pass_norms(self) -> bool:

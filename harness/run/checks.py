@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from emulator.plan.trace import Trace
+from harness.options import idle
 from harness.options.sections import RunOptions
 from harness.run import data_checks, device_checks, update_checks
 from harness.run.run import Run
@@ -70,10 +71,12 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     update_checks.average_of_the_first,
     update_checks.endless_warmup,
     update_checks.loss_scale,
+    update_checks.epsilons,
     device_checks.batch_statistics,
     device_checks.neighbours,
     update_checks.options_of_other_rules,
     device_checks.options_of_stages,
+    device_checks.options_of_several,
     device_checks.options_of_other_norms,
     update_checks.stop_after_the_end,
     data_checks.unread_folder,
@@ -90,4 +93,5 @@ def check(rules: Sequence[Rule[Context]], context: Context) -> tuple[str, ...]:
 
 def check_run(resolved: Resolved) -> tuple[str, ...]:
     """The notes on a run that is to train, or to validate."""
-    return check((*EVERY_RUN, *(TRAINING if resolved.run.trains else VALIDATION)), resolved)
+    rules, table = (TRAINING, idle.IN_TRAINING) if resolved.run.trains else (VALIDATION, idle.IN_VALIDATION)
+    return (*check((*EVERY_RUN, *rules), resolved), *idle.notes(resolved.run.options, table))

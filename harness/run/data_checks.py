@@ -60,8 +60,8 @@ def photographs_only(resolved: Resolved) -> Iterator[str]:
         return
     switches = {
         "--fused-preprocessing": options.fused_preprocessing,
-        f"--shuffle-block {options.shuffle_block}": options.shuffle_block > 1,
-        f"--skip-bad-records {options.skip_bad_records}": options.skip_bad_records > 0,
+        f"--shuffle-block {options.shuffle_block}": options.shuffle_block > 1 and not options.random_data,
+        f"--skip-bad-records {options.skip_bad_records}": options.skip_bad_records > 0 and not options.random_data,
     }
     for words, on in switches.items():
         if on:
@@ -176,6 +176,6 @@ def options_of_photographs(resolved: Resolved) -> Iterator[str]:
     options = resolved.run.options
     if family(options.dataset.dataset) == "imagenet":
         return
-    for name in ("normalise_input", "symmetric_input", "hostside_norm"):
+    for name in ("normalise_input", "symmetric_input", *["hostside_norm"] * (not options.dataset.synthetic_data)):
         if options.given(name) and getattr(options.dataset, name):
             yield f"{flag(name)} changes nothing: {options.dataset.dataset} standardises every picture"

@@ -149,9 +149,22 @@ def _workers(text: str) -> int:
 def options_of_stages(resolved: Resolved) -> Iterator[str]:
     """Options of cuts and schedules beside an uncut network."""
     options = resolved.run.options
-    for name in ("pipeline_schedule", "sharding_include_filter", "sharding_exclude_filter"):
+    for name in ("pipeline_splits", "pipeline_schedule", "sharding_include_filter", "sharding_exclude_filter"):
         if options.given(name) and len(resolved.run.plan.stages) == 1:
             yield f"{options.words(name)} changes nothing: there is one stage"
+
+
+def options_of_several(resolved: Resolved) -> Iterator[str]:
+    """Options of several processes, or replicas, where there is one."""
+    run, options = resolved.run, resolved.run.options
+    processes = ("ckpt_all_instances", "log_all_instances", "worker_timeout", "max_cross_replica_buffer_size")
+    alone = {
+        "one process trains": processes if run.cluster.size == 1 else (),
+        "there is one replica": ("identical_replica_seeding",) if run.plan.total_replicas == 1 else (),
+    }
+    for why, names in alone.items():
+        for name in filter(options.given, names):
+            yield f"{options.words(name)} changes nothing: {why}"
 
 
 def options_of_other_norms(resolved: Resolved) -> Iterator[str]:

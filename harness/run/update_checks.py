@@ -23,7 +23,9 @@ BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or ta
     **dict.fromkeys(("momentum", "lamb_beta1", "lamb_beta2", "adam_beta1", "adam_beta2"), "forgets no gradient ever"),
     "rmsprop_decay": "takes no gradient into the mean square ever",
 }
-LOSS_SCALES = 2.0**-10, 2.0**20  # beyond which most gradients in FP16 are 0, or too large
+# beyond which most gradients are 0, or too large: in FP16, and in FP32
+LOSS_SCALES = {True: ("FP16", 2.0**-10, 2.0**20), False: ("FP32", 2.0**-90, 2.0**90)}
+SMALLEST = 1.17549436e-38  # of FP32; less is taken for 0
 
 
 def trained_variables(traced: TracedOptions) -> None:
@@ -231,11 +233,21 @@ def endless_warmup(resolved: Resolved) -> Iterator[str]:
 
 
 def loss_scale(resolved: Resolved) -> Iterator[str]:
-    """Scaled gradients are numbers of FP16."""
-    scale, (least, most) = resolved.run.options.training.loss_scaling, LOSS_SCALES
-    if resolved.run.plan.precision.rounds_results and not least <= scale <= most:
+    """Scaled gradients are numbers of the format that they are computed in."""
+    scale, half = resolved.run.options.training.loss_scaling, resolved.run.plan.precision.rounds_results
+    kind, least, most = LOSS_SCALES[half]
+    if not least <= scale <= most:
         effect = "overflow" if scale > most else "become 0"
-        yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in FP16; give from {least:.2g} to {most:.2g}"
+        yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in {kind}; give from {least:.2g} to {most:.2g}"
+
+
+def epsilons(resolved: Resolved) -> None:
+    """A denominator of 0 is kept from dividing by a number that is not 0 in FP32 either."""
+    training = resolved.run.options.training
+    for name in UPDATE_RULES[training.optimiser].options:
+        value = getattr(training, name) if name.endswith("_epsilon") else 0.0
+        if 0 < value < SMALLEST:
+            raise OptionError(f"{flag(name)} {value:g} is 0 in FP32, which weights are updated in; give {SMALLEST:.3g} or more")
 
 
 def options_of_other_rules(resolved: Resolved) -> Iterator[str]:

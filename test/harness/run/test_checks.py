@@ -17,10 +17,10 @@ TWO = json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": 0}})
 BASE = "--dataset cifar-10 --generated-data --model-size 8"
 
 
-def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
-    """Return the notes of a prepared training."""
-    parsed = cli.parse(shlex.split(f"{BASE} {words}"), "train", environ={})
-    return list(prepare(parsed.options, environ or {}).notes)
+def notes(words: str, environ: dict[str, str] | None = None, script: str = "train") -> list[str]:
+    """Return the notes of a prepared training, or of a validation's."""
+    parsed = cli.parse(shlex.split(f"{BASE} {words}"), script, environ={})
+    return list(prepare(parsed.options, environ or {}, training=script == "train").notes)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,37 @@ def notes(words: str, environ: dict[str, str] | None = None) -> list[str]:
         ("--groups 4 --contiguous-groups", {}, "--groups 4 changes nothing: the network has no group norm"),
         ("--groups 4 --contiguous-groups", {}, "--contiguous-groups changes nothing: the network has no group norm"),
         ("--iterations 5 --stop-after 5", {}, "--stop-after 5 changes nothing: the run has 5 updates"),
+        # passed over without a word
+        ("--wandb-project x", {}, "--wandb-project x changes nothing: it is for --wandb, which is not given"),
+        ("--mlflow-experiment x", {}, "--mlflow-experiment x changes nothing: it is for --mlflow, which is not given"),
+        ("--no-logs --logs-path run", {}, "--logs-path run changes nothing: --no-logs keeps no run folder"),
+        ("--no-logs --log-dir runs", {}, "--log-dir runs changes nothing: --no-logs keeps no run folder"),
+        ("--logs-path run --log-dir runs", {}, "--log-dir runs changes nothing: --logs-path is the run's folder"),
+        ("--no-validation --valid-batch-size 5", {}, "--valid-batch-size 5 changes nothing: --no-validation"),
+        ("--no-validation --latency", {}, "--latency changes nothing: --no-validation"),
+        ("--ckpts-per-epoch 0 --max-ckpts-to-keep 2", {}, "--max-ckpts-to-keep 2 changes nothing: --ckpts-per-epoch 0"),
+        ("--ckpts-per-epoch 0 --ckpt-epochs-offset 1", {}, "--ckpt-epochs-offset 1.0 changes nothing: --ckpts-per-epoch 0"),
+        ("--ckpts-per-epoch 0 --safety-ckpt-minutes 1", {}, "--safety-ckpt-minutes 1.0 changes nothing: --ckpts-per-epoch 0"),
+        ("--no-executable-cache --executable-cache-path x", {}, "--executable-cache-path x changes nothing: --no-exec"),
+        ("--no-executable-cache --executable-cache-size 5", {}, "--executable-cache-size 5 changes nothing: --no-exec"),
+        ("--gradient-accumulation-count 4 --fold 2 --fold-memory 5", {}, "--fold-memory 5 changes nothing: --fold gives"),
+        ("--stable-norm", {}, "--stable-norm changes nothing: the network has no group norm"),
+        ("--group-norm --stable-norm --force-unstable-norm", {}, "--stable-norm changes nothing: --force-unstable-norm goes"),
+        ("--group-norm --force-unstable-norm", {}, "--force-unstable-norm changes nothing: the statistics are one-pass"),
+        ("--model efficientnet --model-size B0 --proxy-epsilon 0.1", {}, "--proxy-epsilon 0.1 changes nothing: it is for"),
+        ("--dataset imagenet --model-size 18 --shuffle-block 9", {}, "--shuffle-block 9 changes nothing: generated and"),
+        ("--dataset imagenet --model-size 18 --skip-bad-records 9", {}, "--skip-bad-records 9 changes nothing: generated"),
+        ("--dataset imagefolder --model-size 18 --validation-split 0.2", {}, "--validation-split 0.2 changes nothing: gener"),
+        ("--no-dataset-cache", {}, "--no-dataset-cache changes nothing: generated and synthetic data have no records"),
+        ("--train-with-valid-preprocessing", {}, "--train-with-valid-preprocessing changes nothing: generated and synthetic"),
+        ("--pipeline-num-parallel 3", {}, "--pipeline-num-parallel 3 changes nothing: generated and synthetic data are not"),
+        ("--ckpt-all-instances", {}, "--ckpt-all-instances changes nothing: one process trains"),
+        ("--log-all-instances", {}, "--log-all-instances changes nothing: one process trains"),
+        ("--worker-timeout 5", {}, "--worker-timeout 5.0 changes nothing: one process trains"),
+        ("--max-cross-replica-buffer-size 0", {}, "--max-cross-replica-buffer-size 0 changes nothing: one process trains"),
+        ("--identical-replica-seeding", {}, "--identical-replica-seeding changes nothing: there is one replica"),
+        ("--pipeline-splits auto", {}, "--pipeline-splits auto changes nothing: there is one stage"),
+        ("--precision 32.32 --loss-scaling 1e38", {}, "warning: --loss-scaling 1e+38 lets most gradients overflow in FP32"),
     ],
 )  # fmt: skip
 def test_what_is_most_likely_not_meant_is_told_in_a_line(words, environ, begins):
@@ -112,6 +143,10 @@ def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
         ("--iterations 3", {}),  # ends within the warm-up that nobody asked for
         ("--group-norm --groups 4", {}),
         ("--BN-decay 0.9", {}),
+        ("--no-wandb --log-dir ./logs/ --no-latency --no-validation --validation-split 0 --skip-bad-records 0", {}),  # defaults
+        ("--replicas 2 --identical-replica-seeding", {}),
+        ("--group-norm --stable-norm", {}),
+        ("--logs-path run --name-suffix x", {}),
         ("--lr-schedule polynomial_decay_lr --poly-lr-end-ratio 0.1", {}),
         ("--distributed", {"TF_CONFIG": TWO}),
         ("", {"TF_CONFIG": "{"}),
@@ -123,6 +158,20 @@ def test_a_share_that_cutmix_does_not_keep_is_told_of(words, told):
 )  # fmt: skip
 def test_what_may_well_be_meant_is_not_warned_of(words, environ):
     assert not [note for note in notes(words, environ) if "warning" in note or "changes nothing" in note]
+
+
+@pytest.mark.parametrize("word", ["--eight-bit-io", "--hostside-norm"])
+def test_the_way_from_the_host_is_idle_where_the_device_makes_the_pictures(word):
+    words = ["--dataset", "imagenet", "--model-size", "18", "--synthetic-data", word]
+    found = prepare(cli.parse(words, "train", environ={}).options, {}).notes
+    assert f"{word} changes nothing: --synthetic-data has no host input" in found
+
+
+@pytest.mark.parametrize("words", ["--repeat 3", "--latency", "--valid-batch-size 5", "--inference"])
+def test_options_of_validation_beside_photographs_are_told_of(words):
+    said = f"{words} changes nothing: --predict names photographs"
+    assert any(note.startswith(said) for note in notes(f"{words} --predict cat.jpg", script="validation"))
+    assert not any("changes nothing" in note for note in notes(words, script="validation"))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +188,7 @@ def test_what_may_well_be_meant_is_not_warned_of(words, environ):
             "--optimiser RMSprop --abs-learning-rate 0.01 --rmsprop-base-decay-exp -70",
             "--rmsprop-base-decay-exp -70: 1 - glob",
         ),
+        ("--optimiser Adam --adam-epsilon 1e-45", "--adam-epsilon 1e-45 is 0 in FP32, which weights are updated in; give"),
         (
             "--label-smoothing 0.9",
             "--label-smoothing 0.9 leaves the true class of 10 no more than each other one; give less",

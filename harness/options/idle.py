@@ -1,0 +1,90 @@
+"""Options that change nothing in the company of others, as a table: whoever gives one in a call is told so. Options that
+depend on the network or on the devices have rules in `harness/run/`; a configuration may have options for other calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from harness.options.sections import RunOptions
+
+
+class IdleOptions(NamedTuple):
+    """A row: options, a condition under which they change nothing, and the reason for people."""
+
+    names: tuple[str, ...]
+    idle: Callable[[RunOptions], bool]
+    why: str
+
+
+def _without_checkpoints(options: RunOptions) -> bool:
+    return not (options.checkpoint.ckpts_per_epoch or options.checkpoint.epochs_per_ckpt)
+
+
+def _at_random(options: RunOptions) -> bool:
+    return options.dataset.random_data
+
+
+IN_TRAINING: tuple[IdleOptions, ...] = (
+    IdleOptions(("wandb_project",), lambda run: not run.logging.wandb, "it is for --wandb, which is not given"),
+    IdleOptions(("mlflow_experiment",), lambda run: not run.logging.mlflow, "it is for --mlflow, which is not given"),
+    IdleOptions(("log_dir", "logs_path"), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
+    IdleOptions(
+        ("log_dir",), lambda run: run.logging.logs and run.logging.logs_path is not None, "--logs-path is the run's folder"
+    ),
+    IdleOptions(("valid_batch_size", "latency"), lambda run: not run.checkpoint.validation, "--no-validation"),
+    IdleOptions(
+        ("ckpt_epochs_offset", "max_ckpts_to_keep", "safety_ckpt_minutes"),
+        _without_checkpoints,
+        "--ckpts-per-epoch 0 writes no checkpoints",
+    ),
+    IdleOptions(
+        ("executable_cache_path", "executable_cache_size"),
+        lambda run: not run.device.executable_cache,
+        "--no-executable-cache",
+    ),
+    IdleOptions(("fold_memory",), lambda run: run.device.fold != "auto", "--fold gives the number itself"),
+    IdleOptions(
+        ("stable_norm",), lambda run: bool(run.training.stable_norm) and run.device.force_unstable_norm,
+        "--force-unstable-norm goes before it",
+    ),
+    IdleOptions(
+        ("force_unstable_norm",), lambda run: bool(run.model.group_norm) and not run.training.stable_norm,
+        "the statistics are one-pass anyway",
+    ),
+    IdleOptions(
+        ("proxy_epsilon",), lambda run: not getattr(run.model, "proxy_norm", True), "it is for --proxy-norm, which is off"
+    ),
+    IdleOptions(
+        ("shuffle_block", "skip_bad_records", "validation_split", "dataset_cache"),
+        _at_random,
+        "generated and synthetic data have no records",
+    ),
+    IdleOptions(
+        ("train_with_valid_preprocessing", "pipeline_num_parallel"),
+        _at_random,
+        "generated and synthetic data are not preprocessed",
+    ),
+    IdleOptions(
+        ("eight_bit_io", "hostside_norm"), lambda run: run.dataset.synthetic_data, "--synthetic-data has no host input"
+    ),
+)  # fmt: skip
+IN_VALIDATION: tuple[IdleOptions, ...] = (
+    IdleOptions(
+        ("repeat", "latency", "valid_batch_size", "inference"),
+        lambda run: bool(run.checkpoint.predict),
+        "--predict names photographs and validates nothing",
+    ),
+)
+
+
+def notes(options: RunOptions, table: tuple[IdleOptions, ...]) -> Iterator[str]:
+    """Yield a line for each option of a table that the command line gives another value than its default, and that changes
+    nothing."""
+    defaults = {field.name: field.default for section in options.sections for field in dataclasses.fields(section)}
+    for row in table:
+        for name in row.names:
+            if options.given(name) and options.values()[name] != defaults[name] and row.idle(options):
+                yield f"{options.words(name)} changes nothing: {row.why}"
