@@ -59,6 +59,16 @@ def logs(tmp_path) -> Path:
     return tmp_path / "logs"
 
 
+@pytest.mark.parametrize("changed", [-9e12, 9e12])
+def test_a_time_without_a_date_is_listed(changed):
+    """File systems have years that calendars lack."""
+    summary = run_list.RunSummary(
+        name="a", folder="a", network="", dataset="", updates=0, total_updates=None, accuracy=None, accuracy_epoch=None,
+        checkpoint=None, state="stopped", damage=None, changed=changed,
+    )  # fmt: skip
+    assert "stopped" in run_list.table([summary]) and "T" in run_list.as_json(summary)["changed"]
+
+
 def test_runs_are_listed_with_what_they_reached(logs):
     runs = listed(logs)
     assert list(runs) == ["deep/half", "fresh", "done"]  # newest first, and none through a link

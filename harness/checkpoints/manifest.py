@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from base import bounds
+from base.fields import brief
 from base.storage import files, input_files
 from harness.checkpoints.checkpoint import updates
 
 _SUFFIX = ".manifest.json"
+_LONGEST_NAME = 255  # bytes, of most file systems
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -67,17 +69,22 @@ def shortage(prefix: Path) -> str | None:
     except _UNREADABLE:
         return f"{_path(prefix).name} cannot be read"
     for name, length in lengths.items():
-        file = prefix.with_name(Path(name).name)
-        if not file.is_file():
-            return f"{file.name} is missing"
+        file = prefix.with_name(name)
+        wrong = _irregular(file)
+        if wrong:
+            return wrong
         if file.stat().st_size != length:
             return f"{file.name} is cut short or overwritten"
     return None
 
 
 def _listed(prefix: Path) -> dict[str, Any]:
-    """Length and digest of each file by the manifest."""
-    return dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
+    """Length and digest of each file by the manifest; ValueError for what cannot be the name of a file beside it."""
+    listed = dict(bounds.json_value(input_files.content(_path(prefix), bounds.TEXT))["files"].items())
+    for name in listed:
+        if name in ("", ".", "..") or {*name} & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST_NAME:
+            raise ValueError(f"{brief(name)} is no name of a file")
+    return listed
 
 
 def _renamed(listed: dict[str, Any], prefix: Path) -> dict[str, Any]:
@@ -90,24 +97,26 @@ def _renamed(listed: dict[str, Any], prefix: Path) -> dict[str, Any]:
 
 
 def _differs(prefix: Path, name: str, described: Any) -> str | None:
-    file = prefix.with_name(Path(name).name)
+    file = prefix.with_name(name)
     try:
         actual = _described(file)
-    except FileNotFoundError:
-        return f"{file.name} is missing"
     except OSError as error:
-        return f"{file.name}: {error.strerror}"
+        return _told(file, error)
     if actual == described:
         return None
     same = isinstance(described, dict) and actual["bytes"] == described.get("bytes")
     return f"{file.name} has other bytes than were written" if same else f"{file.name} is cut short or overwritten"
 
 
+def _told(file: Path, error: OSError) -> str:
+    return f"{file.name} is missing" if isinstance(error, FileNotFoundError) else f"{file.name}: {error.strerror}"
+
+
 def _irregular(file: Path) -> str | None:
     try:
         input_files.opened(file).close()
     except OSError as error:
-        return f"{file.name}: {error.strerror}"
+        return _told(file, error)
     return None
 
 

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,8 @@ PLAIN = frozenset(
         "Unpack",
     ]
 )
+_NO_EXPORT = "it holds what no export does: {}"
+_MOST_FILES = 100  # in the folder of a SavedModel
 _OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
 Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
 
@@ -140,7 +143,7 @@ def _check_plain(definition: tf.GraphDef) -> None:
     """ValueError for a graph that is no export: its operations might do anything that this process may."""
     others = sorted({node.op for node in definition.node} - PLAIN)
     if others or definition.library.function:
-        raise ValueError(f"it holds what no export does: {', '.join(others[:3]) or 'functions'}")
+        raise ValueError(_NO_EXPORT.format(", ".join(others[:3]) or "functions"))
 
 
 def _write_saved_model(content: Content, path: Path) -> None:
@@ -164,6 +167,7 @@ def _saved_model_runner(path: Path) -> Runner:
     import tensorflow.compat.v1 as tf
     from tensorflow.core.protobuf import saved_model_pb2
 
+    _check_regular(path)
     content = input_files.content(path / "saved_model.pb", MOST_BYTES)
     for meta in saved_model_pb2.SavedModel.FromString(content).meta_graphs:
         _check_plain(meta.graph_def)
@@ -171,6 +175,17 @@ def _saved_model_runner(path: Path) -> Runner:
         session = tf.Session(graph=graph)
         tf.saved_model.load(session, [tf.saved_model.SERVING], str(path))
     return _session_runner(session)
+
+
+def _check_regular(folder: Path) -> None:
+    """ValueError for a SavedModel's folder with a file that a reader might wait for, as a pipe."""
+    there = list(islice(folder.rglob("*"), _MOST_FILES + 1))
+    if len(there) > _MOST_FILES:
+        raise ValueError(_NO_EXPORT.format(f"more than {_MOST_FILES} files"))
+    for path in there:
+        reason = None if path.is_dir() else input_files.unfit(path.stat().st_mode)
+        if reason:
+            raise ValueError(f"{path.name}: {reason}")
 
 
 def _write_frozen(content: Content, path: Path) -> None:
@@ -233,8 +248,29 @@ def _tflite_runner(path: Path) -> Runner:
 
     from ipu_utils import IMAGE, PROBABILITIES
 
-    run = tf.lite.Interpreter(str(path)).get_signature_runner("serving_default")
-    return lambda images: run(**{IMAGE: images})[PROBABILITIES]
+    content = input_files.content(path, MOST_BYTES)
+    _check_plain_tflite(content)
+    run = tf.lite.Interpreter(model_content=content).get_signature_runner("serving_default")
+    taken = tuple(map(int, run.get_input_details()[IMAGE]["shape_signature"][1:]))
+
+    def answers(images: np.ndarray) -> np.ndarray:
+        if images.shape[1:] != taken:  # a model can be made anew for any size, at any cost
+            raise ValueError(f"it takes pictures of {taken}, not of {images.shape[1:]}")
+        return run(**{IMAGE: images})[PROBABILITIES]
+
+    return answers
+
+
+def _check_plain_tflite(content: bytes) -> None:
+    """ValueError for a model with operations of others' making, or with graphs inside of operations, as loops have them."""
+    from tensorflow.lite.python.schema_py_generated import Model
+
+    model = Model.GetRootAs(content, 0)
+    if model.SubgraphsLength() != 1:
+        raise ValueError(_NO_EXPORT.format(f"{model.SubgraphsLength()} graphs"))
+    for k in range(model.OperatorCodesLength()):
+        if model.OperatorCodes(k).CustomCode():
+            raise ValueError(_NO_EXPORT.format(model.OperatorCodes(k).CustomCode().decode(errors="replace")))
 
 
 # ONNX
@@ -265,8 +301,25 @@ def _onnx_runner(path: Path) -> Runner:
 
     from ipu_utils import IMAGE, PROBABILITIES
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    content = input_files.content(path, MOST_BYTES)
+    _check_plain_onnx(content)
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return lambda images: session.run([PROBABILITIES], {IMAGE: images})[0]
+
+
+def _check_plain_onnx(content: bytes) -> None:
+    """ValueError for a model with functions, graphs inside of operations, as loops have them, or data in other files."""
+    import onnx
+
+    model = onnx.ModelProto.FromString(content)
+    if model.functions:
+        raise ValueError(_NO_EXPORT.format("functions"))
+    for node in model.graph.node:
+        if any(each.HasField("g") or each.graphs for each in node.attribute):
+            raise ValueError(_NO_EXPORT.format(node.op_type))
+    tensors = [*model.graph.initializer, *(each.t for node in model.graph.node for each in node.attribute)]
+    if any(tensor.external_data for tensor in tensors):
+        raise ValueError(_NO_EXPORT.format("data in other files"))
 
 
 FORMATS = {

@@ -17,7 +17,7 @@ from base.fields import brief
 from base.process import tf_runtime
 from base.storage import input_files
 from Datasets._spec import DataSpec, ReadRequest
-from Datasets.formats import class_names
+from Datasets.formats import class_names, preprocessing
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
 from harness.evaluation import answers, photographs, predictions
@@ -68,8 +68,7 @@ def asked(argv: list[str]) -> ExportedFile | None:
 
 def predict(file: ExportedFile) -> int:
     """Print the classes that the file finds in the photographs, in its own runtime; the exit code."""
-    if not os.path.lexists(file.path):
-        raise CheckpointError(f"--restore-path {file.path}: no such file")
+    _check_there(file.path)
     formats.check_packages([file.format])
     listed = photographs.listed(file.photographs)
     for warning in listed.warnings:
@@ -94,6 +93,17 @@ def predict(file: ExportedFile) -> int:
 
     predictions.tell(f"{brief(about.get('network'))} in {file.path}, {side}x{side} pixels", found(), file.output, print)
     return 0
+
+
+def _check_there(path: Path) -> None:
+    """CheckpointError for a path that is neither a file nor a folder."""
+    if not os.path.lexists(path):
+        raise CheckpointError(f"--restore-path {path}: no such file")
+    try:
+        if not path.is_dir():
+            input_files.opened(path).close()
+    except OSError as error:
+        raise CheckpointError(f"--restore-path {path} cannot be read: {error.strerror}") from None
 
 
 @contextmanager
@@ -122,10 +132,20 @@ def _about(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not what export.py writes"
         raise CheckpointError(f"{path} cannot be read ({reason}); it belongs beside the file, with {LABELS}") from None
-    wrong = broken(prepare, _RULES)
+    wrong = broken(prepare, _RULES) or _disagreement(prepare)
     if wrong:
         raise CheckpointError(f"{path} is damaged: {wrong}; export the network again")
     return {**about, "prepare": prepare}
+
+
+def _disagreement(prepare: Mapping[str, Any]) -> str | None:
+    """The reason why these sizes cannot be of one preparation, as `preprocessing.described` tells of it."""
+    side, shorter = prepare["side"], prepare.get("shorter_side")
+    if "square" in prepare:
+        square, frame = prepare["square"], prepare.get("frame_of_zeros", 0)
+        return None if square + 2 * frame == side else f"a square of {square} in a frame of {frame} has not {side} pixels"
+    whole = int(side * preprocessing.CENTRAL)
+    return None if shorter == whole else f"shorter_side is {shorter} but must be {whole} for pictures of {side} pixels"
 
 
 def _preparation(about: Mapping[str, Any], classes: int) -> tuple[DataSpec, ReadRequest]:

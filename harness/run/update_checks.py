@@ -247,7 +247,9 @@ def epsilons(resolved: Resolved) -> None:
     for name in UPDATE_RULES[training.optimiser].options:
         value = getattr(training, name) if name.endswith("_epsilon") else 0.0
         if 0 < value < SMALLEST:
-            raise OptionError(f"{flag(name)} {value:g} is 0 in FP32, which weights are updated in; give {SMALLEST:.3g} or more")
+            raise OptionError(
+                f"{flag(name)} {value:g} is 0 in FP32, which weights are updated in; give {SMALLEST:.3g} or more"
+            )
 
 
 def options_of_other_rules(resolved: Resolved) -> Iterator[str]:

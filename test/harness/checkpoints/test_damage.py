@@ -131,6 +131,16 @@ def test_a_damaged_manifest_is_damage(text, folder):
     assert found.iteration == 4 and "ckpt-6" in warning
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "a/b", "a\0b", "\ud800", "x" * 300])
+def test_a_manifest_names_files_beside_it(name, folder):
+    """The list of runs ended with a traceback, or with one run's fault in place of all."""
+    path = folder / "ckpt-6.manifest.json"
+    listed = json.loads(path.read_text())["files"]
+    path.write_text(json.dumps({"files": {**listed, name: next(iter(listed.values()))}}))
+    for look in (manifest.damage, manifest.shortage):
+        assert look(folder / "ckpt-6") == "ckpt-6.manifest.json cannot be read"
+
+
 def test_without_manifests_and_states_a_run_goes_on_all_the_same(whole, folder):
     """Other programs write none: the checkpoint's own checksums count, and the rows tell how far the run was."""
     for file in (*folder.glob("*.manifest.json"), *folder.glob("*.state.json")):

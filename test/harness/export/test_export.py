@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from commands import Result, run, succeed
 from PIL import Image
+from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
@@ -160,6 +162,56 @@ def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, 
         assert "preprocessing.json" in said(folder / "model.tflite", *asked)
     (folder / "preprocessing.json").unlink()
     assert "it belongs beside the file" in said(folder / "model.tflite", *asked)
+
+
+def test_an_exported_file_is_read_within_bounds(trained, photograph, tmp_path):
+    """A pipe was waited for, a loop ran for ever, and sizes that did not go together gave a traceback."""
+    folder = shutil.copytree(trained / "export", tmp_path / "export")
+
+    def said(name: str) -> str:
+        result = run("validation", "--restore-path", folder / name, "--predict", photograph)
+        assert result.code == 2 and len(result.err.splitlines()) == 1, result
+        return result.err
+
+    (folder / "pipe.tflite").symlink_to(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe.tflite cannot be read: Is a pipe, not a file" in said("pipe.tflite")
+    os.mkfifo(folder / "saved_model" / "fingerprint.pb")
+    assert "fingerprint.pb: Is a pipe, not a file" in said("saved_model")
+    model = flatbuffer_utils.read_model(str(folder / "model.tflite"))
+    model.subgraphs *= 3
+    flatbuffer_utils.write_model(model, str(folder / "other.tflite"))
+    assert "it holds what no export does: 3 graphs" in said("other.tflite")
+    del model.subgraphs[1:]
+    model.operatorCodes[0].customCode = "Custom"
+    flatbuffer_utils.write_model(model, str(folder / "other.tflite"))
+    assert "it holds what no export does: Custom" in said("other.tflite")
+    about = json.loads((folder / "preprocessing.json").read_text())
+    for side, prepare, told in (
+        (40, {"square": 40}, "it takes pictures of (32, 32, 3), not of (40, 40, 3)"),
+        (40, {"square": 40, "frame_of_zeros": 9}, "a square of 40 in a frame of 9 has not 40 pixels"),
+        (40, {"shorter_side": 1}, "shorter_side is 1 but must be 45 for pictures of 40 pixels"),
+        (8192, {}, "shorter_side is None but must be 9362"),
+    ):
+        changed = {**about, "prepare": prepare, "input": {"shape": [None, side, side, 3]}}
+        (folder / "preprocessing.json").write_text(json.dumps(changed))
+        assert told in said("model.tflite")
+
+
+@needs_onnx
+@pytest.mark.parametrize("kind", ["functions", "Loop", "data in other files"])
+def test_an_onnx_file_that_is_no_export_is_not_run(kind):
+    import onnx
+
+    model = onnx.ModelProto()
+    if kind == "functions":
+        model.functions.add()
+    elif kind == "Loop":
+        model.graph.node.add(op_type="Loop").attribute.add(name="body").g.name = "body"
+    else:
+        model.graph.initializer.add().external_data.add(key="location", value="other")
+    with pytest.raises(ValueError, match=f"it holds what no export does: {kind}"):
+        formats._check_plain_onnx(model.SerializeToString())
 
 
 @needs_onnx
