@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import math
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ HDF5 = (".h5", ".hdf5")
 MOST_BYTES = npz_weights.MOST_BYTES
 _AGAIN = "; download it again, or save the network's weights into it"
 _LISTED = 1 << 22  # bytes of a .safetensors file's header
+_DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
+_PACKED = ((), (_SHUFFLE,), (_DEFLATE,), (_SHUFFLE, _DEFLATE))  # checksums aside, in the order of packing
 _DEPTH, _ITEMS = 16, 20_000  # of an .h5 file: groups in each other, groups and arrays in all
 # name in a .safetensors file -> NumPy's kind; bfloat16 is the upper half of an FP32
 _KINDS = {
@@ -116,6 +120,8 @@ def _hdf5(source: Path) -> dict[str, np.ndarray]:
             weights = {name: item for name, item in data_sets.items() if "optimizer" not in name}
             bounds.total([_bytes(name, item) for name, item in weights.items()], MOST_BYTES, "its arrays have")
             _check_written(weights)
+            for name, item in weights.items():
+                _check_packed(brief(name), item)
             return {name: item[()] for name, item in weights.items()}
     except (ImportFailure, ValueError):
         raise
@@ -168,6 +174,32 @@ def _check_written(data_sets: dict[str, Any]) -> None:
             whole = item.size * item.dtype.itemsize == item.id.get_storage_size()
         if not whole:
             raise ValueError(f"{brief(name)} claims the shape {brief(item.shape)}, but was not wholly written")
+
+
+def _check_packed(name: str, item: Any) -> None:
+    """ValueError for chunks that unpack to more than they hold: HDF5 takes memory for all of it, filter after filter."""
+    properties = item.id.get_create_plist()
+    filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
+    if filters and tuple(each for each in filters if each != _CHECKSUM) not in _PACKED:
+        raise ValueError(f"{name} is packed by filters {brief(filters)}, and only gzip, shuffle and checksums are read")
+    if _DEFLATE not in filters:
+        return
+    most = item.dtype.itemsize * math.prod(item.chunks) + 4 * len(filters)  # a checksum has four bytes
+    for place in itertools.product(*(range(0, size, part) for size, part in zip(item.shape, item.chunks))):
+        if item.id.get_chunk_info_by_coord(place).size > 2 * most + 64:  # what cannot be packed grows a little
+            raise ValueError(f"{name} has a chunk of more bytes than it can have")
+        skipped, packed = item.id.read_direct_chunk(place)
+        if not skipped >> filters.index(_DEFLATE) & 1:
+            _check_inflated(name, packed, most)
+
+
+def _check_inflated(name: str, packed: bytes, most: int) -> None:
+    try:
+        size = len(zlib.decompressobj().decompress(packed, most + 1))
+    except zlib.error as error:
+        raise ValueError(f"{name} cannot be unpacked: {error}") from None
+    if size > most:
+        raise ValueError(f"{name} has a chunk that unpacks to more bytes than it claims")
 
 
 def _torch(source: Path) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 import types
 import zipfile
+import zlib
 from pathlib import Path
 
 import fuzzing
@@ -298,6 +299,25 @@ def holes(file) -> None:
     file.create_dataset("a", (2**20,), "f4", chunks=(2**10,))[:24] = KERNEL.reshape(-1)
 
 
+def twice(file) -> None:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((10,))
+    properties.set_deflate(9)
+    properties.set_deflate(9)
+    kind, space = h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((10,))
+    packed = zlib.compress(zlib.compress(bytes(40)))
+    h5py.h5d.create(file.id, b"a", kind, space, properties).write_direct_chunk((0,), packed)
+
+
+def _chunk(packed: bytes, **how):
+    """Fills a file with one chunk of 40 bytes, as it is packed."""
+
+    def fill(file) -> None:
+        file.create_dataset("a", (10,), "f4", chunks=(10,), **how).id.write_direct_chunk((0,), packed)
+
+    return fill
+
+
 H5 = {
     "huge": (lambda file: file.create_dataset("a", (2**40,), "f4", chunks=(1024,)), "at most 268,435,456 elements"),
     "never written": (lambda file: file.create_dataset("a", (2**20,), "f4"), "not wholly written"),
@@ -310,6 +330,12 @@ H5 = {
     "words": (lambda file: file.create_dataset("a", data="hello"), "no numbers"),
     "references": (lambda file: file.create_dataset("a", (2,), h5py.ref_dtype), "no numbers"),
     "deep": (nested, "more than 16 deep"),
+    # five kilobytes took three gigabytes, or any number of them with a second filter
+    "bomb": (_chunk(zlib.compress(bytes(40_000)), compression=9), "a has a chunk that unpacks to more bytes than it claims"),
+    "large bomb": (_chunk(zlib.compress(bytes(4_000_000)), compression=9), "a has a chunk of more bytes than it can have"),
+    "packed twice": (twice, "a is packed by filters [1, 1], and only gzip, shuffle and checksums are read"),
+    "packed otherwise": (lambda file: file.create_dataset("a", data=KERNEL, compression="lzf"), "a is packed by filters [32000]"),
+    "no zlib": (_chunk(b"junk", compression=9), "a cannot be unpacked: Error -3"),
 }  # fmt: skip
 
 
@@ -317,6 +343,18 @@ H5 = {
 def test_hdf5_that_lies(tmp_path, case):
     fill, said = H5[case]
     assert said in refused(weight_files.arrays, tmp_path / "a.h5", hdf5(tmp_path / "b.h5", fill))
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"compression": 9}, {"compression": 9, "shuffle": True, "fletcher32": True}, {"shuffle": True}]
+)
+def test_hdf5_is_read_as_it_was_packed(how, tmp_path):
+    """Noise, which HDF5 stores as it is, beside numbers that pack well, with a margin of chunks."""
+    noise = np.random.default_rng(3).integers(0, 2**32, (50, 33), np.uint32)
+    given = {"a": np.arange(1650, dtype=np.float32).reshape(50, 33), "b": noise}
+    hdf5(tmp_path / "a.h5", lambda file: [file.create_dataset(k, data=v, chunks=(20, 20), **how) for k, v in given.items()])
+    found = weight_files.arrays(tmp_path / "a.h5")
+    assert all((found[name] == value).all() for name, value in given.items())
 
 
 def test_hdf5_follows_no_links(tmp_path):
