@@ -345,7 +345,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     },
 }
 HALF, CLOTHES = "--precision 16.16", "--dataset fashion-mnist"
-RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB --base-learning-rate-exponent -6", "adam": "Adam"}
+RULES = {"rmsprop": "RMSprop", "lars": "LARS", "lamb": "LAMB", "adam": "Adam"}
 # options that only a graph shows: what differs after two weight updates, or in the graph itself
 BUILT: dict[str, tuple[str, str, set[str]]] = {
     "optimiser": ("", "--optimiser momentum", {"weights", "slots"}),
