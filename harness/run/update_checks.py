@@ -238,7 +238,8 @@ def loss_scale(resolved: Resolved) -> Iterator[str]:
     kind, least, most = LOSS_SCALES[half]
     if not least <= scale <= most:
         effect = "overflow" if scale > most else "become 0"
-        yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in {kind}; give from {least:.2g} to {most:.2g}"
+        advice = f"give from {least:.2g} to {most:.2g}"
+        yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in {kind}; {advice}"
 
 
 def epsilons(resolved: Resolved) -> None:
