@@ -11,10 +11,9 @@ rounds of a 32-bit mixer with Wellons' constants of low bias go on from its word
 
 from __future__ import annotations
 
-import hashlib
-
 import tensorflow.compat.v1 as tf
 
+from base import keys
 from base.tracing import traced
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -44,8 +43,7 @@ def key(seed: Seed, what: str) -> Key:
     """A 64-bit key for one purpose ("data/flip", "all/Top/dropout") under one seed."""
     if isinstance(seed, Keys):
         return seed.key(what)
-    digest = hashlib.blake2b(f"{seed}|{what}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return keys.key(seed, what)
 
 
 def stateless_seed(seed: Seed, what: str) -> tuple[int, int] | tf.Tensor:

@@ -31,6 +31,7 @@ TOOLS = {
     "reading-a-run.md": ("weight_avg.py", "harness/pages/request.py", "runs.py"),
     "export.md": ("harness/export/request.py",),
     "half-precision.md": ("tools/compare_runs.py",),
+    "sweeps.md": ("harness/sweeping/request.py",),
     "measured.md": ("tools/findings.py",),
     "planner.md": ("harness/planning/request.py", "tools/fit_planner.py"),
     "README.md": ("harness/planning/request.py",),

@@ -28,6 +28,7 @@ SCRIPTS = (
     "report",
     "runs",
     "finetune",
+    "sweep",
     "export",
     "console",
 )
@@ -60,7 +61,20 @@ FLOORS = (
     ("harness.commands",),
     ("harness.pages",),
     ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
-    ("train", "plan", "report", "runs", "validation", "inference_embedded", "export", "weight_avg", "poprun", "tools"),
+    ("harness.sweeping",),
+    (
+        "train",
+        "plan",
+        "report",
+        "runs",
+        "sweep",
+        "validation",
+        "inference_embedded",
+        "export",
+        "weight_avg",
+        "poprun",
+        "tools",
+    ),
     ("restore", "finetune", "console"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -2,7 +2,7 @@
 
 A launcher that is killed tells nobody. The instances look for poprun themselves: their parent (poprun, mpirun or mpirun's
 daemon on another host) must stay the same, and poprun, whose mark they find in their environment, must be there if it is on
-this host.
+this host. The trials of sweep.py find its mark, and end with it the same way.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def watch(environ: Mapping[str, str]) -> None:
     fields = environ.get(MARK, "").split("/")
     marked = len(fields) == 4
     if (marked or _OF_MPIRUN in environ) and threading.current_thread() is threading.main_thread():
-        poprun = tuple(fields) if marked else None
-        threading.Thread(target=_watch, args=(poprun, os.getppid()), daemon=True).start()
+        launcher = tuple(fields) if marked else None
+        threading.Thread(target=_watch, args=(launcher, os.getppid()), daemon=True).start()
 
 
-def _watch(poprun: tuple[str, ...] | None, parent: int) -> None:
-    while os.getppid() == parent and not (poprun and _has_ended(*poprun)):
+def _watch(marked: tuple[str, ...] | None, parent: int) -> None:
+    while os.getppid() == parent and not (marked and _has_ended(*marked)):
         time.sleep(_EVERY)
     signal.alarm(GRACE)  # the kernel ends the process then, whatever it is busy with
-    signals.tell(f"\nthe {'poprun' if poprun else 'mpirun'} that started this has ended")
+    signals.tell(f"\nthe {'process' if marked else 'mpirun'} that started this has ended")
     signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
 

@@ -19,9 +19,9 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which ends with the process however that ends; OptionError if another process holds it or
-    nothing may be written there, OSError if the file that says so cannot be written for another reason.
+def held(folder: Path, what: str = "the run") -> Iterator[None]:
+    """Holds the lock of a folder, that of `what`, which ends with the process however that ends; OptionError if another
+    process holds it or nothing may be written there, OSError if the file that says so cannot be written for another reason.
 
     The folder itself is locked, so nothing is gained by deleting the file of that name, which says who holds the lock. The
     file is locked too, for file systems that cannot lock a folder.
@@ -38,7 +38,7 @@ def held(folder: Path) -> Iterator[None]:
         itself = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, itself)
         for descriptor in (itself, file.fileno()):
-            _lock(descriptor, folder)
+            _lock(descriptor, folder, what)
         file.truncate(0)
         file.write(f"pid {os.getpid()}\n".encode())
         file.flush()
@@ -70,7 +70,7 @@ def remove_if_empty(folder: Path) -> None:
             folder.rmdir()
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _lock(descriptor: int, folder: Path, what: str) -> None:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +79,7 @@ def _lock(descriptor: int, folder: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OptionError(
-            f"the run in {folder} is being written by another process ({_holder(folder)}): wait for it, or stop it first"
+            f"{what} in {folder} is being written by another process ({_holder(folder)}): wait for it, or stop it first"
         ) from None
     except OSError:
         pass  # a file system without locks of this kind

@@ -163,6 +163,12 @@ class ConfigFile:
             self._repeated(twice, first, f"this one is taken, not that of {first}")
         return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
 
+    def nested(self, name: str, levels: int) -> dict[str, Entry]:
+        """`block`, in which values may be mappings of entries again, so many levels deep, and lists may have lists."""
+        self._check_known(name)
+        self._check_single(name)
+        return self._flatten(self._blocks[name][1], f"'{brief(name)}'", 0, levels)
+
     def values(self) -> dict[str, Any]:
         """Return the value that a file without blocks gives each of its keys."""
         for label in self._lost:
@@ -224,7 +230,7 @@ class ConfigFile:
         more = f", ... ({len(names)} in the file)" if len(shown) < len(names) else ""
         return f"There are: {', '.join(map(brief, shown))}{more}"
 
-    def _flatten(self, node: yaml.Node, what: str, depth: int) -> dict[str, Entry]:
+    def _flatten(self, node: yaml.Node, what: str, depth: int, levels: int = 0) -> dict[str, Entry]:
         self._merges += 1
         self._merged += len(node.value) if isinstance(node, yaml.MappingNode) else 0
         if self._merges > MAX_MERGES or depth > MAX_NESTING or self._merged > MAX_MERGED:
@@ -242,22 +248,26 @@ class ConfigFile:
         for key, value in node.value:
             if key.tag == MERGE_TAG:
                 for source in self._merge_sources(value):
-                    merged.update(self._flatten(source, "what '<<' merges", depth + 1))
+                    merged.update(self._flatten(source, "what '<<' merges", depth + 1, levels))
                 continue
             label = self._key(key)
             if label in explicit:
                 first = explicit[label].where
                 taken = f"{_written(value)} is taken, not {_written(written[label])} of {first}"
                 self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", first, taken)
-            explicit[label], written[label] = Entry(self._value(value, label), self._at(key)), value
+            explicit[label], written[label] = Entry(self._value(value, label, levels), self._at(key)), value
         return {**merged, **explicit}
 
     def _merge_sources(self, value: yaml.Node) -> list[yaml.Node]:
         """The mappings of one `<<`; within a list the first one wins, as YAML's merge type has it."""
         return list(reversed(value.value)) if isinstance(value, yaml.SequenceNode) else [value]
 
-    def _value(self, node: yaml.Node, label: str) -> Any:
-        """A scalar, or a list of scalars."""
+    def _value(self, node: yaml.Node, label: str, levels: int = 0) -> Any:
+        """A scalar, or a list of scalars; with `levels` a mapping of entries, or a list of lists as well."""
+        if levels and isinstance(node, yaml.MappingNode):
+            return self._flatten(node, f"'{brief(label)}'", 1, levels - 1)
+        if levels and isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE_TAG:
+            return [self._value(item, label) for item in node.value]
         if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE_TAG:
             return [self._scalar(item, label) for item in node.value]
         return self._scalar(node, label)

@@ -233,7 +233,7 @@ class _Children:
         if self._received:
             return
         child = subprocess.Popen(
-            command, env=environ, stdout=stdout, start_new_session=True, preexec_fn=_ending_with_this_process()
+            command, env=environ, stdout=stdout, start_new_session=True, preexec_fn=ending_with_this_process()
         )
         self._started.append(child)
         for number in self._received:  # while it was being started
@@ -279,7 +279,7 @@ class _Children:
         return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
 
 
-def _ending_with_this_process() -> Callable[[], None] | None:
+def ending_with_this_process() -> Callable[[], None] | None:
     """Return the function to call in a child before its program begins: the kernel sends it SIGUSR1 when this process ends,
     however it does; once for each of its threads, so that it must be a signal that may come again. None where there is no
     such thing; instances watch their launcher besides."""

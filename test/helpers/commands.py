@@ -20,6 +20,7 @@ import plan
 import report
 import restore
 import runs
+import sweep
 import train
 import validation
 import weight_avg
@@ -33,7 +34,7 @@ Row = Mapping[str, str]  # of a grid: a value for each axis
 SCRIPTS = {
     "train": train.main, "validation": validation.main, "restore": restore.main, "weight_avg": weight_avg.main,
     "finetune": finetune.main, "inference_embedded": inference_embedded.main, "plan": plan.main, "report": report.main,
-    "runs": runs.main,
+    "runs": runs.main, "sweep": sweep.main,
 }  # fmt: skip
 
 

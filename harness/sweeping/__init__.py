@@ -1,0 +1,1 @@
+"""Sweeps: one training for each of many values of options, from a block of a YAML file."""

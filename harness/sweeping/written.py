@@ -1,0 +1,98 @@
+"""The files beside a sweep's trials: its table, the page that compares them, and the best as a block for configs.yml."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from base import bounds
+from base.errors import OptionError
+from base.fields import ONE_CALL, brief
+from base.storage import files
+from harness.checkpoints.checkpoint import CheckpointError
+from harness.commands import cli, hints
+from harness.options.exclusive import alone_in_their_groups
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RunOptions, with_trait
+from harness.pages import page, run_folder
+from harness.pages.page import MOST_RUNS, Reported
+from harness.sweeping import results
+from harness.sweeping.board import Board
+from harness.sweeping.planned import Planned
+from harness.sweeping.results import Metric, Result
+
+TABLE, PAGE, BEST = "sweep.csv", "sweep.html", "best.yml"
+_OF_A_FOLDER = ("log_dir", "name_suffix")
+_NOT_HERE = "python report.py adds them, for a run"
+
+
+def table(top: Path, board: Board) -> Path:
+    """Write the table of all trials."""
+    files.write_atomically(top / TABLE, results.as_csv(board.ordered(), board.sweep.axes))
+    return top / TABLE
+
+
+def comparison(top: Path, ordered: Sequence[Result]) -> str:
+    """Write the page of the best trials side by side; return the line on it."""
+    reported, target = [], top / PAGE
+    for result in ordered:
+        try:
+            reported.append(Reported(run_folder.read(result.folder), missing=_NOT_HERE))
+        except (OptionError, CheckpointError):  # a trial without rows
+            continue
+    shown = reported[:MOST_RUNS]
+    if not shown:
+        return f"warning: {target} is not written: no trial has rows"
+    try:
+        files.write_atomically(target, page.of(shown))
+    except Exception as error:  # the trials are done, whatever is wrong with their page
+        return f"warning: {target} is not written: {bounds.reason(error)}"
+    left_out = f", the first {len(shown)} of {len(reported)}" * (len(shown) < len(reported))
+    return f"Side by side:    {target}{left_out}"
+
+
+def best(top: Path, board: Board, metric: Metric) -> list[str]:
+    """Write the best trial, which there must be, as a block; return the lines on it."""
+    planned, result = board.best
+    name, target = f"{board.sweep.name}_best", top / BEST
+    again = ("--config-path", str(target), "--config", name)
+    head = (
+        f"# The best of {board.count} of {board.sweep.name}: {planned.trial.name}",
+        f"# {metric.told(result.value)}, in {brief(result.folder)}",
+    )
+    files.write_atomically(target, "\n".join((*head, block(name, planned.run.options))))
+    return [f"As a block:      {target}", f"Train it again:  {hints.command('train', *again)}", *_doubts(planned, again)]
+
+
+def block(name: str, options: RunOptions) -> str:
+    """Every option that a configuration or the command line gave, as a configuration of its own."""
+    left_out = with_trait(ONE_CALL) | {*_OF_A_FOLDER}
+    values = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in options.values().items()
+        if key not in left_out
+        and value is not None
+        and options.sources.get(key, "").startswith((COMMAND_LINE, CONFIGURATION))
+    }
+    lines = (f"  {key}: {_plain(value)}" for key, value in alone_in_their_groups(values).items())
+    return "\n".join((f"{name}:", *lines, ""))
+
+
+def _plain(value: Any) -> str:
+    """A value of YAML in one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+
+
+def _doubts(planned: Planned, again: Sequence[str]) -> list[str]:
+    """A warning where the block, read again, does not have the trial's options."""
+    own = planned.run.options.values().keys() - with_trait(ONE_CALL) - {*_OF_A_FOLDER}
+    try:
+        read = cli.parse(list(again), "train").options.values()
+        asked = cli.parse(list(planned.words), "train").options.values()
+        other = sorted(name for name in own if read.get(name) != asked.get(name))
+    except OptionError as error:
+        return [f"warning: train.py does not take the block: {error}"]
+    return [f"warning: the block has other values than the trial: {', '.join(other)}"] if other else []

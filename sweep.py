@@ -1,0 +1,92 @@
+"""Trains one network with many values of its options: every combination of a grid, or random draws, and compares them.
+
+python sweep.py sweep.yml                         the only sweep of the file, into logs/sweep/<its name>
+python sweep.py sweep.yml rates --dry-run         check and list its trials
+python sweep.py sweep.yml rates --jobs 2 --epochs 3 --metric loss
+
+rates:                          # in sweep.yml: a sweep, with options that all trials share
+  config: quickstart
+  epochs: 2
+  grid:                         # every combination
+    momentum: [0.8, 0.9]
+    base-learning-rate-exponent: [-9, -10]
+  # random:                     # or draws
+  #   trials: 8
+  #   abs-learning-rate: {low: 0.01, high: 1, scale: log}
+  #   momentum: [0.8, 0.9, 0.95]
+
+A sweep that was stopped, or killed, goes on by the same call; more values or trials go on the same way.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    from base.process import startup
+
+    startup.begin("sweep.py")
+
+import os
+import sys
+from pathlib import Path
+
+from base.errors import OptionError
+from base.process.signals import StopRequest
+from base.storage import files, locks
+from harness.commands import entry, hints
+from harness.run import cluster
+from harness.sweeping import block, planned, request, trials, workers, written
+from harness.sweeping.board import Board
+from harness.sweeping.planned import Planned
+from harness.sweeping.request import Request
+
+
+def main(argv: list[str]) -> int:
+    """read -> check every trial -> train those that are not complete -> compare. 1 if a trial has failed."""
+    asked = request.parse(argv, __doc__)
+    if cluster.under_poprun(os.environ):
+        raise OptionError("sweep.py starts a process for each trial: start it without poprun")
+    sweep = block.read(asked.file, asked.name)
+    top = asked.logs_path / sweep.name
+    ready = planned.of(sweep, trials.of(sweep), asked, top)
+    board, shares = Board(sweep, ready, asked.metric), workers.shares(asked.jobs, workers.cores())
+    print(*board.head(top, shares), *planned.notes(ready), sep="\n", flush=True)
+    if asked.dry_run:
+        print(*board.plan(), sep="\n")
+        return 0
+    top.mkdir(parents=True, exist_ok=True)
+    with locks.held(top, "the sweep"):
+        try:
+            _train(ready, board, top, shares)
+        except StopRequest:
+            print(f"{board.progress()}; so far: {written.table(top, board)}")
+            print(f"Go on:           {hints.command('sweep', *argv)}")
+            raise
+        return _compare(asked, board, top)
+
+
+def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int, ...]]) -> None:
+    """Train every trial that is not complete; the table is written after each."""
+    outputs = files.own_folder(top / "output")
+    left = [one for one in ready if not board.completed(one)]
+    works = [workers.Work(one.trial.name, one.folder, one.words, outputs / f"{one.trial.name}.txt") for one in left]
+
+    def ended(work: workers.Work, code: int, stopping: bool) -> None:
+        board.ended(work, code, stopping)
+        written.table(top, board)
+
+    workers.Workers(shares, board.say).run(works, board.started, ended)
+
+
+def _compare(asked: Request, board: Board, top: Path) -> int:
+    """Print the table and where the comparison is; 1 if a trial has failed."""
+    print(f"\n{board.table()}\n\nAs a table:      {written.table(top, board)}")
+    print(written.comparison(top, board.ordered()))
+    if board.best:
+        print(*written.best(top, board, asked.metric), sep="\n")
+    if board.failed:
+        print(f"sweep.py: error: {board.failed} of {board.count} failed, as the table says", file=sys.stderr)
+    return 1 if board.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run_command("sweep", main, None))
