@@ -9,6 +9,7 @@ import pytest
 from commands import Row, assert_same_bits, covering, run, succeed, timeless, variables
 
 from base.storage import locks
+from emulator.plan import machine
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
@@ -117,3 +118,13 @@ def test_the_same_call_begins_goes_on_and_finds_the_run_complete(tmp_path):
     assert refused.code == 2 and "--no-logs: --autoresume goes on in the folder of --logs-path" in refused.err
     with locks.held(folder):
         assert "is being written by another process" in run(*call, "--iterations", 15).err
+
+
+def test_a_run_that_goes_on_with_other_cores_or_kernels_says_so(tmp_path, monkeypatch):
+    words = "--dataset fashion-mnist --model-size 8 --batch-size 4 --iterations 2 --no-validation --seed 3 --precision 32.32"
+    succeed("train", *words.split(), "--logs-path", tmp_path / "run", "--stop-after", 1)
+    resumed = ("restore", "--restore-path", tmp_path / "run", "--dry-run")
+    assert "was computed with" not in succeed(*resumed).out
+    monkeypatch.setattr(machine, "cores", lambda: 77)
+    told = succeed(*resumed).out
+    assert "ckpt-1 was computed with " in told and "77 cores: from here on the last places" in told

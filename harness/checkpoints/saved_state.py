@@ -18,6 +18,7 @@ from base.storage.tables import UNVERIFIED
 from harness.checkpoints import find, manifest
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import (
+    ARITHMETIC,
     CALLS,
     COUNT,
     LR_SCALE,
@@ -57,6 +58,7 @@ _RULES: Mapping[str, Rule] = {
     CALLS: PAIRS,
     OPTIMISER: TEXT,
     LR_SCALE: POSITIVE,
+    ARITHMETIC: TEXT,
     "host_steps": WHOLE,
     "updates_per_step": COUNT,
     "seconds": (lambda value: is_number(value) and 0 <= value < math.inf, "a number from 0 on"),

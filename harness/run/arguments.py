@@ -24,6 +24,7 @@ CALLS = "calls"  # the calls of the run that led here; in the state of every che
 RUN_ID = "run_id"  # random, one for a run; in every state, too
 SEED = "seed"  # of everything random; in every state, too
 OPTIMISER, LR_SCALE = "optimiser", "lr_scale"  # which the slots of a checkpoint depend on; in every state, too
+ARITHMETIC = "arithmetic"  # which the last places of every sum depend on; in every state
 CLASSES = "class_names"  # a digest of the class names in their order
 ASKED = "asked"  # the requested values of options that something else followed from
 RECORDS = "records_digest"

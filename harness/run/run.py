@@ -8,6 +8,7 @@ from functools import cached_property
 
 from Datasets._spec import DataSource, ReadRequest
 from emulator.native import library
+from emulator.plan import machine
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
@@ -120,6 +121,13 @@ class Run:
             return self.peak_rate
         last = self.length.iterations - 1
         return max(self.rate(last * k // RATE_SAMPLES) for k in range(RATE_SAMPLES + 1))
+
+    @property
+    def arithmetic(self) -> str:
+        """The kernels of this process, and its cores or GPUs: with others the last places of sums differ."""
+        cores = machine.cores()
+        where = "GPUs" if self.plan.stage_devices[0].startswith("/gpu") else f"{cores} core{'s' * (cores > 1)}"
+        return f"{library.identity() or 'no native kernels'}, {where}"
 
     def summary(self) -> str:
         """The head of a log: the run in a few lines."""

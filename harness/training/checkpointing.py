@@ -11,7 +11,7 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.saved_state import Call
 from harness.checkpoints.write import SaveError
-from harness.run.arguments import CALLS, RUN_ID, SEED
+from harness.run.arguments import ARITHMETIC, CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.meter import Meter
@@ -82,6 +82,7 @@ class Checkpointer:
             CALLS: self._calls,
             RUN_ID: job.run.run_id,
             SEED: job.run.seed,
+            ARITHMETIC: job.run.arithmetic,
             **SlotUnits.of_options(job.run.options.training).as_state(),
             **job.log.kept(iteration, stays=kind != SAFETY),
         }

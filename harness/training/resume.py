@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
 from base.fields import ONE_CALL
-from harness.checkpoints import compatibility, find, read, run_record, write
+from harness.checkpoints import compatibility, find, read, run_record, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import autoresume, entry
 from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.run import cluster as clusters
-from harness.run.arguments import RECORDS, RUN_ID, data_identity, other_class_names
+from harness.run.arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
 from harness.run.origin import Origin
 from harness.run.run import Run
 from log import check_writable
@@ -174,7 +174,8 @@ class SavedRun(Origin):
             raise missing
         check_writable(self.folder, goes_on=True)
         write.check_writable(self.folder, self.updates)
-        return [*overrides(run, self.recorded), *other_data(run, recorded)]
+        elsewhere = _other_arithmetic(run, newest) if newest and not self.is_complete(run) else []
+        return [*overrides(run, self.recorded), *other_data(run, recorded), *elsewhere]
 
     def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
         """OptionError for a repeated call with other data, if they are of another folder, or the run is complete: whoever
@@ -275,6 +276,17 @@ def _check_seed(run: Run, newest: Checkpoint) -> None:
             f"{source}: the seed is {run.seed}, but {saved[0]} in the run's states: put the record back as the run wrote "
             f"it, or give --seed {saved[0]}"
         )
+
+
+def _other_arithmetic(run: Run, newest: Checkpoint) -> list[str]:
+    """A line where a checkpoint was computed in another way than this call computes."""
+    before = saved_state.read(newest).get(ARITHMETIC)
+    if before in (None, run.arithmetic):
+        return []
+    return [
+        f"{newest.name} was computed with {before}, this call computes with {run.arithmetic}: from here on the last places "
+        "of sums may differ from those of a run that was not stopped"
+    ]
 
 
 def _new_id() -> str:
