@@ -55,7 +55,7 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.runtime: requirements.txt constraints.txt | $(VENV)/bin/python
+$(VENV)/.runtime: requirements.txt constraints.txt pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable . || \
 	echo "The commands gc-profile and gc-info are not installed; python -m harness.commands.gc_profile and harness.commands.gc_info are the same"

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from base.process import command_line
+from base.process import command_line, commands
 from base.storage import files, locks
 from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row, Table
 
@@ -140,7 +140,7 @@ def check_no_run(folder: Path) -> None:
     saved = list(folder.glob("ckpt-*.index"))
     rows = any((folder / name).is_file() for name in _TABLES)
     if saved or rows or (folder / "arguments.json").exists():
-        command = f"python restore.py --restore-path {shlex.quote(command_line.as_value(folder))}"
+        command = f"{commands.spoken('python restore.py')} --restore-path {shlex.quote(command_line.as_value(folder))}"
         instead = (
             f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
             if saved

@@ -21,7 +21,7 @@ from typing import Any
 
 from base import version
 from base.errors import OptionError
-from base.process import command_line
+from base.process import command_line, commands
 from harness.processes import launch, poprun_options
 from harness.processes.poprun_options import DASHED, OPTIONS
 from harness.reports import output
@@ -83,7 +83,9 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology
         )
     script = next((word for word in program[1:] if not word.startswith("-")), "")
     if script.endswith(".py") and where.local and not Path(script).exists():
-        raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path")
+        installed = commands.spoken(f"python {script}")
+        instead = "" if installed == f"python {script}" else f"; {installed} is the command that is installed for it"
+        raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path{instead}")
     if where.ports[-1] > 65535:
         raise OptionError(
             f"--first-port {values['first-port']}: {where.instances} instances need ports up to {where.ports[-1]}"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
+from base.process import commands
 from base.process.signals import Signals, StopRequest
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -112,10 +113,8 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
             log.close()
     if unreadable and team.first:
         names = ", ".join(unreadable)
-        print(
-            f"validation.py: error: {len(unreadable)} of {len(selected)} checkpoints cannot be read: {names}",
-            file=sys.stderr,
-        )
+        prog = commands.prog("validation.py")
+        print(f"{prog}: error: {len(unreadable)} of {len(selected)} checkpoints cannot be read: {names}", file=sys.stderr)
     return 1 if unreadable else 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from base import plugins
 from base.errors import OptionError
-from base.process import command_line, tf_runtime
+from base.process import command_line, commands, tf_runtime
 from base.storage import locks
 from harness.checkpoints import averages, find, read, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -118,7 +118,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(argv)
     known = [option for action in parser._actions for option in action.option_strings]
     for word in unknown:
-        print(f"{word} is not an option of weight_avg.py and is ignored{plugins.did_you_mean(word, known)}", file=sys.stderr)
+        print(
+            f"{word} is not an option of {commands.prog('weight_avg.py')} and is ignored{plugins.did_you_mean(word, known)}",
+            file=sys.stderr,
+        )
     if options.mode == averages.MEAN and options.decay is not None:
         print(f"--decay {options.decay:g} changes nothing: --mode is {options.mode}", file=sys.stderr)
     options.decay = _DECAY if options.decay is None else options.decay

@@ -14,6 +14,7 @@ import pytest
 from commands import succeed
 
 from base import plugins
+from base.process import commands
 from harness.commands import cli
 from harness.options import configs
 from harness.options.catalogue import section_options
@@ -35,12 +36,14 @@ TOOLS = {
     "measured.md": ("tools/findings.py",),
     "planner.md": ("harness/planning/request.py", "tools/fit_planner.py"),
     "README.md": ("harness/planning/request.py",),
+    "installing.md": ("harness/planning/request.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by"},
     "reading-a-run.md": {"--slow"},
     "measured.md": {"--slow"},
+    "installing.md": {"--no-deps", "--rm"},
 }
 
 
@@ -161,6 +164,25 @@ def test_commands_of_the_pages_are_accepted(page):
             words = shlex.split(call[2])
             recorded = {"dataset": "fashion-mnist"} if "--restore-path" in words else None
             cli.parse(words, call[1], recorded, dict(re.findall(r"(\bDATA_DIR)=(\S+)", line)))
+
+
+CNN = re.compile(r"(?:^|/|\\$ )cnn (.*)$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_of_an_installation_are_accepted(page):
+    """Those that take options of runs alone are parsed; of the others, that they exist."""
+    lines = [CNN.search(line.split(" # ")[0]) for line in printed(page.read_text())]
+    for name, *words in [shlex.split(call[1]) for call in lines if call]:
+        row = commands.COMMANDS.get(name)
+        assert row or name in ("--version", "--list-configs"), name
+        if row and row.module == row.takes:
+            cli.parse(
+                row.words(words), row.takes, {"dataset": "imagenet"} if "restore" in name or "predict" in name else None, {}
+            )
+    assert any(lines) or page.name != "installing.md"
+    written = re.findall(r"`cnn ([\w-]+)", page.read_text())
+    assert [name for name in written if name not in commands.COMMANDS and name != "COMMAND"] == []
 
 
 def test_pages_hold_commands():

@@ -31,6 +31,9 @@ SCRIPTS = (
     "sweep",
     "export",
     "console",
+    "setup",
+    "__init__",
+    "__main__",
 )
 FACES = ("ipu_utils", "log")
 NO_SUBJECTS = re.compile(
@@ -61,7 +64,7 @@ FLOORS = (
     ("harness.commands",),
     ("harness.pages",),
     ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
-    ("harness.sweeping",),
+    ("harness.sweeping", "harness.completion"),
     (
         "train",
         "plan",

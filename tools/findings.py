@@ -14,7 +14,7 @@ from __future__ import annotations
 if __name__ == "__main__":  # before what takes time to import
     import sys
 
-    sys.path.insert(0, f"{sys.path[0]}/..")
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
     startup.begin("findings.py")

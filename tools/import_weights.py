@@ -17,7 +17,7 @@ from __future__ import annotations
 if __name__ == "__main__":  # before what takes time to import
     import sys
 
-    sys.path.insert(0, f"{sys.path[0]}/..")
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
     from base.process import startup
 
     startup.begin("import_weights.py")
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from base import plugins  # noqa: E402
-from base.process import command_line  # noqa: E402
+from base.process import command_line, commands  # noqa: E402
 from Datasets.formats.class_names import IMAGENET_CLASSES  # noqa: E402
 from harness.checkpoints import npz_weights  # noqa: E402
 from tools import foreign, weight_files  # noqa: E402
@@ -117,9 +117,10 @@ def report(match: foreign.Match, output: Path, values: dict[str, np.ndarray]) ->
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if match.without:
         words = f"--model {network['model']} --model-size {network['model_size']} --batch-norm"
-        print(f"Try it:  python train.py --init-path {output} {words} --dataset imagefolder --data-dir PICTURES")
+        train = commands.spoken("python train.py")
+        print(f"Try it:  {train} --init-path {output} {words} --dataset imagefolder --data-dir PICTURES")
     else:
-        print(f"Try it:  python validation.py --restore-path {output} --predict PHOTO.jpg")
+        print(f"Try it:  {commands.spoken('python validation.py')} --restore-path {output} --predict PHOTO.jpg")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from base import version
 from base.fields import brief, decimal_number
-from base.process import orphans, signals, startup, tf_runtime
+from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
@@ -25,7 +25,15 @@ class UsageError(Exception):
     """Wrong words on the command line."""
 
 
-class Parser(argparse.ArgumentParser):
+class Spoken(argparse.ArgumentParser):
+    """A parser whose help names the commands as they were called."""
+
+    def format_help(self) -> str:
+        """Return the help."""
+        return commands.spoken(super().format_help())
+
+
+class Parser(Spoken):
     """Wrong options as every other wrong input, and --version beside --help."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
@@ -97,6 +105,7 @@ def run(
     the system, TensorFlow and missing packages give; and a signal that asks to end. `unprintable`: what becomes of
     characters that standard output lacks.
     """
+    prog = commands.prog(prog)
     startup.begun(prog)
     _open_what_is_closed()
     for stream, errors in ((sys.stdout, unprintable), (sys.stderr, "backslashreplace")):
@@ -123,7 +132,7 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
     """Says what went wrong; the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
-        print(f"{prog}: error: {_bounded(str(text))}", file=sys.stderr)
+        print(f"{prog}: error: {_bounded(commands.spoken(str(text)))}", file=sys.stderr)
         return code
 
     try:

@@ -15,6 +15,7 @@ INSTALLED = ("tensorflow", "numpy", "yaml", "PIL", "grpc", "google")  # as impor
 
 def begin(prog: str) -> None:
     """Let such a signal, or a missing package, end the process from now on at once, in one line."""
+    prog = _as_called(prog)
     for number in stop_signals():
         signal.signal(number, partial(_leave, prog, BEFORE))
     sys.excepthook = partial(_told, prog)
@@ -22,9 +23,16 @@ def begin(prog: str) -> None:
 
 def begun(prog: str) -> None:
     """Note that the command may have changed something when a signal comes from now on, up to its very end."""
+    prog = _as_called(prog)
     for number in stop_signals():
         if getattr(signal.getsignal(number), "func", None) is _leave:
             signal.signal(number, partial(_leave, prog, ""))
+
+
+def _as_called(prog: str) -> str:
+    """The name that messages begin with: where `cnn` was called, it has imported the table of commands."""
+    commands = sys.modules.get("base.process.commands")
+    return commands.prog(prog) if commands else prog
 
 
 def missing(error: BaseException) -> str | None:
@@ -32,7 +40,12 @@ def missing(error: BaseException) -> str | None:
     name = getattr(error, "name", None) or ""
     if not isinstance(error, ModuleNotFoundError) or name.split(".")[0] not in INSTALLED:
         return None
-    return f"Python package {name} is not installed in {sys.executable}; `make setup` installs it for .venv/bin/python"
+    remedy = "`make setup` installs it for .venv/bin/python"
+    from base.process import commands
+
+    if not commands.in_checkout():
+        remedy = "pip installs it with the wheel, unless it is told --no-deps"
+    return f"Python package {name} is not installed in {sys.executable}; {remedy}"
 
 
 def _told(prog: str, kind: type, error: BaseException, trace: object) -> None:

@@ -1,10 +1,13 @@
-"""python -m emulator.native.build: compiles the kernels with the compiler that is there (CXX, c++, g++ or clang++).
+"""Compiles the kernels in C++, with the compiler that is there (CXX, c++, g++ or clang++).
+
+make kernels
 
 Where there is none, one line says so, and everything works without.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -15,6 +18,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from base.process import command_line
 from emulator.native import library
 
 _ROOT = library.FOLDER.parent.parent
@@ -23,11 +27,16 @@ _COMPILERS = ("c++", "g++", "clang++")
 _WITHOUT = "everything works without them, norms more slowly"
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Compiles, unless the library is there. Always 0: the kernels are worth a line, not a failure."""
+    parser = command_line.Parser(
+        prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(argv)
     target = library.path()
-    if target.exists():
-        print(f"The kernels are built: {target.relative_to(_ROOT)}")
+    shown = target.relative_to(_ROOT) if target.is_relative_to(_ROOT) else target
+    if library.is_built():
+        print(f"The kernels are built: {shown}")
         return 0
     compiler = _compiler()
     if not compiler:
@@ -41,7 +50,7 @@ def main() -> int:
         reason = next((line for line in told.splitlines() if "error" in line), told.strip()[-300:])
         print(f"The kernels are not built: {reason}; {_WITHOUT}")
         return 0
-    print(f"The kernels are built in {time.perf_counter() - began:.0f} s: {target.relative_to(_ROOT)}")
+    print(f"The kernels are built in {time.perf_counter() - began:.0f} s: {shown}")
     return 0
 
 
@@ -56,7 +65,7 @@ def _compiler() -> list[str] | None:
 def _compile(compiler: list[str], target: Path) -> None:
     """Writes the library, whole or not at all, and removes the oldest of those of other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         subprocess.run(
@@ -75,4 +84,4 @@ def _compile(compiler: list[str], target: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run("kernels", main, None, ()))

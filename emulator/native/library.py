@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from base.process import versions
+from base.process import commands, versions
+from base.storage import cache as storage
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 SWITCH = "HARNESS_KERNELS"  # in the environment
 OFF = ("0", "false", "no", "off")  # its values that do without
 FOLDER = Path(__file__).parent
-BUILT = FOLDER / "built"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -28,19 +28,34 @@ def sources() -> list[Path]:
     return sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h")])
 
 
+def built() -> Path:
+    """The folder of built libraries: beside the sources in a checkout, in the user's cache for an installed copy, whose
+    folder may belong to somebody else."""
+    return FOLDER / "built" if commands.in_checkout() else storage.folder(os.environ) / "kernels"
+
+
 @cache
 def path() -> Path:
     """Where the library of these sources lies, for this processor and this TensorFlow, if it is built."""
     digest = hashlib.sha256(repr((FLAGS, versions.installed("tensorflow"), platform.machine(), _features())).encode())
     for source in sources():
         digest.update(source.read_bytes())
-    return BUILT / f"native-{digest.hexdigest()[:16]}.so"
+    return built() / f"native-{digest.hexdigest()[:16]}.so"
 
 
 def identity() -> str:
     """The name of the kernels that the programs of this process have; "" for none. Bits depend on them."""
-    wanted = os.environ.get(SWITCH, "1").strip().lower() not in OFF
-    return path().stem if wanted and path().exists() else ""
+    return path().stem if not switched_off() and is_built() else ""
+
+
+def is_built() -> bool:
+    """Return whether the library is there, in a folder that can be read."""
+    return os.path.exists(path())
+
+
+def switched_off() -> bool:
+    """Return whether the environment asks to do without."""
+    return os.environ.get(SWITCH, "1").strip().lower() in OFF
 
 
 def load() -> ModuleType | None:

@@ -5,7 +5,6 @@ Says where every value came from, refuses unknown, misspelt and contradictory op
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 from base import plugins
 from base.errors import OptionError
 from base.fields import HALVES, HINT, brief
+from base.process import command_line, commands
 from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
@@ -233,7 +233,8 @@ def _hint_notes(known: Catalogue, values: Mapping[str, Any]) -> list[str]:
 def help_text(parsed: Parsed, prog: str, intro: str) -> str:
     """The assembled parser's help, in argument groups; those of the model and of the schedule are the chosen ones'."""
     known, chosen = parsed.catalogue, parsed.options.main
-    parser = argparse.ArgumentParser(prog=prog, description=intro, add_help=False, usage=f"{prog} [options]")
+    usage = f"{prog} {commands.usage()}[options]"
+    parser = command_line.Spoken(prog=prog, description=intro, add_help=False, usage=usage)
     titles: dict[str, tuple[str | None, ...]] = {name: (cls.__doc__,) for name, cls in SECTIONS.items()}
     published = getattr(plugins.load("Models", chosen.model), "TITLE", chosen.model)
     titles["model"] = published, _others("Models", "--model", chosen.model)

@@ -13,8 +13,9 @@ from typing import Any
 from base import host_limits, version
 from base.errors import DataError, OptionError
 from base.fields import ONE_CALL
-from base.process import command_line
+from base.process import command_line, commands
 from base.storage.files import NotRegular
+from emulator.native import library
 from emulator.plan.plan import PlanError
 from harness.checkpoints import npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
@@ -63,7 +64,7 @@ def start(
     parsed = parse(argv, script, origin.recorded, origin.folder)
     if parsed is None:
         return None
-    notes = (*parsed.notes, *origin.notes(parsed.options))
+    notes = (*parsed.notes, *origin.notes(parsed.options), *_without_kernels())
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
     run = replace(run, notes=(*run.notes, *_other_names(run, origin)))
     warnings = origin.check(run)
@@ -105,7 +106,7 @@ def parse(
         )
     parsed = cli.parse(argv, script, recorded, record=run_record.file(folder) if folder else None)
     if parsed.options.main.help:
-        print(cli.help_text(parsed, f"{script}.py", INTRODUCTIONS[script]), end="")
+        print(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]), end="")
         return None
     if parsed.options.main.explain:
         print(cli.explain(parsed.options))
@@ -187,6 +188,12 @@ def _other_names(run: Run, origin: Origin) -> list[str]:
     return [
         "warning: the classes have other names, or another order, than in the training, whose classes the network has learnt"
     ]
+
+
+def _without_kernels() -> list[str]:
+    """A line where nothing has compiled the kernels: an installation does not, while a checkout's make does."""
+    unbuilt = not commands.in_checkout() and not library.is_built() and not library.switched_off()
+    return ["the kernels in C++ are not built, without which norms are slower: cnn kernels builds them"] if unbuilt else []
 
 
 def _checked(run: Run, training: bool, refusing: bool) -> Run:

@@ -11,18 +11,35 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from base import plugins
-from base.process import command_line
+from base.process import command_line, commands
 from base.process.signals import StopRequest
 from harness.run.cluster import TF_CONFIG, follows, under_poprun
 from harness.run.run import Run
 
 
 def command(script: str, *words: str) -> str:
-    """The call of a script with these words, from the working directory."""
+    """The call of a script with these words, from the working directory: as `cnn` calls it, where this process was."""
+    called = commands.called()
+    if called:
+        program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
+        return shlex.join([*program, commands.named(script), *words])
+    return shlex.join([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+
+
+def _program(path: str) -> str:
+    """A program by its name, if the shell finds the same, or else by its path."""
+    found, shown = shutil.which(os.path.basename(path)), _from_here(path)
+    if found and os.path.exists(path) and os.path.samefile(found, path):
+        return os.path.basename(path)
+    return path if shown.startswith("..") or os.sep not in shown else shown
+
+
+def _python() -> str:
+    """This interpreter, as the shell finds it from here."""
     python = _from_here(sys.executable)
     if python.startswith("..") or os.sep not in python:
         python = "python" if shutil.which("python") == sys.executable else sys.executable
-    return shlex.join([python, _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+    return python
 
 
 def restoring(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from base.process import commands
 from harness.commands import cli
 from harness.processes.team import Team, introduction
 from harness.reports import prediction
@@ -64,4 +65,4 @@ def validation_head(run: Run) -> list[str]:
 
 def command_line() -> str:
     """The call as it was typed, as far as a shell hands it on."""
-    return " ".join(sys.argv)
+    return " ".join([commands.prog(sys.argv[0]), *sys.argv[1:]])

@@ -27,7 +27,7 @@ _NEAREST = {  # what other tools call it, or what leads to it
 }  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(command_line.Spoken):
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; python export.py --help lists the options")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.process import versions
+from base.process import commands, versions
 from base.storage import files
 from harness.pages import answered, curves, differences, markup, run_folder
 from harness.pages.evaluation import Evaluation
@@ -34,7 +34,7 @@ class Reported:
 def write(folder: Path) -> Path:
     """Write the page of a run, from its rows alone, beside them, whole or not at all."""
     target = folder / FILE
-    files.write_atomically(target, of([Reported(run_folder.read(folder), missing=_AT_THE_END)]))
+    files.write_atomically(target, of([Reported(run_folder.read(folder), missing=commands.spoken(_AT_THE_END))]))
     return target
 
 

@@ -26,7 +26,7 @@ RANDOM = "--generated-data"  # a plan reads no data,
 FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(command_line.Spoken):
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; python plan.py --help lists the options")
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from base.process import commands
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner.prediction import Prediction
 from emulator.planner.search import keeps_micro_batch
@@ -32,7 +33,7 @@ def report(planned: Sequence[Planned]) -> str:
     """Every plan, and a table of all where there are several."""
     parts = ["\n".join(_comparison(planned))] if len(planned) > 1 else []
     parts += [one(each) for each in planned]
-    return "\n\n".join([*parts, NOTE])
+    return "\n\n".join([*parts, commands.spoken(NOTE)])
 
 
 def _comparison(planned: Sequence[Planned]) -> list[str]:

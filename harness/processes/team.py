@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from base import plugins
 from base.errors import OptionError
 from base.fields import PER_INSTANCE
-from base.process import tf_runtime, versions
+from base.process import commands, tf_runtime, versions
 from base.process.signals import Signals, StopRequest
 from emulator.native import library
 from emulator.plan import machine
@@ -50,7 +50,7 @@ class Team:
         self._told = threading.Lock()  # held from the first call of `before_exit` on
         self.configs: list[dict[str, Any]] = []  # each instance's name of the run, and the folder that it is to write into
         self.agreed_to_stop = False  # all instances know that the run is to end here
-        self._prog, self._timeout = prog, timeout
+        self._prog, self._timeout = commands.prog(prog), timeout
         self._heart: heartbeat.Heartbeat | None = None
         self._leaving = threading.Event()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
+from base.process import commands
 from emulator.planner import systems
 from emulator.planner.prediction import Prediction, check_tiles, predict
 
@@ -35,7 +36,7 @@ def lines(run: Run) -> list[str]:
     fit = f"{room:,.0f} MiB left on the fullest IPU" if prediction.fits else f"lacks {-room:,.0f} MiB on the fullest IPU"
     return [
         f"Predicted on {prediction.system.name}: {timing.images_per_second:,.0f} img/sec, {duration(timing.hours)}, {fit}; "
-        "plan.py tells more"
+        f"{commands.spoken('plan.py')} tells more"
     ]
 
 

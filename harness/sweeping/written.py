@@ -12,6 +12,7 @@ import yaml
 from base import bounds
 from base.errors import OptionError
 from base.fields import ONE_CALL, brief
+from base.process import commands
 from base.storage import files
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import cli, hints
@@ -40,7 +41,7 @@ def comparison(top: Path, ordered: Sequence[Result]) -> str:
     reported, target = [], top / PAGE
     for result in ordered:
         try:
-            reported.append(Reported(run_folder.read(result.folder), missing=_NOT_HERE))
+            reported.append(Reported(run_folder.read(result.folder), missing=commands.spoken(_NOT_HERE)))
         except (OptionError, CheckpointError):  # a trial without rows
             continue
     shown = reported[:MOST_RUNS]
@@ -94,5 +95,5 @@ def _doubts(planned: Planned, again: Sequence[str]) -> list[str]:
         asked = cli.parse(list(planned.words), "train").options.values()
         other = sorted(name for name in own if read.get(name) != asked.get(name))
     except OptionError as error:
-        return [f"warning: train.py does not take the block: {error}"]
+        return [f"warning: {commands.spoken('train.py')} does not take the block: {error}"]
     return [f"warning: the block has other values than the trial: {', '.join(other)}"] if other else []

@@ -1,0 +1,302 @@
+"""An installation: one package with all that running needs, the command cnn, and completion in a shell."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from base import plugins
+from base.errors import OptionError
+from base.process import commands
+from emulator.native import library
+from harness.commands import hints
+from harness.completion import shells, tables
+from harness.options import configs
+from harness.options.sources import DEFAULT_CONFIG_PATH
+
+ROOT = plugins.ROOT
+NOT_RUN = ("docs", "test", "benchmarks", ".ci")  # folders and files that a checkout has besides
+NOT_RUN += ("Makefile", "README.md", "LICENSE", "pyproject.toml", "setup.py", "constraints.txt", "Dockerfile")
+NOT_RUN += ("requirements.txt", "requirements-test.txt", "requirements-bench.txt", ".gitignore", ".dockerignore")
+BUILD = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
+
+
+def tracked() -> list[str]:
+    """The files of the checkout, and those that are yet to be committed."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built in a copy where an earlier version's build has left something."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout, of which git could tell the files")
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    (source / "build/lib").mkdir(parents=True)
+    (source / "build/lib/log.py").touch()
+    done = subprocess.run([sys.executable, "-c", BUILD, str(target)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return next(target.glob("*.whl"))
+
+
+def test_the_wheel_is_the_checkout_in_one_package(wheel):
+    needed = {name for name in tracked() if name.split("/")[0] not in NOT_RUN}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        info = f"cnn_harness-{wheel.name.split('-')[1]}.dist-info"
+        assert {name.split("/")[0] for name in names} == {commands.PACKAGE, info}
+        assert {name.partition("/")[2] for name in names if name.startswith("cnn_harness/")} == needed
+        assert [name for name in needed if archive.read(f"cnn_harness/{name}") != (ROOT / name).read_bytes()] == []
+        entries = archive.read(f"{info}/entry_points.txt").decode()
+    assert [line.split(" = ")[0] for line in entries.splitlines()[1:] if line] == ["cnn", "gc-info", "gc-profile", "poprun"]
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory) -> Path:
+    """A folder that holds the package, as site-packages would."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory) -> Path:
+    """A working directory whose modules have the project's names, and must not be imported."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "Models").mkdir()
+    for name in ("log", "train", "plan", "base", "harness", "emulator", "tools", "console", "Models/resnet"):
+        (folder / f"{name}.py").write_text("raise SystemExit('a file of the working directory was imported')")
+    return folder
+
+
+SCRIPT = """import atexit, sys
+sys.path[0] = {folder!r}  # where the program's file lies
+sys.argv[0] = {folder!r} + "/cnn"
+if {quick!r}:
+    atexit.register(lambda: print("TensorFlow:", "tensorflow" in sys.modules, file=sys.stderr))
+from cnn_harness.console import {entry}
+sys.exit({entry}())
+"""
+
+
+def called(site: Path, elsewhere: Path, *words: str, entry: str = "cnn", quick: bool = False) -> subprocess.CompletedProcess:
+    """A call of the installed command, from a working directory with decoys."""
+    start = ["-m", "cnn_harness"] if entry == "module" else [str(site / "cnn")]
+    (site / "cnn").write_text(SCRIPT.format(folder=str(site), quick=quick, entry=entry))
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{elsewhere}{os.pathsep}{site}",
+        "XDG_CACHE_HOME": str(site / "cache"),
+        "HARNESS_KERNELS": "1",
+    }
+    return subprocess.run([sys.executable, *start, *words], cwd=elsewhere, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("", "usage: cnn COMMAND"),
+        ("--version", "cnn-harness 0."),
+        ("train --help", "usage: cnn train [options]"),
+        ("predict --help", "usage: cnn predict WEIGHTS PICTURE... [options]"),
+        ("runs --help", "cnn runs logs/resnet --sort accuracy --json"),
+        ("import-weights --help", "    cnn import-weights resnet50.pth --output rn50.npz"),
+        ("--list-configs quickst", "quickstart  resnet 14"),
+        ("completion bash", "complete -F _cnn cnn"),
+    ],
+)
+def test_cnn_answers_without_tensorflow(words, shown, site, elsewhere):
+    done = called(site, elsewhere, *words.split(), quick=True)
+    assert (done.returncode, done.stderr) == (0, "TensorFlow: False\n")
+    assert shown in done.stdout
+    assert ".py " not in done.stdout.replace("configs.yml", "")
+
+
+@pytest.mark.parametrize("entry", ["cnn", "module"])
+def test_a_plan_comes_from_the_package_whatever_lies_in_the_working_directory(entry, site, elsewhere):
+    done = called(site, elsewhere, "train", "--config", "quickstart", "--dry-run", entry=entry)
+    assert done.returncode == 0, done.stderr
+    assert "10000 training and 2000 validation images" in done.stdout
+    assert "cnn kernels builds them" in done.stdout  # which make has built in the checkout, for the checkout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("trian", "cnn: error: no command 'trian'; did you mean train?"),
+        ("--versoin", "cnn: error: no option '--versoin'; did you mean --version?"),
+        ("train --modle resnet", "cnn train: error: command line: unknown option --modle; did you mean --model"),
+        ("restore", "cnn restore: error: --restore-path is needed"),
+        ("predict", "cnn predict: error: the weights and the pictures are missing"),
+        ("predict efficientnet-lite0 --output x.csv", "cnn predict: error: the pictures are missing"),
+        ("plan --dry-run", "cnn plan: error: --dry-run is a question to cnn train: cnn train --dry-run"),
+        ("train", "Try: cnn train --config quickstart"),
+        ("poprun", "cnn poprun: error: no program to start: poprun [option]... cnn train [option]..."),
+        (
+            "poprun python restore.py",
+            "restore.py: no such file; start poprun in the script's folder, or give its path; cnn restore is the command",
+        ),
+        ("convert", "cnn convert: error: the following arguments are required: SOURCE, TARGET"),
+    ],
+)
+def test_errors_name_commands_as_they_are_called(words, told, site, elsewhere):
+    done = called(site, elsewhere, *words.split())
+    assert done.returncode == 2
+    assert told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_other_projects_are_told_which_of_their_modules_is_in_the_way(site, elsewhere):
+    code = "from cnn_harness import ipu_utils"
+    environ = {**os.environ, "PYTHONPATH": f"{elsewhere}{os.pathsep}{site}"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=elsewhere, env=environ, capture_output=True, text=True)
+    told = f"ImportError: cnn_harness.ipu_utils needs the module name base, which is taken by {elsewhere / 'base.py'}"
+    assert done.stderr.splitlines()[-1] == told
+
+
+# The table of commands
+
+
+def test_every_script_is_a_command():
+    rows = commands.COMMANDS.values()
+    assert [row.module for row in rows if importlib.util.find_spec(row.module) is None] == []
+    scripts = {path.stem for path in ROOT.glob("*.py") if "\nif __name__ ==" in path.read_text()}
+    assert scripts - {"__main__"} <= {row.module for row in rows}
+
+
+@pytest.fixture
+def as_cnn(monkeypatch):
+    """This process as a call of cnn train."""
+    monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path="/opt/env/bin/cnn"))
+
+
+@pytest.mark.parametrize(("name", "row"), commands.COMMANDS.items(), ids=list(commands.COMMANDS))
+def test_texts_name_commands_as_they_were_called(name, row, as_cnn):
+    name = next(first for first, each in commands.COMMANDS.items() if each.module == row.module)
+    expected = "poprun" if name == "poprun" else f"cnn {name}"
+    assert commands.spoken(f"see {row.call} --help; or `{row.call}`") == f"see {expected} --help; or `{expected}`"
+
+
+def test_names_of_files_are_left_alone(as_cnn, monkeypatch):
+    for text in ("my/train.py is a file", "./train.py", "train.py: no such file", "mytrain.py", "train.pyc"):
+        assert commands.spoken(text) == text
+    monkeypatch.setattr(commands, "_call", None)
+    assert commands.spoken("python train.py --help") == "python train.py --help"
+
+
+def test_hints_are_calls_of_the_program_that_was_called(as_cnn, monkeypatch, tmp_path):
+    assert hints.command("validation", "--restore-path", "a b").endswith("/opt/env/bin/cnn validate --restore-path 'a b'")
+    program = tmp_path / "cnn"
+    program.touch(0o755)
+    monkeypatch.setattr(commands, "_call", commands.Call(prog="cnn", command="train", path=str(program)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hints.command("restore") == "cnn restore"
+    monkeypatch.setattr(commands, "_call", commands.Call(prog="python -m cnn_harness", command="train"))
+    assert hints.command("restore").endswith(" -m cnn_harness restore")
+
+
+def test_predict_is_validation_with_options():
+    words = commands.COMMANDS["predict"].words
+    named = ["--restore-path", "w.npz", "--predict", "a.jpg", "b"]
+    assert words(["w.npz", "a.jpg", "b", "--output", "o.csv"]) == [*named, "--output", "o.csv"]
+    assert words(named) == named
+    with pytest.raises(OptionError, match="the pictures are missing"):
+        words(["w.npz"])
+
+
+def test_kernels_of_an_installation_lie_in_the_cache_of_the_user(monkeypatch, tmp_path):
+    assert library.built() == ROOT / "emulator/native/built"
+    monkeypatch.setattr(commands, "in_checkout", lambda: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library.built() == tmp_path / "cnn-harness/kernels"
+
+
+# Completion
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, str]:
+    """The completion of each shell."""
+    found = {name: tables.of(name) for name in commands.COMMANDS}
+    return {shell: shells.script(shell, found) for shell in tables.SHELLS}
+
+
+TRIED = {  # words, of which the last is completed; the answer, or a part of it that ends in ...
+    "cnn va": "validate",
+    "cnn train --model-s": "--model-size",
+    "cnn train --no-valid": "--no-validation",
+    "cnn train --model ": "efficientnet resnet resnext squeezenet",
+    "cnn train --model = res": "resnet resnext",  # as bash divides --model=res
+    "cnn train --model=res": "--model=resnet --model=resnext",  # as it does after COMP_WORDBREAKS lost its =
+    "cnn train --model =": "efficientnet resnet resnext squeezenet",
+    "cnn train --precision 16": "16.16 16.32",
+    "cnn train --config quick": "quickstart",
+    "cnn plan --config quickstart quick": "quickstart",
+    "cnn train --config-path own.yml --config m": "mine",
+    "cnn train --epochs ": "",
+    "cnn train --epochs 3 own": "own.yml",
+    "cnn train --dry-run own": "own.yml",
+    "cnn train --logs-path own": "own.yml",
+    "cnn validate --predict a.jpg own": "own.yml",
+    "cnn predict eff": "efficientnet-lite0",
+    "cnn predict efficientnet-lite0 with": "with a blank.jpg",
+    "cnn runs --sort ": "time accuracy name",
+    "cnn plan --system POD6": "POD64",
+    "cnn export run --to on": "onnx",
+    "cnn completion ": "bash zsh fish",
+    "cnn nothing --": "",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
+def test_bash_completes(scripts, tmp_path):
+    (tmp_path / "own.yml").write_text("releases:\n  2.1: [mine]\nmine: &mine\n  model: resnet\nmine@2.1:\n  epochs: 3\n")
+    (tmp_path / "with a blank.jpg").touch()
+    (tmp_path / "cnn.bash").write_text(scripts["bash"])
+    calls = [f"try {' '.join(word or repr('') for word in words.split(' '))}" for words in TRIED]
+    helper = (
+        'try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _cnn; local IFS="|"; printf "%s\\n" "${COMPREPLY[*]}"; }\n'
+        "printf '%s\\n' \"$(complete -p cnn)\"\n"
+    )
+    (tmp_path / "try.sh").write_text("set -u\nsource ./cnn.bash\n" + helper + "\n".join(calls) + "\n")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "try.sh"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    first, *answers = done.stdout.splitlines()
+    assert (done.stderr, first) == ("", "complete -F _cnn cnn")
+    assert dict(zip(TRIED, (answer.replace("|", " ") for answer in answers))) == TRIED
+
+
+def test_completion_knows_every_command_and_configuration_file(scripts):
+    for shell, script in scripts.items():
+        assert [
+            name for name in commands.COMMANDS if f"-a {name} " not in script and f"        {name}) " not in script
+        ] == [], shell
+        assert str(DEFAULT_CONFIG_PATH) in script
+    names = [name for name in configs.ConfigFile(str(DEFAULT_CONFIG_PATH)).names if "@" not in name]
+    listing = (
+        scripts["bash"].split("_cnn_names() {\n")[1].split("\n}")[0].replace('"$1"', json.dumps(str(DEFAULT_CONFIG_PATH)))
+    )
+    done = subprocess.run(["sh", "-c", listing], capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == sorted(names)
+
+
+@pytest.mark.parametrize("shell", tables.SHELLS)
+def test_shells_can_read_their_scripts(shell, scripts, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is missing")
+    (tmp_path / "script").write_text(scripts[shell])
+    done = subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
