@@ -358,6 +358,11 @@ def test_checkpoints_of_a_folder(tmp_path):
     assert find.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].iteration == -1
     assert find.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
     assert find.run_folder(tmp_path / "ckpt-40") == tmp_path
+    assert find.select(tmp_path / "ckpt") == find.select(tmp_path)  # the run's checkpoint_path, and where averages are
+    assert find.run_folder(tmp_path / "ckpt") == tmp_path
+    touch(tmp_path / "ckpt", "ckpt-7.index")  # a run's own folder may be called so
+    assert [found.iteration for found in find.select(tmp_path / "ckpt")] == [7]
+    assert find.run_folder(tmp_path / "ckpt") == tmp_path / "ckpt"
 
 
 def test_keeping_the_newest(tmp_path):
