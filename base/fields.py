@@ -91,6 +91,15 @@ def decimal_number(text: str) -> float:
     return float(text)
 
 
+def is_text(text: str) -> bool:
+    """Return whether a text is UTF-8, as the words of a command line need not be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def brief(value: object) -> str:
     """A value as one line of a message shows it: without control characters, and cut when it is long."""
     text = str(value)

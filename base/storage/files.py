@@ -52,13 +52,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         beside.unlink(missing_ok=True)  # of a process that was killed, or somebody else's
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(encoded(content) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def encoded(text: str) -> bytes:
+    """Text in UTF-8; bytes of a file's name that are none are written as escapes, which JSON reads as what they were."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def unfinished(folder: Path) -> Iterator[Path]:

@@ -183,7 +183,7 @@ def _write_tensors(prefix: Path, values: Mapping[str, np.ndarray]) -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         fed = {name: tf.placeholder(value.dtype, value.shape) for name, value in values.items()}
         save = tf.raw_ops.SaveV2(
-            prefix=str(prefix), tensor_names=[*fed], shape_and_slices=[""] * len(fed), tensors=[*fed.values()]
+            prefix=os.fsencode(prefix), tensor_names=[*fed], shape_and_slices=[""] * len(fed), tensors=[*fed.values()]
         )
         session.run(save, {fed[name]: value for name, value in values.items()})
 

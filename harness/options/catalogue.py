@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any
 
 from base.errors import OptionError
-from base.fields import brief, decimal_number, whole_number
+from base.fields import brief, decimal_number, is_text, whole_number
 from base.plugins import did_you_mean
 from harness.options.sections import SECTIONS, flag
 
@@ -195,9 +195,8 @@ def _to_float(raw: Any) -> float:
 
 
 def _to_text(raw: Any) -> str:
-    if isinstance(raw, (bool, bytes)) or str(raw) == "" or "\0" in str(raw):
-        raise ValueError(raw)
-    str(raw).encode()  # UnicodeEncodeError, a ValueError: neither a log nor a terminal could show it
+    if isinstance(raw, (bool, bytes)) or str(raw) == "" or "\0" in str(raw) or not is_text(str(raw)):
+        raise ValueError(raw)  # neither a log nor a terminal could show it
     return str(raw)
 
 

@@ -37,7 +37,7 @@ def whole(target: str, text: str) -> None:
     path = check(target)
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(files.encoded(text))
         else:
             files.write_atomically(path.resolve(), text)
     except OSError as error:

@@ -84,7 +84,7 @@ def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path)
     """Draws (label, run folder) into one picture, in a folder that is made if need be."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(comparison_svg(rows, title), encoding="utf-8")
+    target.write_bytes(files.encoded(comparison_svg(rows, title)))
     return target
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from base import plugins
 from base.errors import OptionError
-from base.fields import LENGTH, TRAINING_ONLY
+from base.fields import LENGTH, TRAINING_ONLY, is_text
 from emulator.plan import plan as plans
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
@@ -188,7 +188,14 @@ def _accumulation_label(plan: ExecutionPlan) -> str:
 
 
 def _data_dir(options: DatasetOptions, environ: Mapping[str, str]) -> str | None:
-    """The data's folder in full, so that the run can be resumed from anywhere; None if no files are read."""
+    """The data's folder in full, so that the run can be resumed from anywhere; None if no files are read. OptionError for
+    one that no option could name then."""
     reads = not options.random_data and options.dataset != EMBEDDED
     folder = options.data_dir or (environ.get("DATA_DIR") if reads else None)
-    return os.path.abspath(folder) if folder else None
+    whole = os.path.abspath(folder) if folder else None
+    if whole and not is_text(whole):
+        raise OptionError(
+            f"--data-dir {folder} is {whole} in full, which is no UTF-8 text, so that no run could go on with it; rename "
+            "the folder, or make a link to it elsewhere"
+        )
+    return whole

@@ -503,7 +503,9 @@ def stored(folder: Path, split: str) -> list[tuple[int, str, bytes]]:
 def test_a_tree_becomes_shards_of_the_files_as_they_are(tmp_path):
     write_tree(tmp_path / "pets" / "train", per_class=5, names=("bee", "ant"))
     write_tree(tmp_path / "pets" / "test", per_class=2, names=("bee",))
-    done = converted(tmp_path / "pets", tmp_path / "out", "--shards", 4)
+    target = tmp_path / os.fsdecode(b"lat\xe9")  # a name that is no UTF-8
+    done = converted(tmp_path / "pets", target, "--shards", 4)
+    target.rename(tmp_path / "out")
     assert "train: 10 pictures in 4 shards\nvalidation: 2 pictures in 1 shard\n2 classes" in done.out and not done.err
     labels = tmp_path / "out" / "labels.txt"
     assert labels.read_text() == "ant\nbee\n"

@@ -150,7 +150,7 @@ def _write_shard(target: Path, shard: Shard, classes: tuple[str, ...], progress:
 
     partial = _new(target / (shard.name + PARTIAL))
     try:
-        with tf.io.TFRecordWriter(str(partial)) as writer:
+        with tf.io.TFRecordWriter(os.fsencode(partial)) as writer:
             for picture, size in shard.pictures:
                 if stop.is_set():
                     break

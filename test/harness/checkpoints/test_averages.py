@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_the_mean_is_numpys(tmp_path):
     assert (latest.code, latest.err) == (0, "")
     assert run("weight_avg", *words, "--decay", 0.5).err == "--decay 0.5 changes nothing: --mode is mean\n"
     assert_same_bits(tensors(tmp_path / "two"), expected_mean(values[1:]))
+    latin = tmp_path / os.fsdecode(b"lat\xe9")  # a name that is no UTF-8
+    succeed("weight_avg", *words[:-1], latin / "two")
+    assert_same_bits(tensors(latin / "two"), expected_mean(values[1:]))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])

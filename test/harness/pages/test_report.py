@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -431,6 +432,14 @@ def test_a_row_that_is_being_written_is_left_out(plain):
         file.write("21,21,2.1")
     found = run_folder.read(plain)
     assert len(found.training) == 20 and "not whole yet" in found.notes[0]
+
+
+def test_names_that_are_no_text_are_shown_as_escapes(plain, tmp_path):
+    """In a folder with a name in Latin-1 the page ended with a traceback."""
+    (plain / "arguments.json").write_text(json.dumps({"model": "resnet", "data_dir": "/home/jos\udce9"}))
+    folder = plain.rename(tmp_path / os.fsdecode(b"lat\xe9"))
+    succeed("report", folder, "--no-evaluation")
+    assert "jos\\udce9" in (folder / "report.html").read_text() and "lat\\udce9" in (folder / "report.html").read_text()
 
 
 def test_no_link_in_a_run_s_folder_is_followed(plain, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 
 import photos
@@ -243,3 +244,18 @@ def test_pictures_of_one_class_and_pictures_without_validation(tmp_path):
         refused = run(script[0], *words, *script[1:])
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1) and unseen in refused.err
     assert not (tmp_path / "logs").exists()
+
+
+def test_data_whose_folder_no_run_could_name_again_are_refused(tmp_path, monkeypatch):
+    """The run was trained, and could neither go on nor be validated."""
+    folder = tmp_path / os.fsdecode(b"lat\xe9")
+    for name in ("cat", "dog"):
+        (folder / "pics" / name).mkdir(parents=True)
+        (folder / "pics" / name / "1.jpg").write_bytes(photos.jpegs(1)[0])
+    monkeypatch.chdir(folder)
+    words = ("--dataset", "imagefolder", "--data-dir", "pics", "--model-size", 18, "--no-validation", "--dry-run")
+    refused = run("train", *words)
+    assert (refused.code, refused.err.count("\n")) == (2, 1) and "which is no UTF-8 text" in refused.err
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    assert run("train", *words[:3], "link/pics", *words[4:]).code == 0
