@@ -5,24 +5,17 @@ No module state; a tracker that fails is told of once and the run goes on.
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
-import secrets
-import shlex
-import string
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from base.process import command_line, commands
-from base.storage import files, locks
+from base.storage import files
 from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row, Table
 
 TRAINING_COLUMNS = (
@@ -33,10 +26,7 @@ VALIDATION_COLUMNS = (
     "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
     "top5_acc", "loss",
 )  # fmt: skip
-_TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}
-AVERAGES = "ckpt"  # folder of averaged checkpoints, in that of their run
-_APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
-_REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
+TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}  # what Table takes
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "
@@ -54,7 +44,6 @@ _TRAINING_TAGS = {
     "images per second": "img_per_sec",
 }
 _VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
-_KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
 
 
 class Tracker(Protocol):
@@ -67,125 +56,13 @@ class Tracker(Protocol):
         """End; `complete`: the run did not end early."""
 
 
-class LogError(Exception):
-    """A run folder that cannot be made or written."""
-
-
-def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -> Path:
-    """A folder for a new run: `logs_path` itself, or <log_dir>/<name>_<three random characters>.
-
-    With `keep` False it lies below the system's temporary folder. A folder that holds a run is refused.
-    """
-    with _refusals():
-        if not keep:
-            return Path(tempfile.mkdtemp(prefix=f"{name}_"))
-        if logs_path is not None:
-            folder = Path(logs_path)
-            check_no_run(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            check_writable(folder)
-            return folder
-        return _fresh(Path(log_dir), name)
-
-
-def check_folder(log_dir: str, logs_path: str | None) -> None:
-    """The LogError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
-    with _refusals():
-        if logs_path is not None:
-            check_no_run(Path(logs_path))
-        _check_room(Path(log_dir if logs_path is None else logs_path))
-        if logs_path is not None:
-            check_writable(Path(logs_path))
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """An OSError as the LogError that names the folder; NotRegular, which names a file, as it is."""
-    try:
-        yield
-    except files.NotRegular:
-        raise
-    except OSError as error:
-        if not error.filename:  # there is no temporary folder
-            reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
-            raise LogError(f"cannot make a run folder: {reason}") from None
-        raise LogError(f"cannot make a run folder in {error.filename}: {error.strerror}; see --log-dir, --no-logs") from None
-
-
-def _check_room(folder: Path) -> None:
-    """OSError if the folder cannot be made, or nothing in it where it exists."""
-    there, above = _there(folder), _there(folder) != folder
-    if not there.is_dir():
-        reason = errno.ENOTDIR if above else errno.EEXIST
-    elif not os.access(there, os.W_OK | os.X_OK):
-        reason = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
-    elif there.stat().st_dev in {os.stat(kernel).st_dev for kernel in _KERNEL if os.path.ismount(kernel)}:
-        reason = errno.EPERM  # whatever its modes say
-    else:
-        return
-    raise OSError(reason, os.strerror(reason), str(folder))
-
-
-def _there(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it; OSError if an unreadable one lies between."""
-    for path in (folder, *folder.parents):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(path)
-            return path
-    return Path()
-
-
-def check_no_run(folder: Path) -> None:
-    """LogError for the folder of an earlier run, or for rows of one, which those of a new run would follow."""
-    saved = list(folder.glob("ckpt-*.index"))
-    rows = any((folder / name).is_file() for name in _TABLES)
-    if saved or rows or (folder / "arguments.json").exists():
-        command = f"{commands.spoken('python restore.py')} --restore-path {shlex.quote(command_line.as_value(folder))}"
-        instead = (
-            f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
-            if saved
-            else f"delete it{': it saved nothing' * (not rows)}"
-        )
-        raise LogError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
-
-
-def forget_unsaved(folder: Path) -> None:
-    """Removes the record, the log and the rows of a run that has saved nothing. No other process may write in the folder."""
-    for name in ("log.txt", *_TABLES, *_REPLACED):
-        (folder / name).unlink(missing_ok=True)
-
-
-def check_writable(folder: Path, goes_on: bool = False) -> None:
-    """NotRegular for a folder, link or pipe in the way of a file that a run writes. `goes_on`: a link or a pipe in the place
-    of its rows gives way to rows made anew."""
-    for name in _APPENDED:
-        files.check_writable(folder / name)
-    for name in _TABLES:
-        files.check_writable(folder / name, replaced=goes_on)
-    for name in _REPLACED:
-        files.check_writable(folder / name, replaced=True)
-    files.check_own_folder(folder / AVERAGES)
-
-
-def _fresh(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    alphabet = string.ascii_uppercase + string.digits
-    while True:
-        folder = parent / f"{name}_{''.join(secrets.choice(alphabet) for _ in range(3))}"
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            continue
-
-
 class RunLog:
     """The log of a run. `folder` None: console only; without `console` not there either."""
 
     def __init__(self, folder: Path | None, console: bool = True) -> None:
         self.folder, self._console = folder, console
         self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
-        self._tables = {name: Table(folder / name, *kind) for name, kind in _TABLES.items()} if folder else {}
+        self._tables = {name: Table(folder / name, *kind) for name, kind in TABLES.items()} if folder else {}
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False

@@ -24,9 +24,8 @@ from base.errors import OptionError
 from base.process import command_line, commands, tf_runtime
 from base.storage import locks
 from harness.checkpoints import averages, find, read, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError
 from harness.commands import entry
-from log import AVERAGES
 
 _DECAY = 0.99
 

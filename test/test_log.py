@@ -24,6 +24,7 @@ from base.storage import tables
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import find, manifest, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.processes import folders
 from harness.processes.team import Team
 from harness.reports import trackers
 from harness.run.length import TrainingLength
@@ -78,15 +79,15 @@ def test_speed_leaves_the_first_call_of_a_process_out():
 
 
 def test_run_folders_are_never_shared(tmp_path):
-    names = {log.new_run_folder("RN8", str(tmp_path), None, True).name for _ in range(20)}
+    names = {folders.new_run_folder("RN8", str(tmp_path), None, True).name for _ in range(20)}
     assert len(names) == 20
     assert all(len(name) == len("RN8_") + 3 for name in names)
 
 
 def test_a_run_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(log.LogError, match="cannot make a run folder"):
-        log.new_run_folder("RN8", str(tmp_path / "file"), None, True)
+    with pytest.raises(folders.FolderError, match="cannot make a run folder"):
+        folders.new_run_folder("RN8", str(tmp_path / "file"), None, True)
 
 
 def row(iteration: int) -> dict[str, object]:
@@ -456,8 +457,8 @@ def test_rows_of_an_earlier_run_are_not_gone_on_with(tmp_path):
         folder = tmp_path / name[:4]
         folder.mkdir()
         (folder / name).write_text("")
-        with pytest.raises(log.LogError, match=f"holds a run already; give another folder, {end}$"):
-            log.new_run_folder("run", "", str(folder), True)
+        with pytest.raises(folders.FolderError, match=f"holds a run already; give another folder, {end}$"):
+            folders.new_run_folder("run", "", str(folder), True)
 
 
 def test_events_follow_no_prepared_link(tmp_path):

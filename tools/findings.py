@@ -43,9 +43,9 @@ from base.process import command_line
 from base.storage import locks
 from harness.checkpoints import find
 from harness.commands import cli
+from harness.processes.folders import FolderError
 from harness.reports import plot, svg
 from harness.run.resolve import prepare
-from log import LogError
 
 ONE_DEVICE = ("--shards", "1", "--no-pipeline-splits", "--no-enable-recomputation")
 SHORTER = ("--depth-coefficient", "0.5", "--epochs", "3", "--precision", "32.32", *ONE_DEVICE)
@@ -332,7 +332,7 @@ def main() -> int:
     try:
         _same_words(folder, training_words)
         results = run_all(jobs, sorted(os.sched_getaffinity(0)))
-    except (Failed, LogError, OptionError, OSError) as failure:
+    except (Failed, FolderError, OptionError, OSError) as failure:
         print(f"findings.py: error: {failure}", file=sys.stderr)
         return 2 if isinstance(failure, OptionError) else 1
     text = table(results)

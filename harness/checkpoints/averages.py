@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from base.fields import brief
 from base.storage import files
 from harness.checkpoints import find, optimiser_state, read, write
-from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, updates
+from harness.checkpoints.checkpoint import AVERAGES, Checkpoint, CheckpointError, updates
 from harness.checkpoints.optimiser_state import SlotUnits
 from harness.options.sections import TrainingOptions
 from harness.run.length import TrainingLength
-from log import AVERAGES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+AVERAGES = "ckpt"  # folder of averaged checkpoints, in that of their run
 NUMBERED = re.compile(r"ckpt-(0|[1-9][0-9]{0,17})")
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from base.storage import input_files
 from harness.checkpoints import npz_weights
-from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
-from log import AVERAGES
+from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
 _MOST_LISTED = 1 << 16  # bytes of the file `checkpoint`
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from base.process import tf_runtime
 from base.storage import files
 from harness.checkpoints import find, manifest, saved_state
-from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError
+from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 from harness.run.arguments import RUN_ID
-from log import AVERAGES
 
 if TYPE_CHECKING:
     import numpy as np

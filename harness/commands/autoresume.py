@@ -9,10 +9,12 @@ from base.errors import OptionError
 from base.storage import locks
 from base.storage.tables import Table
 from harness.checkpoints import averages, find
+from harness.checkpoints.checkpoint import AVERAGES
 from harness.commands import entry
 from harness.evaluation import validated_rows
+from harness.processes.folders import forget_unsaved
 from harness.run.run import Run
-from log import AVERAGES, VALIDATION_COLUMNS, forget_unsaved
+from log import VALIDATION_COLUMNS
 
 
 def folder_of_run(argv: list[str], script: str) -> Path | None:

@@ -25,6 +25,7 @@ from harness.commands.cli import Parsed
 from harness.evaluation import inference_record, input_benchmark
 from harness.options import sources
 from harness.options.sections import with_trait
+from harness.processes.folders import FolderError
 from harness.processes.heartbeat import WorkerError
 from harness.reports import profile
 from harness.reports.layer_table import layer_table
@@ -33,9 +34,8 @@ from harness.run.arguments import other_class_names
 from harness.run.origin import Origin
 from harness.run.resolve import prepare
 from harness.run.run import Run
-from log import LogError
 
-WRONG_INPUT = (OptionError, DataError, CheckpointError, LogError, PlanError, NotRegular)
+WRONG_INPUT = (OptionError, DataError, CheckpointError, FolderError, PlanError, NotRegular)
 FAILURES = (FloatingPointError, SaveError, WorkerError)
 TELLING = ("config", "model", "dataset", "data_dir")  # options of which one at least is given by whoever gives them all
 INTRODUCTIONS = {

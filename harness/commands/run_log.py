@@ -11,11 +11,12 @@ from typing import Any
 
 from base.process import commands
 from harness.commands import cli
+from harness.processes.folders import new_run_folder
 from harness.processes.team import Team, introduction
 from harness.reports import prediction
 from harness.run.arguments import arguments
 from harness.run.run import Run
-from log import RunLog, new_run_folder
+from log import RunLog
 
 
 def opened(

@@ -1,24 +1,151 @@
-"""The folders that the instances of a run write to. Instance 0's folder is the run; the others, where they write at all,
-have folders of their own beside it, which are called alike: <name>_worker<k>_XYZ, or under poprun
-<name>_popdist_instance_<k>_XYZ; or after their --name-suffix, where each has another one.
+"""The folders of runs: those of new ones, made or refused, and those that the instances of a run write to.
+
+Instance 0's folder is the run; the others, where they write at all, have folders of their own beside it, which are called
+alike: <name>_worker<k>_XYZ, or under poprun <name>_popdist_instance_<k>_XYZ; or after their --name-suffix, where each has
+another one.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Sequence
+import secrets
+import shlex
+import string
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from base.process import command_line, commands
+from base.storage import files, locks
 from harness.checkpoints import run_record, write
+from harness.checkpoints.checkpoint import AVERAGES
 from harness.processes.team import Team
 from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
-from log import check_folder, check_writable, new_run_folder, record
+from log import TABLES, record
 
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
+_APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables
+_REPLACED = ("arguments.json", "arguments_restore.json", "checkpoint", "inference.json", "training.svg", "report.html")
+_KERNEL = ("/proc", "/sys")  # file systems in which nobody makes a folder
+
+
+class FolderError(Exception):
+    """A run folder that cannot be made or written."""
+
+
+def new_run_folder(name: str, log_dir: str, logs_path: str | None, keep: bool) -> Path:
+    """A folder for a new run: `logs_path` itself, or <log_dir>/<name>_<three random characters>.
+
+    With `keep` False it lies below the system's temporary folder. A folder that holds a run is refused.
+    """
+    with _refusals():
+        if not keep:
+            return Path(tempfile.mkdtemp(prefix=f"{name}_"))
+        if logs_path is not None:
+            folder = Path(logs_path)
+            check_no_run(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            check_writable(folder)
+            return folder
+        return _fresh(Path(log_dir), name)
+
+
+def check_folder(log_dir: str, logs_path: str | None) -> None:
+    """The FolderError or NotRegular of `new_run_folder`, as far as it is known without making a folder."""
+    with _refusals():
+        if logs_path is not None:
+            check_no_run(Path(logs_path))
+        _check_room(Path(log_dir if logs_path is None else logs_path))
+        if logs_path is not None:
+            check_writable(Path(logs_path))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """An OSError as the FolderError that names the folder; NotRegular, which names a file, as it is."""
+    try:
+        yield
+    except files.NotRegular:
+        raise
+    except OSError as error:
+        if not error.filename:  # there is no temporary folder
+            reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
+            raise FolderError(f"cannot make a run folder: {reason}") from None
+        reason = f"{error.filename}: {error.strerror}"
+        raise FolderError(f"cannot make a run folder in {reason}; see --log-dir, --no-logs") from None
+
+
+def _check_room(folder: Path) -> None:
+    """OSError if the folder cannot be made, or nothing in it where it exists."""
+    there, above = _there(folder), _there(folder) != folder
+    if not there.is_dir():
+        reason = errno.ENOTDIR if above else errno.EEXIST
+    elif not os.access(there, os.W_OK | os.X_OK):
+        reason = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+    elif there.stat().st_dev in {os.stat(kernel).st_dev for kernel in _KERNEL if os.path.ismount(kernel)}:
+        reason = errno.EPERM  # whatever its modes say
+    else:
+        return
+    raise OSError(reason, os.strerror(reason), str(folder))
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it; OSError if an unreadable one lies between."""
+    for path in (folder, *folder.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(path)
+            return path
+    return Path()
+
+
+def check_no_run(folder: Path) -> None:
+    """FolderError for the folder of an earlier run, or for rows of one, which those of a new run would follow."""
+    saved = list(folder.glob("ckpt-*.index"))
+    rows = any((folder / name).is_file() for name in TABLES)
+    if saved or rows or (folder / "arguments.json").exists():
+        command = f"{commands.spoken('python restore.py')} --restore-path {shlex.quote(command_line.as_value(folder))}"
+        instead = (
+            f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
+            if saved
+            else f"delete it{': it saved nothing' * (not rows)}"
+        )
+        raise FolderError(f"--logs-path {folder} holds a run already; give another folder, or {instead}")
+
+
+def forget_unsaved(folder: Path) -> None:
+    """Removes the record, the log and the rows of a run that has saved nothing. No other process may write in the folder."""
+    for name in ("log.txt", *TABLES, *_REPLACED):
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, goes_on: bool = False) -> None:
+    """NotRegular for a folder, link or pipe in the way of a file that a run writes. `goes_on`: a link or a pipe in the place
+    of its rows gives way to rows made anew."""
+    for name in _APPENDED:
+        files.check_writable(folder / name)
+    for name in TABLES:
+        files.check_writable(folder / name, replaced=goes_on)
+    for name in _REPLACED:
+        files.check_writable(folder / name, replaced=True)
+    files.check_own_folder(folder / AVERAGES)
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    alphabet = string.ascii_uppercase + string.digits
+    while True:
+        folder = parent / f"{name}_{''.join(secrets.choice(alphabet) for _ in range(3))}"
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            continue
 
 
 def begin(run: Run, team: Team) -> tuple[Run, Path]:
@@ -39,7 +166,7 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
 
 
 def check(run: Run) -> None:
-    """LogError or NotRegular if the call's new folder cannot be made, or written, as far as can be told without making one;
+    """FolderError or NotRegular if the new folder of the call cannot be made, or written, as far as can be told without that;
     the others' lie beside that of instance 0."""
     logging = run.options.logging
     if logging.logs and not run.cluster.instance and not run.options.device.compile_only:

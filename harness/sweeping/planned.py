@@ -21,6 +21,7 @@ from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import autoresume, cli
 from harness.options import sources
 from harness.options.sections import flag, with_trait
+from harness.processes.folders import FolderError
 from harness.run import host_memory
 from harness.run.arguments import ASKED, RECORDS, arguments
 from harness.run.resolve import prepare
@@ -31,14 +32,13 @@ from harness.sweeping.request import Request
 from harness.sweeping.results import Metric
 from harness.sweeping.trials import Trial
 from harness.training.resume import NewRun
-from log import LogError
 
 SEED = ("--seed", "1")  # of trials that nobody gives one: they are to differ by what varies alone
 _OF_COMMAND_LINE = re.compile(r"command line: (--[\w-]+)(: )?(.*)", re.DOTALL)
 _FLAG = re.compile(r"--[\w-]+")
 # compared with an earlier call's besides options: weights to begin with, and data
 _ALSO = frozenset(("init_path", RECORDS, "train_images", "validation_images"))
-_REFUSALS = (OptionError, PlanError, DataError, CheckpointError, LogError)
+_REFUSALS = (OptionError, PlanError, DataError, CheckpointError, FolderError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,12 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import autoresume, entry
 from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
+from harness.processes.folders import check_writable
 from harness.processes.team import Team
 from harness.run import cluster as clusters
 from harness.run.arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
 from harness.run.origin import Origin
 from harness.run.run import Run
-from log import check_writable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,9 @@ from base.process import command_line, tf_runtime
 from harness.checkpoints import averages, find, read
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import gc_profile
+from harness.processes.folders import FolderError, new_run_folder
 from harness.reports import mlperf, profile
-from log import LogError, RunLog, new_run_folder
+from log import RunLog
 
 ROOT = plugins.ROOT
 
@@ -94,7 +95,7 @@ def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch,
     assert command_line.run("train.py", main, [], ()) == 1
     assert capsys.readouterr().err.endswith("; set TMPDIR to a folder that can be written\n")
     monkeypatch.setattr("tempfile.mkdtemp", nowhere)
-    with pytest.raises(LogError, match="set TMPDIR"):
+    with pytest.raises(FolderError, match="set TMPDIR"):
         new_run_folder("name", "logs", None, keep=False)
 
 
