@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 FAMILIES = ("Keras", "PyTorch")
 COLOURS = {"Keras": "#d9772b", "PyTorch": "#3d78b5"}
-WIDTH, LEFT, TOP, STEP = 860.0, 330.0, 60.0, 34.0  # pixels
+EDGE, STEP = 18.0, 56.0  # pixels: a margin of the picture, the height of a row
 
 
 def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
@@ -80,29 +80,35 @@ def _picture(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> str:
         for family in FAMILIES
     }
     most = max([2.0, *(value for values in dots.values() for value in values)]) * 1.05
-    bottom = TOP + STEP * len(shown)
+    title = "Times as fast as the best setting of each peer"
+    samples = [(_dot(12.0, 0.0, family), family) for family in FAMILIES]
+    dashes = f'<path d="M12,-9v18" stroke="{svg.SOFT}" stroke-width="2" stroke-dasharray="3 2"/>'
+    heading = svg.wrapped(title, svg.WIDTH - 2 * EDGE, 18, "bold")
+    legend, top = svg.legend([*samples, (dashes, "wanted")], EDGE, 33.0 + 21 * len(heading), svg.WIDTH - EDGE)
+    bottom = top + STEP * len(shown)
 
     def x(value: float) -> float:
-        return LEFT + value / most * (WIDTH - LEFT - 20)
+        return EDGE + value / most * (svg.WIDTH - 2 * EDGE)
 
     def parts() -> Iterator[str]:
-        yield svg.text(10, 24, "Times as fast as the best setting of each peer", size=15, weight="bold")
-        for k, family in enumerate(FAMILIES):
-            yield f'<circle cx="{LEFT + 130 * k + 6}" cy="41" r="5" fill="{COLOURS[family]}"/>'
-            yield svg.text(LEFT + 130 * k + 16, 45, family, size=12)
-        for tick in svg.ticks(0.0, most, 8):
-            yield svg.rule(x(tick), TOP - 6, x(tick), bottom, "#888" if tick == 1 else svg.RULE)
-            yield svg.text(x(tick), bottom + 16, f"{tick:g}", size=12, anchor="middle")
+        yield from svg.paragraph(EDGE, 28, heading, size=18, weight="bold")
+        yield from legend
+        for tick in svg.ticks(0.0, most, 6):
+            yield svg.rule(x(tick), top - 6, x(tick), bottom, svg.AXIS if tick == 1 else svg.RULE)
+            yield svg.text(x(tick), bottom + 18, f"{tick:g}", anchor="middle")
         for k, row in enumerate(shown):
-            y = TOP + STEP * (k + 0.5)
-            yield svg.text(LEFT - 12, y + 4, row.name, size=12, anchor="end")
+            y = top + STEP * k
+            yield svg.text(EDGE, y + 16, row.name, halo=True)
             for family, wanted in zip(FAMILIES, row.wanted):
                 if wanted is not None:
                     yield (
-                        f'<path d="M{x(wanted):.1f},{y - 9:.1f}v18" stroke="{COLOURS[family]}" stroke-width="2" '
+                        f'<path d="M{x(wanted):.1f},{y + 24:.1f}v18" stroke="{COLOURS[family]}" stroke-width="2" '
                         'stroke-dasharray="3 2"/>'
                     )
-                for value in dots[row.name, family]:
-                    yield f'<circle cx="{x(value):.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[family]}" fill-opacity="0.8"/>'
+                yield from (_dot(x(value), y + 33, family) for value in dots[row.name, family])
 
-    return svg.document(WIDTH, bottom + 28, parts())
+    return svg.document(svg.WIDTH, bottom + 30, parts(), title)
+
+
+def _dot(x: float, y: float, family: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[family]}" fill-opacity="0.85"/>'

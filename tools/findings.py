@@ -30,7 +30,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -57,7 +57,7 @@ TUNING = (
 )  # fmt: skip
 HALVED, TUNED = "half, as it is", "half, fine-tuned"
 RECIPES = {"G1, GN": "B0-G1-GN-Native_mini", "G16, GN": NATIVE, "G16, LN+PN": "B0-G16-LN_PN-Native_mini"}
-WIDTH, LEFT, RIGHT, TOP, ROW = 920, 150, 190, 70, 46  # pixels: the picture, its margins, the height of a row
+EDGE, ROW = 18, 58  # pixels: a margin of the picture, the height of a row
 
 
 RUNNING: dict[int, subprocess.Popen[str]] = {}  # the commands, by process
@@ -274,40 +274,60 @@ def grouped(results: Sequence[Result]) -> tuple[Mapping[str, list[float]], Mappi
 
 
 def picture(results: Sequence[Result]) -> str:
-    """A row for each network: a small dot for each seed, a large one for the mean, a bar of one standard error."""
+    """A row for each network: a dot for each seed, a stroke for the mean, a bar of one standard error on both sides."""
     accuracies, minutes = grouped(results)
     x0, x1 = svg.span([value for label, values in accuracies.items() if label != HALVED for value in values], slack=1)
-    right, bottom = WIDTH - RIGHT, TOP + ROW * len(accuracies)
+    left, right, seeds = EDGE, svg.WIDTH - EDGE, len(accuracies[HALVED])
+    title = "Accuracy of the averaged weights on the validation pictures, top-1, %"
+    heading = svg.wrapped(title, right - left, 18, "bold")
+    parts = svg.paragraph(left, 28, heading, size=18, weight="bold")
+    told, y = svg.legend(_samples(seeds), left, 32.0 + 21 * len(heading), right)
+    top, bottom = y - 4, y - 4 + ROW * len(accuracies)
 
     def across(value: float) -> float:
-        return LEFT + (value - x0) / (x1 - x0) * (right - LEFT)
+        return left + (value - x0) / (x1 - x0) * (right - left)
 
-    title = f"Top-1 of the averaged weights on the validation pictures, %; {len(accuracies[HALVED])} seeds"
-    parts = [svg.text(24, 32, title, size=16, weight="bold")]
-    for tick in svg.ticks(x0, x1, 8):
+    for tick in svg.ticks(x0, x1, 6):
         parts += [
-            svg.rule(across(tick), TOP, across(tick), bottom),
+            svg.rule(across(tick), top, across(tick), bottom),
             svg.text(across(tick), bottom + 20, f"{tick:g}", anchor="middle"),
         ]
-    parts.append(svg.text(right + 24, TOP - 12, "mean; minutes of one core", size=12))
     colours = ("#8a5a99", plot.BLUE, plot.GREEN, "#d9a37e", plot.ORANGE)
     for k, (colour, (label, values)) in enumerate(zip(colours, accuracies.items())):
-        y, average = TOP + ROW * (k + 0.5), mean(values)
-        parts.append(svg.text(LEFT - 18, y + 5, label, anchor="end"))
-        parts.append(svg.text(right + 24, y + 5, f"{average:.2f} %; {mean(minutes[label]):.1f}"))
-        if average < x0:
-            parts.append(svg.text(LEFT + 8, y + 5, f"◂ {min(values):.2f} to {max(values):.2f}, off this scale", fill=colour))
+        y = top + ROW * k
+        error = f" ± {spread(values):.2f}" if seeds > 1 else ""
+        words = f"{label}: {mean(values):.2f}{error} %, {mean(minutes[label]):.1f} minutes"
+        parts.append(svg.text(left, y + 20, words, halo=True))
+        if mean(values) < x0:
+            words = f"◂ {min(values):.2f} to {max(values):.2f}, off this scale"
+            parts.append(svg.text(left, y + 44, words, fill=svg.SOFT, halo=True))
             continue
-        error = spread(values) if len(values) > 1 else 0.0
-        low, high = across(average - error), across(average + error)
-        parts.append(
-            f'<rect x="{low:.1f}" y="{y - 2:.1f}" width="{high - low:.1f}" height="4" fill="{colour}" opacity="0.6"/>'
-        )
-        parts += [f'<circle cx="{across(v):.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" opacity="0.5"/>' for v in values]
-        parts.append(
-            f'<circle cx="{across(average):.1f}" cy="{y:.1f}" r="8" fill="{colour}" stroke="#fff" stroke-width="1.5"/>'
-        )
-    return svg.document(WIDTH, bottom + 40, parts)
+        parts += _row(values, across, y + 38, colour)
+    return svg.document(svg.WIDTH, bottom + 32, [*parts, *told], title)
+
+
+def _samples(seeds: int) -> list[tuple[str, str]]:
+    """The entries of the legend."""
+    names = (f"a seed, of {seeds}", "mean", "one standard error") if seeds > 1 else ("the seed",)
+    return [(f'<g transform="translate(12,0)">{sample}</g>', name) for sample, name in zip(_marks(svg.SOFT, 12), names)]
+
+
+def _marks(colour: str, error: float) -> tuple[str, str, str]:
+    """A seed's dot, the mean's stroke and the bar of a standard error of so many pixels, around 0, 0."""
+    return (
+        f'<circle r="6" fill="{colour}" stroke="{svg.PAPER}" stroke-width="1.5"/>',
+        f'<rect x="-2" y="-13" width="4" height="26" fill="{colour}"/>',
+        f'<rect x="{-error:.1f}" y="-3" width="{2 * error:.1f}" height="6" fill="{colour}" opacity="0.55"/>',
+    )
+
+
+def _row(values: Sequence[float], across: Callable[[float], float], y: float, colour: str) -> Iterator[str]:
+    """Error and mean, and the seeds in front of both."""
+    average, error = mean(values), spread(values) if len(values) > 1 else 0.0
+    dot, stroke, bar = _marks(colour, across(average + error) - across(average))
+    apart = [7 * (k - (len(values) - 1) / 2) for k in range(len(values))]  # equal values are not one dot
+    places = ((average, 0, bar), (average, 0, stroke), *((value, off, dot) for value, off in zip(values, apart)))
+    yield from (f'<g transform="translate({across(x):.1f},{y + off:.1f})">{mark}</g>' for x, off, mark in places)
 
 
 def main() -> int:

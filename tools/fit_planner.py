@@ -44,6 +44,10 @@ from harness.reports import svg
 
 RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
 STEPS = 30
+_BARS = (
+    ('fill="#2a6f97"', "fitted to all rows"),
+    ('fill="none" stroke="#c1121f" stroke-width="1.5"', "fitted without the row"),
+)
 
 
 class Row(NamedTuple):
@@ -164,22 +168,28 @@ def report(fitted: Constants, inside: Sequence[float], left_out: Sequence[float]
 
 def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence[float]) -> str:
     """Each row's errors as bars: fitted, and left out of the fit."""
-    width, row_height, left, middle = 760.0, 22.0, 300.0, 520.0
-    scale = 200.0 / 0.25  # pixels for an error of 1
-    height = 70 + row_height * len(ROWS)
-    parts = [svg.text(16, 24, "Predicted against published images a second", size=16, weight="bold")]
-    parts.append(svg.text(16, 44, "filled: fitted to all rows; outlined: fitted without the row", size=12, fill="#666"))
+    edge, row_height, middle = 14.0, 44.0, svg.WIDTH / 2
+    scale = 180.0 / 0.25  # pixels for an error of 1
+    title = "Errors of predicted images a second"
+    legend, top = svg.legend(
+        [(f'<rect x="2" y="-6" width="20" height="12" {style}/>', told) for style, told in _BARS],
+        edge,
+        54.0,
+        svg.WIDTH - edge,
+    )
+    bottom = top + 20 + row_height * len(ROWS)
+    parts = [svg.text(edge, 28, title, size=18, weight="bold"), *legend]
     for percent in (-20, -10, 0, 10, 20):
         x = middle + scale * percent / 100
-        parts.append(svg.rule(x, 56, x, height - 8, "#999" if percent == 0 else svg.RULE))
-        parts.append(svg.text(x, 54, f"{percent:+d} %" if percent else "0", size=11, anchor="middle", fill="#666"))
+        parts.append(svg.rule(x, top + 12, x, bottom, svg.AXIS if percent == 0 else svg.RULE))
+        parts.append(svg.text(x, top + 6, f"{percent:+d} %" if percent else "0", anchor="middle", fill=svg.SOFT))
     for k, (row, work, outside) in enumerate(zip(ROWS, workloads, left_out)):
-        y, own = 62 + row_height * k, error(row, work, fitted)
-        parts.append(svg.text(left, y + 12, f"{row.name}, {row.system}", size=12, anchor="end"))
-        for value, style in ((own, 'fill="#2a6f97"'), (outside, 'fill="none" stroke="#c1121f"')):
+        y, own = top + 18 + row_height * k, error(row, work, fitted)
+        parts.append(svg.text(edge, y + 14, f"{row.name}, {row.system}", halo=True))
+        for value, (style, _) in zip((own, outside), _BARS):
             begin, end = sorted((middle, middle + scale * max(-0.25, min(0.25, value))))
-            parts.append(f'<rect x="{begin:.1f}" y="{y + 3:.1f}" width="{end - begin:.1f}" height="10" {style}/>')
-    return svg.document(width, height, parts)
+            parts.append(f'<rect x="{begin:.1f}" y="{y + 22:.1f}" width="{end - begin:.1f}" height="12" {style}/>')
+    return svg.document(svg.WIDTH, bottom + 8, parts, title)
 
 
 def _write(fitted: Constants) -> None:

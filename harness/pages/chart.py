@@ -12,15 +12,15 @@ from harness.reports import svg
 from harness.reports.plot import Line, Points
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 270.0, 58.0, 12.0, 34.0, 44.0  # pixels
-_SIZE = 14  # of letters
+_SIZE = 15  # of letters, so that they are 12 pixels high on a screen of 375 at least
 _MOST_POINTS = 500  # of a curve: about one for each pixel
 _DASHES = "5 3"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of a chart. `colour`: a number of the page's colours, or -1 for the pale one; `outliers`: its extreme points
-    leave the picture instead of stretching the axis."""
+    """A curve of a chart. `colour`: a number of the page's colours, or -1 for the pale one; `outliers`, `ceiling`: as of
+    the line that draws it."""
 
     label: str
     points: Points
@@ -29,6 +29,7 @@ class Curve:
     dots: bool = False
     dashed: bool = False
     outliers: bool = False
+    ceiling: float = math.inf
 
     @property
     def stroke(self) -> str:
@@ -43,7 +44,7 @@ class Curve:
     @property
     def line(self) -> Line:
         """The line that draws the curve."""
-        return Line(self.label, self.stroke, self.width, thinned(self.points), self.dots, self.outliers)
+        return Line(self.label, self.stroke, self.width, thinned(self.points), self.dots, self.outliers, self.ceiling)
 
 
 def of(title: str, curves: Sequence[Curve], x_axis: tuple[float, float], floor: float | None = None, unit: str = "") -> str:
@@ -114,8 +115,7 @@ def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
 
 
 def _picture(title: str, parts: Iterable[str]) -> str:
-    whole = svg.document(WIDTH, HEIGHT, [_text(6, 20, title, weight="bold"), *parts], background="none")
-    return whole.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    return svg.inline(WIDTH, HEIGHT, [_text(6, 20, title, weight="bold"), *parts], title)
 
 
 def _text(x: float, y: float, text: str, **style: str) -> str:

@@ -17,10 +17,11 @@ def of_run(run: RunFolder) -> str:
         Curve("training", plot.points(training, "train_acc_avg"), 0),
         Curve("validation", plot.of_epochs(validation), 1, dots=True),
     ]
+    average = plot.points(training, "loss_avg")
     loss = [
         Curve("each host step", plot.points(training, "loss_batch"), -1, 1.2, outliers=True),
-        Curve("training", plot.points(training, "loss_avg"), 0),
-        Curve("validation", plot.of_epochs(validation, "loss"), 1, dots=True),
+        Curve("training", average, 0),
+        Curve("validation", plot.of_epochs(validation, "loss"), 1, dots=True, ceiling=plot.loss_ceiling(average)),
     ]
     rate = [Curve("learning rate", plot.points(training, "lr"), 2)]
     return _charts(accuracy, loss, rate)
@@ -34,9 +35,11 @@ def of_runs(runs: Sequence[tuple[str, RunFolder]]) -> str:
             Curve(f"{label}, training", plot.points(run.training, "train_acc_avg"), k, 1.4, dashed=True),
             Curve(f"{label}, validation", plot.of_epochs(run.validation), k, dots=True),
         ]
+        average = plot.points(run.training, "loss_avg")
+        validated = plot.of_epochs(run.validation, "loss")
         loss += [
-            Curve(f"{label}, training", plot.points(run.training, "loss_avg"), k, 1.4, dashed=True),
-            Curve(f"{label}, validation", plot.of_epochs(run.validation, "loss"), k, dots=True),
+            Curve(f"{label}, training", average, k, 1.4, dashed=True),
+            Curve(f"{label}, validation", validated, k, dots=True, ceiling=plot.loss_ceiling(average)),
         ]
         rate.append(Curve(label, plot.points(run.training, "lr"), k))
     return _charts(accuracy, loss, rate)

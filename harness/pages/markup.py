@@ -12,7 +12,7 @@ STYLE = """
 --bad:196 86 26;--pale:#a9c4e4;--c0:#1f5a99;--c1:#c4561a;--c2:#3b7d4f;--c3:#8a3fa0;--c4:#a07c00;--c5:#00808a;--c6:#b8336a;
 --c7:#555}
 @media(prefers-color-scheme:dark){:root{--ink:#e4e6ea;--soft:#a3a9b4;--paper:#16181c;--box:#202329;--rule:#3a3f48;
---good:96 160 226;--bad:236 134 78;--pale:#3f5f86;--c0:#6aaaf0;--c1:#f0935a;--c2:#74c78e;--c3:#cf8ee2;--c4:#dcbb4a;
+--good:96 160 226;--bad:236 134 78;--pale:#5678a3;--c0:#6aaaf0;--c1:#f0935a;--c2:#74c78e;--c3:#cf8ee2;--c4:#dcbb4a;
 --c5:#4cc5cf;--c6:#f07fae;--c7:#b5b9c0}}
 *{box-sizing:border-box}body{font:16px/1.5 Helvetica,Arial,"DejaVu Sans",sans-serif;margin:0 auto;max-width:1160px;
 padding:12px;color:var(--ink);background:var(--paper);overflow-wrap:break-word}
@@ -24,7 +24,7 @@ font-size:14px}.soft{margin-bottom:.8em}
 .facts span{font-size:14px;color:var(--soft)}.facts b{color:var(--ink)}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:12px 24px;align-items:start}
 figure{margin:0;border:1px solid var(--rule);border-radius:6px;padding:6px;min-width:0}
-figure svg{width:100%;height:auto;display:block}figcaption{padding:2px 6px}
+figure svg{width:100%;height:auto;display:block}figure [stroke="#fff"]{stroke:var(--paper)}figcaption{padding:2px 6px}
 .legend{display:flex;flex-wrap:wrap;gap:0 16px;list-style:none;margin:0;padding:2px 6px;font-size:14px}
 .legend svg{width:26px;height:10px;display:inline-block;vertical-align:middle;margin-right:5px}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px}caption{text-align:left;padding:.2em 0}

@@ -17,6 +17,7 @@ from base.errors import OptionError
 from base.fields import brief
 from base.storage import input_files, tables
 from harness.checkpoints import run_record
+from harness.reports import titles
 from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
 Row = Mapping[str, str]
@@ -46,9 +47,7 @@ class RunFolder:
     @property
     def network(self) -> str:
         """Model, size and data set for people; the folder's name where nothing records them."""
-        model, data = self.options.get("model"), self.options.get("dataset")
-        size = self.options.get("model_size")
-        return f"{model}{f' {size}' if size else ''} on {data or 'unknown data'}" if model else self.name
+        return titles.of_run(self.options) or self.name
 
     @property
     def best(self) -> Row | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 
@@ -17,7 +17,8 @@ from harness.reports import svg
 from harness.reports.prediction import MIB
 from harness.reports.timeline import COLOURS, IDLE
 
-WIDTH, LEFT, RIGHT = 460.0, 70.0, 20.0  # pixels: of each picture, so that a phone shows letters large enough
+WIDTH, LEFT, RIGHT = 400.0, 62.0, 16.0  # pixels: of each picture
+_SIZE = 15  # of its letters, so that they are 12 pixels high on a screen of 375 at least
 PARTS = {
     "weights": "#264653", "optimiser_state": "#2a9d8f", "gradients": "#8ab17d", "stashed_activations": "#e9c46a",
     "activations": "#f4a261", "temporaries": "#e76f51", "images": "#9b5de5", "code": "#8d99ae",
@@ -25,12 +26,15 @@ PARTS = {
 PLANNED, IDEAL, FULL = "#2a6f97", "#adb5bd", "#c1121f"
 SHOWN = 3  # micro-batches for each stage that a timeline shows
 _STYLE = """
-body{font:16px/1.5 Helvetica,Arial,sans-serif;margin:0 auto;max-width:1080px;padding:12px;color:#222;background:#fff}
+:root{color-scheme:light dark;--ink:#222;--paper:#fff;--box:#f6f6f6;--rule:#e4e4e4;--bad:#c1121f}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e6ea;--paper:#16181c;--box:#202329;--rule:#3a3f48;--bad:#ff6b6b}}
+body{font:16px/1.5 Helvetica,Arial,"DejaVu Sans",sans-serif;margin:0 auto;max-width:1080px;padding:12px;color:var(--ink);
+background:var(--paper)}
 h1{font-size:1.35em}h2{font-size:1.1em;margin:1.6em 0 .3em;overflow-wrap:anywhere}
-.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:12px}
-figure{margin:0;border:1px solid #e4e4e4;border-radius:6px;padding:6px}figure svg{width:100%;height:auto;display:block}
+.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:12px;align-items:start}
+figure{margin:0;border:1px solid var(--rule);border-radius:6px;padding:6px}figure svg{width:100%;height:auto;display:block}
 .facts{display:flex;flex-wrap:wrap;gap:8px 24px;margin:.4em 0 1em}.facts b{font-size:1.25em}
-.bad{color:#c1121f}pre{overflow-x:auto;font-size:13px;background:#f6f6f6;padding:10px;border-radius:6px}
+.bad{color:var(--bad)}pre{overflow-x:auto;font-size:13px;background:var(--box);padding:10px;border-radius:6px}
 """
 
 
@@ -41,11 +45,12 @@ def of(planned: Sequence[Planned]) -> str:
         parts.append(f'<div class="pictures">{_figure(_rates(planned))}</div>')
     parts += [_section(each) for each in planned]
     parts.append(f"<p>{escape(table.NOTE)}</p>")
+    style = _STYLE + svg.dark_rules("".join(parts), "figure ")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>Plan: {escape(', '.join(dict.fromkeys(each.name for each in planned)))}</title>"
-        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<style>{style}</style></head><body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -80,9 +85,9 @@ def _figure(picture: str) -> str:
     return f"<figure>{picture}</figure>"
 
 
-def _picture(title: str, height: float, parts: Iterator[str]) -> str:
+def _picture(title: str, height: float, parts: Iterable[str]) -> str:
     """A picture with its title."""
-    return svg.document(WIDTH, height, [svg.text(10, 22, title, size=15, weight="bold"), *parts])
+    return svg.inline(WIDTH, height, [svg.text(10, 22, title, size=_SIZE, weight="bold"), *parts], title)
 
 
 def _box(x: float, y: float, width: float, height: float, colour: str, says: str) -> str:
@@ -92,17 +97,10 @@ def _box(x: float, y: float, width: float, height: float, colour: str, says: str
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]], top: float) -> Iterator[str]:
-    """Colours and their words, in rows of at most the picture's width."""
-    x, y = 10.0, top
-    for colour, word in entries:
-        needed = 26 + 7.2 * len(word)
-        if x + needed > WIDTH:
-            x, y = 10.0, y + 19
-        yield f'<rect x="{x:.0f}" y="{y - 10:.0f}" width="12" height="12" fill="{colour}"/>' + svg.text(
-            x + 16, y, word, size=12
-        )
-        x += needed
+def _legend(entries: Sequence[tuple[str, str]], top: float) -> tuple[list[str], float]:
+    """Colours and their words, in rows of at most the picture's width; and the height at which they end."""
+    parts, y = svg.legend([(svg.square(colour), word) for colour, word in entries], 6.0, top, WIDTH - 6)
+    return parts, y - 8
 
 
 def _timeline(prediction: Prediction) -> str:
@@ -113,26 +111,27 @@ def _timeline(prediction: Prediction) -> str:
     end = max(last for _, _, last in bars)
     scale, row, top = (WIDTH - LEFT - RIGHT) / end, 26.0, 44.0
     bottom = top + row * stages
+    entries = ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle"))
+    legend, height = _legend(entries, bottom + 44)
 
     def parts() -> Iterator[str]:
         for stage in range(stages):
             y = top + row * stage
-            yield svg.text(LEFT - 8, y + 16, f"IPU {stage}", size=12, anchor="end")
+            yield svg.text(LEFT - 8, y + 16, f"IPU {stage}", size=_SIZE, anchor="end")
             yield _box(LEFT, y, end * scale, row - 4, IDLE, "idle")
         for action, begin, last in bars:
             says = f"stage {action.stage}, {action.kind} of micro-batch {action.micro_batch}: {1e3 * (last - begin):.2f} ms"
             x, y, width = LEFT + begin * scale, top + row * action.stage, (last - begin) * scale
             yield _box(x, y, width - 0.5, row - 4, COLOURS[action.kind], says)
-            if width > 16:
-                yield svg.text(x + width / 2, y + 16, str(action.micro_batch), size=11, anchor="middle", fill="#fff")
-        for tick in svg.ticks(0.0, 1e3 * end, 6):
-            yield svg.text(LEFT + tick * scale / 1e3, bottom + 14, f"{tick:g}", size=11, anchor="middle")
-        yield svg.text(LEFT - 8, bottom + 14, "ms", size=11, anchor="end")
-        entries = ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle"))
-        yield from _legend(entries, bottom + 36)
+            if width > svg.text_width(str(action.micro_batch), _SIZE) + 3:
+                yield svg.text(x + width / 2, y + 16, str(action.micro_batch), size=_SIZE, anchor="middle", fill=svg.BRIGHT)
+        for tick in svg.ticks(0.0, 1e3 * end, 5):
+            yield svg.text(LEFT + tick * scale / 1e3, bottom + 16, f"{tick:g}", size=_SIZE, anchor="middle")
+        yield svg.text(LEFT - 8, bottom + 16, "ms", size=_SIZE, anchor="end")
+        yield from legend
 
     name = f"{prediction.workload.plan.schedule}, {count} of {prediction.workload.plan.accumulation} micro-batches"
-    return _picture(name, bottom + 46, parts())
+    return _picture(name, height, parts())
 
 
 def _memory(prediction: Prediction) -> str:
@@ -140,22 +139,23 @@ def _memory(prediction: Prediction) -> str:
     most = max(prediction.capacity, prediction.fullest.total) * 1.03
     scale, row, top = (WIDTH - LEFT - RIGHT) / most, 26.0, 44.0
     bottom = top + row * len(prediction.memories)
+    legend, height = _legend([(colour, name.replace("_", " ")) for name, colour in PARTS.items()], bottom + 44)
 
     def parts() -> Iterator[str]:
         for j, memory in enumerate(prediction.memories):
             x, y = LEFT, top + row * j
-            yield svg.text(LEFT - 8, y + 16, f"IPU {j}", size=12, anchor="end")
+            yield svg.text(LEFT - 8, y + 16, f"IPU {j}", size=_SIZE, anchor="end")
             for name, size in asdict(memory).items():
                 yield _box(x, y, size * scale, row - 4, PARTS[name], f"{name.replace('_', ' ')}: {size / MIB:,.1f} MiB")
                 x += size * scale
         limit = LEFT + prediction.capacity * scale
         yield svg.rule(limit, top - 8, limit, bottom, FULL)
-        yield svg.text(limit, top - 11, f"{prediction.capacity / MIB:,.0f} MiB", size=11, anchor="end", fill=FULL)
-        for tick in svg.ticks(0.0, most / MIB, 6):
-            yield svg.text(LEFT + tick * MIB * scale, bottom + 14, f"{tick:g}", size=11, anchor="middle")
-        yield from _legend([(colour, name.replace("_", " ")) for name, colour in PARTS.items()], bottom + 36)
+        yield svg.text(limit, top - 11, f"{prediction.capacity / MIB:,.0f} MiB", size=_SIZE, anchor="end", fill=FULL)
+        for tick in svg.ticks(0.0, most / MIB, 5):
+            yield svg.text(LEFT + tick * MIB * scale, bottom + 16, f"{tick:g}", size=_SIZE, anchor="middle")
+        yield from legend
 
-    return _picture("Memory of each IPU", bottom + 86, parts())
+    return _picture("Memory of each IPU", height, parts())
 
 
 def _update(prediction: Prediction) -> str:
@@ -202,15 +202,15 @@ def _varied(prediction: Prediction, workload: Workload, system: System) -> Predi
 
 def _bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
     """Rows of (name, value, words, colour); the words stand below the bars' names, in any case legible."""
-    most, row, top, left = max((value for _, value, _, _ in rows), default=1.0) or 1.0, 40.0, 40.0, 10.0
-
-    def parts() -> Iterator[str]:
-        for k, (name, value, words, colour) in enumerate(rows):
-            y = top + row * k
-            yield svg.text(left, y + 12, f"{name}: {words}", size=12)
-            yield _box(left, y + 18, value / most * (WIDTH - left - RIGHT), 12, colour, words)
-
-    return _picture(title, top + row * len(rows) + 6, parts())
+    most = max((value for _, value, _, _ in rows), default=1.0) or 1.0
+    left, y, parts = 10.0, 36.0, []
+    for name, value, words, colour in rows:
+        told = svg.wrapped(f"{name}: {words}", WIDTH - 2 * left, _SIZE)
+        parts += svg.paragraph(left, y + 16, told, step=19, size=_SIZE)
+        y += 19 * len(told) + 3
+        parts.append(_box(left, y, value / most * (WIDTH - left - RIGHT), 12, colour, words))
+        y += 22
+    return _picture(title, y + 2, parts)
 
 
 def _rates(planned: Sequence[Planned]) -> str:
@@ -220,23 +220,30 @@ def _rates(planned: Sequence[Planned]) -> str:
     full = [each.prediction.fullest.total / MIB for each in planned]
     limit = max(each.prediction.capacity for each in planned) / MIB
     x1, y1 = 1.05 * max([*full, limit]), 1.1 * max(rates)
+    told = (
+        f"{k}  {p.name}, {p.prediction.system.name}: {rate:,.0f} img/sec"
+        for k, (p, rate) in enumerate(zip(planned, rates), 1)
+    )
+    names = [svg.wrapped(each, WIDTH - 20, _SIZE) for each in told]
 
     def parts() -> Iterator[str]:
-        for tick in svg.ticks(0.0, x1, 6):
+        for tick in svg.ticks(0.0, x1, 5):
             x = LEFT + tick / x1 * (WIDTH - LEFT - RIGHT)
-            yield svg.rule(x, top, x, bottom) + svg.text(x, bottom + 15, f"{tick:g}", size=11, anchor="middle")
+            yield svg.rule(x, top, x, bottom) + svg.text(x, bottom + 17, f"{tick:g}", size=_SIZE, anchor="middle")
         for tick in svg.ticks(0.0, y1, 6):
             y = bottom - tick / y1 * side
-            yield svg.rule(LEFT, y, WIDTH - RIGHT, y) + svg.text(LEFT - 6, y + 4, f"{tick:,.0f}", size=11, anchor="end")
+            yield svg.rule(LEFT, y, WIDTH - RIGHT, y) + svg.text(LEFT - 6, y + 4, f"{tick:,.0f}", size=_SIZE, anchor="end")
         edge = LEFT + limit / x1 * (WIDTH - LEFT - RIGHT)
         yield svg.rule(edge, top, edge, bottom, FULL)
-        yield svg.text(WIDTH - RIGHT, bottom + 32, "MiB on the fullest IPU", size=12, anchor="end")
+        yield svg.text(WIDTH - RIGHT, bottom + 32, "MiB on the fullest IPU", size=_SIZE, anchor="end")
         for k, (each, rate, size) in enumerate(zip(planned, rates, full), 1):
             x, y = LEFT + size / x1 * (WIDTH - LEFT - RIGHT), bottom - rate / y1 * side
             colour = PLANNED if each.prediction.fits else FULL
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{colour}" fill-opacity="0.85"/>'
-            yield svg.text(x, y + 4, str(k), size=11, anchor="middle", fill="#fff")
-            name = f"{k}  {each.name}, {each.prediction.system.name}: {rate:,.0f} img/sec"
-            yield svg.text(10, bottom + 36 + 18 * k, name, size=12)
+            yield svg.text(x, y + 4, str(k), size=_SIZE, anchor="middle", fill=svg.BRIGHT)
+        y = bottom + 56
+        for told in names:
+            yield from svg.paragraph(10, y, told, step=19, size=_SIZE)
+            y += 19 * len(told) + 3
 
-    return _picture("Images a second against memory", bottom + 50 + 18 * len(planned), parts())
+    return _picture("Images a second against memory", bottom + 50 + sum(19 * len(told) + 3 for told in names), parts())

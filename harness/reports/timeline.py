@@ -12,8 +12,9 @@ from emulator.plan.schedules import BACKWARD, FORWARD, Action
 from emulator.plan.timings import CellTiming
 from harness.reports import svg
 
-WIDTH, LEFT, RIGHT, TOP = 1080, 84, 24, 92  # pixels: the picture, and the margins around its panels
-ROW, SPACE, AXIS, GAP = 34, 6, 26, 44  # pixels: a stage's row, between rows, below a panel, above the next
+LEFT, RIGHT, EDGE = 68, 14, 14  # pixels: margins around a panel, and around texts
+ROW, SPACE, AXIS, GAP = 34, 6, 26, 38  # pixels: a stage's row, between rows, below a panel, above the next
+_NUMBERS = 15  # pixels: of the passes' numbers
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
 IDLE = "#eef0f2"
@@ -46,12 +47,20 @@ def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: i
         (f"Scheduled: {100 * scheduled_idle:.0f} % idle{cut}", list(_scheduled(timeline)), "clock"),
         (f"Measured: {100 * timings.idle_fraction(ran, len(plan.stages)):.0f} % idle{cut}", measured, "ms"),
     )
-    rows = len(plan.stages) * (ROW + SPACE)
-    height = TOP + len(panels) * (rows + AXIS + GAP) - GAP
-    parts = [svg.text(LEFT, 30, title, size=16, weight="bold"), svg.text(LEFT, 52, _about(plan, cores), size=12)]
-    for k, (name, bars, unit) in enumerate(panels):
-        parts += _panel(TOP + k * (rows + AXIS + GAP), len(plan.stages), name, bars, unit)
-    return svg.document(WIDTH, height, [*parts, *_legend()])
+    room = svg.WIDTH - 2 * EDGE
+    heading, about = svg.wrapped(title, room, 18, "bold"), svg.wrapped(_about(plan, cores), room)
+    parts = [
+        *svg.paragraph(EDGE, 28, heading, size=18, weight="bold"),
+        *svg.paragraph(EDGE, 28 + 21 * len(heading), about, fill=svg.SOFT),
+    ]
+    entries = ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are passes"))
+    legend, y = svg.legend([(svg.square(colour), word) for colour, word in entries],
+                           EDGE, 36.0 + 21 * len(heading + about), svg.WIDTH - EDGE)  # fmt: skip
+    for name, bars, unit in panels:
+        y += GAP
+        parts += _panel(y, len(plan.stages), name, bars, unit)
+        y += len(plan.stages) * (ROW + SPACE) + AXIS
+    return svg.document(svg.WIDTH, y, [*parts, *legend], title)
 
 
 def _about(plan: ExecutionPlan, cores: int) -> str:
@@ -73,22 +82,21 @@ def _scheduled(timeline: schedules.Timeline) -> Iterator[_Bar]:
 
 def _panel(top: float, stages: int, name: str, bars: Sequence[_Bar], unit: str) -> Iterator[str]:
     low, high = min((bar.begin for bar in bars), default=0.0), max((bar.end for bar in bars), default=1.0)
-    scale = (WIDTH - LEFT - RIGHT) / ((high - low) or 1.0)
+    room = svg.WIDTH - LEFT - RIGHT
+    scale = room / ((high - low) or 1.0)
     bottom = top + stages * (ROW + SPACE)
-    yield svg.text(LEFT, top - 12, name, weight="bold")
+    yield svg.text(EDGE, top - 12, name, weight="bold")
     for stage in range(stages):
         y = top + stage * (ROW + SPACE)
-        yield svg.text(LEFT - 10, y + ROW / 2 + 4, f"stage {stage}", anchor="end")
-        yield f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{ROW}" fill="{IDLE}"/>'
+        yield svg.text(LEFT - 8, y + ROW / 2 + 5, f"stage {stage}", size=15, anchor="end")
+        yield f'<rect x="{LEFT}" y="{y}" width="{room}" height="{ROW}" fill="{IDLE}"/>'
     for bar in bars:
         y = top + bar.action.stage * (ROW + SPACE)
         yield _drawn(bar, LEFT + (bar.begin - low) * scale, y, (bar.end - bar.begin) * scale)
-    for tick in svg.ticks(low, high, 12):
+    for tick in svg.ticks(low, high, 6):
         x = LEFT + (tick - low) * scale
-        yield svg.rule(x, bottom - SPACE, x, bottom, "#888") + svg.text(
-            x, bottom + 14, f"{tick:g}", size=11, anchor="middle"
-        )
-    yield svg.text(LEFT - 10, bottom + 14, unit, size=11, anchor="end")
+        yield svg.rule(x, bottom - SPACE, x, bottom, svg.AXIS) + svg.text(x, bottom + 15, f"{tick:g}", anchor="middle")
+    yield svg.text(LEFT - 16, bottom + 15, unit, anchor="end")
 
 
 def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
@@ -98,14 +106,6 @@ def _drawn(bar: _Bar, x: float, y: float, width: float) -> str:
     box = f'<rect x="{x:.2f}" y="{y}" width="{max(width - 0.6, 0.4):.2f}" height="{ROW}" fill="{COLOURS[action.kind]}"/>'
     number = str(action.micro_batch)
     label = ""
-    if width > 7 * len(number) + 3:
-        label = svg.text(x + width / 2, y + ROW / 2 + 4, number, size=11, anchor="middle", fill="#fff")
+    if width > svg.text_width(number, _NUMBERS) + 3:
+        label = svg.text(x + width / 2, y + ROW / 2 + 5, number, size=_NUMBERS, anchor="middle", fill=svg.BRIGHT)
     return f"<g><title>{escape(says)}</title>{box}{label}</g>"
-
-
-def _legend() -> Iterator[str]:
-    x = WIDTH - RIGHT - 352
-    for colour, word in ((COLOURS[FORWARD], "forward"), (COLOURS[BACKWARD], "backward"), (IDLE, "idle; numbers are passes")):
-        yield f'<rect x="{x}" y="{TOP - 26}" width="14" height="14" fill="{colour}" stroke="#bbb"/>'
-        yield svg.text(x + 20, TOP - 14, word, size=12)
-        x += 96

@@ -6,7 +6,7 @@ from base import bounds
 from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.pages import page
-from harness.reports import plot, prediction
+from harness.reports import plot, prediction, titles
 from harness.training.job import Job
 from harness.training.validating import Validator
 
@@ -28,7 +28,7 @@ def finished(job: Job, done: int, validator: Validator, host_rate: float) -> Non
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
-    note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder)}")
+    note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
     _write_page(job)
     if not job.team.first:  # instance 0's folder is the one to go on with
         return

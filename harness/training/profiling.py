@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.reports import compilation, profile
+from harness.reports import compilation, profile, titles
 from harness.reports.compilation import Compilation, FirstUpdates
 from harness.training.job import Job
 
@@ -52,7 +52,7 @@ class UpdateProfiler:
         """Carries the update out, and writes when its cells and operations ran."""
         run, request = self._job.run, self._request
         found = self._program.profile(rate, request.operations, report)
-        title = f"{run.name}, update {update + 1}"
+        title = f"{titles.of_run(run.options.values())}: update {update + 1} of {run.name}"
         self._note(profile.write(request, run.plan, title, found.cells, found.operations, found.most_alive))
         return found.metrics
 

@@ -144,7 +144,7 @@ def test_the_numbers_are_those_of_the_rows(reported, trained):
     text = Page(reported).text
     validated, training = csv_rows(trained / "validation.csv"), csv_rows(trained / "training.csv")
     best = max(validated, key=lambda row: float(row["val_acc"]))
-    title = f"efficientnet B0 on imagefolder: {float(best['val_acc']):.2f} % at {best['name']}"
+    title = f"EfficientNet-B0 on a folder of pictures: {float(best['val_acc']):.2f} % at {best['name']}"
     assert title in text
     assert f"{float(validated[-1]['loss']):.4g} last validation loss" in text
     assert f"{float(training[-1]['train_acc_avg']):.2f} % last training accuracy" in text
@@ -453,7 +453,7 @@ def test_a_run_of_a_network_that_is_gone_is_reported(plain):
     (plain / "arguments.json").write_text(json.dumps({"model": "gone", "dataset": "fashion-mnist"}))
     succeed("report", plain, "--no-evaluation")
     text = Page((plain / "report.html").read_text()).text
-    assert "gone on fashion-mnist: 40.00 % at ckpt-20 (epoch 2)" in text and "They are not known" in text
+    assert "gone on Fashion-MNIST: 40.00 % at ckpt-20 (epoch 2)" in text and "They are not known" in text
     with pytest.raises(OptionError):
         differences.from_defaults(run_folder.read(plain))
 

@@ -1,16 +1,18 @@
 """Pictures of a run: well-formed, complete, and drawn from whatever rows there are."""
 
 import csv
+import itertools
 import math
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.reports.plot import run_svg, text_curve, write_run_svg
+from harness.reports import titles
+from harness.reports.plot import comparison_svg, run_svg, text_curve, whole_steps, write_run_svg
 from harness.reports.svg import span, ticks
 
 COLUMNS = ("step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg")
-BATCHES, AVERAGE = (0, "#a9c4e4"), (0, "#1f5a99")
+BATCHES, AVERAGE, LOSS = (0, "#a9c4e4"), (0, "#1f5a99"), (0, "#c4561a")
 TRAINING, VALIDATION, RATE = (1, "#1f5a99"), (1, "#c4561a"), (2, "#3b7d4f")
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -21,7 +23,9 @@ def training(count):
 
 
 def validation(count):
-    return [{"name": f"ckpt-{i}", "iteration": i * 160, "epoch": i, "val_acc": 10.0 * i} for i in range(count)]
+    return [
+        {"name": f"ckpt-{i}", "iteration": i * 160, "epoch": i, "val_acc": 10.0 * i, "loss": 3 - i / 4} for i in range(count)
+    ]
 
 
 def drawn(picture):
@@ -38,21 +42,90 @@ def texts(picture):
     return [e.text for e in ET.fromstring(picture).iter(SVG + "text")]
 
 
+def panels(picture):
+    """The panels with their place in the picture: (element, top of the axes, bottom)."""
+    found = [e for e in ET.fromstring(picture) if e.tag == SVG + "svg"]
+    return [(e, float(e.get("y")) + 7, float(e.get("y")) + float(e.get("height")) - 7) for e in found]
+
+
+def last_values(picture):
+    """(Panel, colour) → the value at which the line ends, as the axis beside it reads."""
+    values, numbers = {}, [e for e in ET.fromstring(picture).iter(SVG + "text") if e.get("text-anchor") == "end"]
+    for k, (panel, top, bottom) in enumerate(panels(picture)):
+        ticks = [(float(e.get("y")) - 5, float(e.text)) for e in numbers if top - 1 < float(e.get("y")) - 5 < bottom + 1]
+        (y0, v0), (y1, v1) = ticks[0], ticks[-1]
+        for path in panel.iter(SVG + "path"):
+            y = float(path.get("d").rsplit(",", 1)[1]) + top - 7
+            values[k, path.get("stroke")] = v0 + (y - y0) / (y1 - y0) * (v1 - v0)
+    return values
+
+
+def legends(picture):
+    """(Panel, colour) → the last value that the legend tells."""
+    tops, told, parts = [top for _, top, _ in panels(picture)], {}, list(ET.fromstring(picture))
+    for sample, words in itertools.pairwise(parts):
+        if sample.tag == SVG + "g" and "(last: " in (words.text or ""):
+            panel = next(k for k, top in enumerate(tops) if float(words.get("y")) < top)
+            told[panel, sample[0].get("fill")] = float(words.text.split("(last: ")[1].rstrip(")"))
+    return told
+
+
 def test_picture_holds_every_series():
     picture = run_svg(training(130), validation(8), "a run & its <name>")
     lines = drawn(picture)
-    expected = {BATCHES: 130, AVERAGE: 130, TRAINING: 130, VALIDATION: 8, RATE: 130}
+    expected = {BATCHES: 130, AVERAGE: 130, LOSS: 8, TRAINING: 130, VALIDATION: 8, RATE: 130}
     assert {line: len(points) for line, points in lines.items()} == expected
-    assert len(list(ET.fromstring(picture).iter(SVG + "circle"))) == 8
     assert {"a run & its <name>", "Loss", "Top-1 accuracy, %", "Learning rate", "epoch"} <= set(texts(picture))
-    assert "validation (last: 70)" in texts(picture)
+    assert "best validation top-1: 70.00 % at epoch 7" in texts(picture)
+
+
+def test_a_legend_tells_the_value_at_which_its_curve_ends():
+    """The heights at which the curves end, by the panel's axis, against the words beside their colours."""
+    pictures = (
+        run_svg(training(130), validation(8), ""),
+        comparison_svg([("one", training(130), validation(8)), ("two", training(90), validation(5))], ""),
+    )
+    for picture in pictures:
+        told, ends = legends(picture), last_values(picture)
+        assert told.keys() == ends.keys() and len(told) >= 6
+        for line, value in told.items():
+            assert math.isclose(value, ends[line], rel_tol=0.02, abs_tol=0.02), line
+
+
+def test_the_rest_of_a_host_step_ends_no_compared_curve():
+    """Three batches after host steps of ten would be a corner in the curve and another last value than the network's."""
+    rest = {**training(1)[0], "iteration": 123, "epoch": 12.3 / 16, "loss_batch": 9.0, "train_acc_batch": 0.0}
+    whole, longer = training(13), [*training(13), rest]
+    assert comparison_svg([("a", longer, [])], "") == comparison_svg([("a", whole, [])], "")
+    assert whole_steps(training(2)) == training(2)
+
+
+def test_early_losses_of_validation_do_not_flatten_the_curves():
+    """The first checkpoints' moving statistics are far off; later losses, of a network that learns by heart, stay."""
+    early = [{**row, "loss": 20.0 if k < 2 else 1.0} for k, row in enumerate(validation(8))]
+    late = [{**row, "loss": 20.0 if k > 5 else 1.0} for k, row in enumerate(validation(8))]
+    spread = lambda rows: [y for _, y in drawn(run_svg(training(100), rows, ""))[AVERAGE]]
+    assert max(spread(early)) - min(spread(early)) > 50 > max(spread(late)) - min(spread(late))
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"model": "resnet", "model_size": 14, "dataset": "fashion-mnist"}, "ResNet-14 on Fashion-MNIST"),
+        ({"model": "efficientnet", "model_size": "B0", "dataset": "imagenet"}, "EfficientNet-B0 on ImageNet"),
+        ({"model": "own", "model_size": None, "dataset": "mine"}, "own on mine"),
+        ({}, ""),
+    ],
+)
+def test_a_title_is_in_words(options, told):
+    assert titles.of_run(options) == told
 
 
 def test_values_land_where_the_axis_says():
-    """Accuracy 0 … 70 on an axis 0 … 80 of 200 pixels, epochs 0 … 7: a straight line."""
+    """Accuracy 0 … 70 on an axis 0 … 80 of 150 pixels, epochs 0 … 7: a straight line."""
     points = drawn(run_svg([], validation(8), ""))[VALIDATION]
     (x0, y0), (x1, y1) = points[0], points[-1]
-    assert (x0, y0) == (5, 205) and (x1, y1) == (817, 30)
+    assert (x0, y0) == (7, 157) and (x1, y1) == (367, 25.8)
     assert all(abs((x - x0) / (x1 - x0) - k / 7) < 1e-3 for k, (x, _) in enumerate(points))
     assert all(abs((y - y0) / (y1 - y0) - k / 7) < 1e-3 for k, (_, y) in enumerate(points))
 
@@ -61,7 +134,7 @@ def test_values_land_where_the_axis_says():
 @pytest.mark.parametrize("validations", [0, 1])
 def test_few_rows(rows, validations):
     picture = run_svg(training(rows), validation(validations), "short")
-    assert texts(picture).count("no rows yet") == (0 if rows else 3 - validations)
+    assert texts(picture).count("no rows yet") == (0 if rows else 1 if validations else 3)
     assert "nan" not in picture and "inf" not in picture
 
 
@@ -71,7 +144,7 @@ def test_values_that_are_no_numbers_break_the_line():
     as_text = [{k: str(v) for k, v in row.items()} for row in rows]
     picture = run_svg(as_text, [{"epoch": 1}], "")
     assert len(drawn(picture)[BATCHES]) == 20 - 3 - 1
-    assert next(p for p in picture.split("<path ") if BATCHES[1] in p).count("M") == 2
+    assert next(p for p in picture.split("<path ")[1:] if BATCHES[1] in p).count("M") == 2
     assert "inf" not in picture
 
 

@@ -92,7 +92,7 @@ def test_recording_changes_no_bit(tmp_path):
 
 def bars(path: Path) -> list[str]:
     """Return the picture's texts on its cells, for the mouse."""
-    return [title.text for title in ET.parse(path).iter(f"{SVG}title")]
+    return [title.text for group in ET.parse(path).iter(f"{SVG}g") for title in group.findall(f"{SVG}title")]
 
 
 def test_a_profile_beside_the_run_or_where_it_is_wanted(tmp_path, monkeypatch):
@@ -257,11 +257,12 @@ def test_the_picture_of_any_plan_is_well_formed_and_within_its_frame(words):
     found = [CellTiming(a, 1e9 + k, 1e9 + k + 0.5) for k, row in enumerate(drawn) for cell in row for a in cell]
     root = ET.fromstring(timeline.picture(plan, found, "a <title> & more", 2))
     right, bottom = float(root.get("width")), float(root.get("height"))
-    for box in root.iter(f"{SVG}rect"):
+    samples = {box for group in root.iter(f"{SVG}g") if group.get("transform") for box in group}
+    for box in {*root.iter(f"{SVG}rect")} - samples:
         x, y, w, h = (float(box.get(name, 0)) for name in ("x", "y", "width", "height"))
         assert x >= 0 and x + w <= right + 0.5 and y >= 0 and y + h <= bottom
-    ticks = [text.text for text in root.iter(f"{SVG}text") if text.get("font-size") == "11"]
-    assert "0" in ticks and "ms" in ticks
+    told = [text.text for text in root.iter(f"{SVG}text")]
+    assert told.count("0") >= 2 and {"clock", "ms"} <= {*told}
 
 
 def test_recomputation_lowers_what_is_alive_and_accumulation_adds_nothing():
