@@ -134,6 +134,17 @@ def normalise(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     return tf.pad(normal, [[0, 0]] * (len(normal.shape) - 1) + [[0, 1]]) if request.fused else normal
 
 
+def visible(image: tf.Tensor, request: ReadRequest, standardised: bool) -> tf.Tensor:
+    """The pictures that a network sees as bytes [n, side, side, 3] for people: normalised photographs as they were, standard
+    pictures, which have lost their brightness, from their darkest to their brightest value."""
+    image = image[..., :3]
+    if standardised:
+        black, white = (reduce(image, [1, 2, 3], keepdims=True) for reduce in (tf.reduce_min, tf.reduce_max))
+    else:
+        black, white = (_normalised(tf.fill([3], value), request) for value in (0.0, 255.0))
+    return tf.cast(tf.clip_by_value(tf.round(255 * (image - black) / tf.maximum(white - black, 1e-6)), 0, 255), tf.uint8)
+
+
 def _normalised(image: tf.Tensor, request: ReadRequest) -> tf.Tensor:
     if request.symmetric_normalise:
         return (image - preprocessing.SYMMETRIC_MIDDLE) * (1 / preprocessing.SYMMETRIC_SCALE)

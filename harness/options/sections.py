@@ -360,6 +360,13 @@ class LoggingOptions:
     mlperf_logging: bool = opt(
         False, "lines for MLPerf's compliance checker (:::MLLOG ...), also in result_<seed>.txt of the run's folder"
     )
+    tensorboard_images: int = opt(
+        0,
+        "so many of a call's first pictures in TensorBoard's events, as the network sees them after augmentation and mixing",
+        check=at_least(0),
+        scripts=("train", "restore"),
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+    )
     wandb: bool = opt(False, "send metrics to Weights & Biases, if it is installed and logged in", traits=(PER_INSTANCE,))
     wandb_project: str = opt("tf-cnn", "its project", traits=(PER_INSTANCE,))
     wandb_id: str | None = opt(None, "its run, to continue", scripts=("restore",), traits=(PER_INSTANCE,))

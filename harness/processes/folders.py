@@ -166,8 +166,8 @@ def begin(run: Run, team: Team) -> tuple[Run, Path]:
 
 
 def check(run: Run) -> None:
-    """FolderError or NotRegular if the new folder of the call cannot be made, or written, as far as can be told without that;
-    the others' lie beside that of instance 0."""
+    """FolderError or NotRegular if the call's new folder cannot be made or written, as far as can be told without; the
+    others' lie beside that of instance 0."""
     logging = run.options.logging
     if logging.logs and not run.cluster.instance and not run.options.device.compile_only:
         check_folder(logging.log_dir, logging.logs_path)

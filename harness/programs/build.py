@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import ipu_utils
 from Datasets._spec import ReadRequest
+from Datasets.formats import class_names
 from Datasets.pipeline import augmentation, batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
@@ -97,6 +98,24 @@ def validation_pictures(run: Run, records: Sequence[int]) -> list[np.ndarray]:
             session.run(iterator.initializer)
             pictures.append(session.run(iterator.get_next()["image"])[0])
     return pictures
+
+
+def first_pictures(run: Run, start: int, most: int) -> dict[str, bytes]:
+    """The first pictures of this instance's training from update `start` on, augmented and mixed as the network sees them,
+    as PNG files by number and class. A stream of their own gives them: as draws are keyed, the training's is the same."""
+    request, names = run.training_request(start), class_names.of(run.source.spec)
+    with tf.Graph().as_default(), tf.Session() as session:
+        stream = _stream(run, request, training=True)
+        iterator = tf.data.make_initializable_iterator(stream.dataset()) if stream.dataset else None
+        at = tf.constant(start, tf.int64), tf.constant(0, tf.int64)
+        features = stream.features(run.seed, iterator.get_next() if iterator else {}, *at)
+        shown = augmentation.visible(features["image"][:most], request, run.source.spec.standardised)
+        encoded = tf.map_fn(tf.io.encode_png, shown, fn_output_signature=tf.string)
+        if iterator:
+            session.run(iterator.initializer)
+        files, labels = session.run([encoded, features["label"]])
+    told = (names[label] if names else f"class {label}" for label in labels)
+    return {f"{k:03d} {name}": file for k, (name, file) in enumerate(zip(told, files))}
 
 
 def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:

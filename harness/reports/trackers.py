@@ -17,25 +17,31 @@ from harness.run.run import Run
 
 _DECIDING = ("model", "dataset", "optimiser", "lr_schedule", "precision")  # of every run, whoever gave them
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # by itself it waits for minutes
+_SUCCESS, _FAILURE = 1, 2  # how a session of TensorBoard's plug-in for hyperparameters ended
 _LONGEST = 500  # characters of a parameter's value that MLflow takes
 
 
 class Board:
     """TensorBoard's events in a run's folder."""
 
-    def __init__(self, folder: Path, iteration: int, hyperparameters: Mapping[str, Any]) -> None:
-        """Events of an earlier call after `iteration` count as superseded."""
+    def __init__(
+        self, folder: Path, iteration: int, hyperparameters: Mapping[str, Any], pictures: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Events of an earlier call after `iteration` count as superseded. `pictures`: PNG files by name, shown there."""
         import tensorflow.compat.v1 as tf
 
         with tf.Graph().as_default():
             # TensorFlow appends to a file of that name, through a link too: nobody can prepare a random one
             self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
         self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), global_step=iteration)
-        data = tf.SummaryMetadata.PluginData(plugin_name="hparams", content=_session_start(hyperparameters))
-        tag = "_hparams_/session_start_info"
-        self._writer.add_summary(
-            tf.Summary(value=[tf.Summary.Value(tag=tag, metadata=tf.SummaryMetadata(plugin_data=data))])
-        )
+        self._tell("session_start_info", _session_start(hyperparameters))
+        for name, file in (pictures or {}).items():
+            width, height = struct.unpack(">2I", file[16:24])  # of a PNG file's header
+            image = tf.Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=file)
+            self._writer.add_summary(
+                tf.Summary(value=[tf.Summary.Value(tag=f"first pictures/{name}", image=image)]), iteration
+            )
+        self._writer.flush()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Write a point of each chart."""
@@ -46,8 +52,17 @@ class Board:
         self._writer.flush()
 
     def close(self, complete: bool) -> None:
-        """End the file."""
+        """End the file, and the plug-in's session, whose page has the options beside the last value of each chart."""
+        self._tell("session_end_info", _session_end(complete))
         self._writer.close()
+
+    def _tell(self, what: str, content: bytes) -> None:
+        """Write a message of the plug-in for hyperparameters."""
+        import tensorflow.compat.v1 as tf
+
+        data = tf.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
+        value = tf.Summary.Value(tag=f"_hparams_/{what}", metadata=tf.SummaryMetadata(plugin_data=data))
+        self._writer.add_summary(tf.Summary(value=[value]))
 
 
 class WeightsAndBiases:
@@ -106,7 +121,6 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 def _session_start(values: Mapping[str, Any]) -> bytes:
     """A HParamsPluginData message of TensorBoard's plug-in with session_start_info, its field 3: there field 1 is a map of
     names to values, as in a Struct, and field 5 the time in seconds."""
-    from google.protobuf.internal import encoder
     from google.protobuf.struct_pb2 import Struct
 
     plain = {
@@ -115,6 +129,25 @@ def _session_start(values: Mapping[str, Any]) -> bytes:
     }
     fields = Struct()
     fields.update(plain)
-    began = encoder.TagBytes(5, 1) + struct.pack("<d", time.time())
-    info = fields.SerializeToString(deterministic=True) + began
-    return encoder.TagBytes(3, 2) + encoder._VarintBytes(len(info)) + info
+    return _message(3, fields.SerializeToString(deterministic=True) + _time(5))
+
+
+def _session_end(complete: bool) -> bytes:
+    """The same message with session_end_info, its field 4: there field 1 is the status, a success or a failure, and field 2
+    the time in seconds."""
+    from google.protobuf.internal import encoder
+
+    status = _SUCCESS if complete else _FAILURE
+    return _message(4, encoder.TagBytes(1, 0) + encoder._VarintBytes(status) + _time(2))
+
+
+def _time(field: int) -> bytes:
+    from google.protobuf.internal import encoder
+
+    return encoder.TagBytes(field, 1) + struct.pack("<d", time.time())
+
+
+def _message(field: int, content: bytes) -> bytes:
+    from google.protobuf.internal import encoder
+
+    return encoder.TagBytes(field, 2) + encoder._VarintBytes(len(content)) + content

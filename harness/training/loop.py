@@ -97,12 +97,19 @@ class TrainingLoop:
         resumed = self._start.checkpoint
         with self._signals.deferred():
             self._checkpointer.begin(resumed)
-        job = self._job
-        if job.log.folder:
-            given = trackers.hyperparameters(job.run)
-            job.log.follow("TensorBoard", lambda: trackers.Board(job.log.folder, self._start.updates, given))
+        if self._job.log.folder:
+            self._job.log.follow("TensorBoard", self._board)
         if resumed and self._job.run.length.is_checkpoint(resumed.iteration):
             self._validator.validate(resumed, self._start.values)
+
+    def _board(self) -> trackers.Board:
+        """TensorBoard's events in the run's folder."""
+        from harness.programs.build import first_pictures  # TensorFlow comes with it
+
+        run, start = self._job.run, self._start.updates
+        most = run.options.logging.tensorboard_images
+        pictures = first_pictures(run, start, most) if most and start < run.length.iterations else {}
+        return trackers.Board(self._job.log.folder, start, trackers.hyperparameters(run), pictures)
 
     def _advance(self, first: int, end: int) -> int:
         """Updates first..end-1, or fewer: up to a signal, or to a safety checkpoint; and the events that are due then.

@@ -104,8 +104,8 @@ SOME_SCRIPTS = {
     "validation": {
         "checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ()), "output": (str, None)}
     },
-    "restore": {"logging": {"wandb_id": (str, None), "mlflow_id": (str, None)}},
-    "train": {"logging": {"autoresume": (bool, False)}},
+    "restore": {"logging": {"wandb_id": (str, None), "mlflow_id": (str, None), "tensorboard_images": (int, 0)}},
+    "train": {"logging": {"autoresume": (bool, False), "tensorboard_images": (int, 0)}},
 }
 RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
             "BN_decay": (float, None), "contiguous_groups": (bool, False)}  # fmt: skip
@@ -441,6 +441,7 @@ ELSEWHERE = {
     "logs": "test_train.py::test_no_logs_leaves_nothing_behind",
     "log_dir": "test_train.py::test_logs_path_and_suffix",
     "logs_path": "test_train.py::test_logs_path_and_suffix",
+    "tensorboard_images": "test_train.py::test_tensorboard_shows_the_pictures_that_the_network_sees",
     "wandb": "test_options.py::test_services_are_told_project_and_run",
     "wandb_project": "test_options.py::test_services_are_told_project_and_run",
     "distributed": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",

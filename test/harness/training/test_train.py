@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import tensorflow.compat.v1 as tf
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 
 from base import plugins
+from harness.commands import cli
+from harness.run.resolve import prepare
 from harness.training.meter import TimeLeft
 
 ROOT = plugins.ROOT
@@ -153,7 +156,28 @@ def test_tensorboard_events(unbroken):
     seen = [(value.tag, event.step) for event in tf.train.summary_iterator(str(path)) for value in event.summary.value]
     assert ("loss/train", 20) in seen
     assert ("accuracy/validation", 240) in seen
-    assert ("_hparams_/session_start_info", 0) in seen
+    assert {("_hparams_/session_start_info", 0), ("_hparams_/session_end_info", 0)} <= {*seen}
+
+
+def test_tensorboard_shows_the_pictures_that_the_network_sees(unbroken, tmp_path):
+    """The pictures of the first pass are those of the training's own stream, flipped and cropped, and showing them changes no
+    bit of the run."""
+    words = [*UNBROKEN, "--stop-after", "20", "--no-validation"]
+    result = succeed("train", *words, "--log-dir", tmp_path, "--tensorboard-images", 5)
+    assert timeless(result.folder / "training.csv") == timeless(unbroken.folder / "training.csv")[:1]
+    (path,) = result.folder.glob("events.out.tfevents.*")
+    events = [event for event in tf.train.summary_iterator(str(path)) if event.HasField("summary")]
+    shown = {v.tag: v.image for event in events for v in event.summary.value if v.HasField("image")}
+    assert len(shown) == 5 and all(re.fullmatch(r"first pictures/\d{3} \w+", tag) for tag in shown)
+    run = prepare(cli.parse([*map(str, UNBROKEN)], "train", environ=os.environ).options, os.environ)
+    with tf.Graph().as_default(), tf.Session() as session:
+        files = [image.encoded_image_string for _, image in sorted(shown.items())]
+        drawn = session.run([tf.io.decode_png(file) for file in files])
+        element = tf.data.make_one_shot_iterator(run.source.train(run.training_request(0))).get_next()
+        seen = session.run(run.source.on_device(element["image"], run.training_request(0), element.get("moments")))
+    for picture, image in zip(seen, drawn):
+        stretched = 255 * (picture - picture.min()) / (picture.max() - picture.min())
+        assert image.shape == (32, 32, 3) and np.abs(image - stretched).max() <= 1
 
 
 def test_the_log_tells_of_the_first_update_at_once(unbroken):
