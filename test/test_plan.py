@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from commands import run, succeed
 
 from base.plugins import ROOT
 from harness.planning import request
+from harness.reports import svg
 
 CONFIGURATIONS = [
     name for name in yaml.safe_load((ROOT / "configs.yml").read_text()) if name != "releases"
@@ -55,6 +57,12 @@ def test_the_page_needs_nothing_else(tmp_path):
     text = page.read_text()
     assert text.count("<svg") >= 16 and 'name="viewport"' in text
     assert not [word for word in ("<script", "src=", "href=", "url(", "@import") if word in text]
+    # letters of 12 pixels on a screen of 375, of which the page's and the figures' edges take 38
+    sizes = {int(size) for size in re.findall(r'font-size="(\d+)"', text)}
+    assert sizes and min(sizes) * (375 - 38) / 400 >= 12 and set(re.findall(r'viewBox="0 0 (\d+)', text)) == {"400"}
+    # each colour of the pictures has its counterpart in the dark
+    colours = set(re.findall(r'fill="(#[0-9a-f]+)"', text)) - {svg.BRIGHT}
+    assert colours and all(f'figure [fill="{colour}"]{{fill:{svg.DARK[colour]}}}' in text for colour in colours)
     for picture in ("Images a second against memory", "Memory of each IPU", "Schedules", "on other systems"):
         assert picture in text
 

@@ -133,8 +133,8 @@ def _session_start(values: Mapping[str, Any]) -> bytes:
 
 
 def _session_end(complete: bool) -> bytes:
-    """The same message with session_end_info, its field 4: there field 1 is the status, a success or a failure, and field 2
-    the time in seconds."""
+    """A HParamsPluginData message with session_end_info, its field 4: there field 1 is the status, a success or a failure,
+    and field 2 the time in seconds."""
     from google.protobuf.internal import encoder
 
     status = _SUCCESS if complete else _FAILURE
