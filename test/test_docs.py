@@ -31,6 +31,7 @@ TOOLS = {
     "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
     "reading-a-run.md": ("weight_avg.py", "harness/pages/request.py", "runs.py"),
     "export.md": ("harness/export/request.py",),
+    "comparison.md": ("harness/export/request.py",),
     "half-precision.md": ("tools/compare_runs.py",),
     "sweeps.md": ("harness/sweeping/request.py",),
     "measured.md": ("tools/findings.py",),
