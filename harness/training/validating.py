@@ -41,9 +41,10 @@ class Validator:
     def validate(self, checkpoint: Checkpoint, values: Values) -> None:
         """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
         run, log = self._job.run, self._job.log
-        if not run.options.checkpoint.validation or checkpoint.name in self.rows:
+        if not run.options.checkpoint.validation or not run.source.spec.validation_images:  # the log's head tells of these
             return
-        if not run.source.spec.validation_images:  # of which the log's head tells
+        if checkpoint.name in self.rows:
+            log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")
             return
         self.rows[checkpoint.name] = self._job.mlperf.evaluated(
             checkpoint.iteration,

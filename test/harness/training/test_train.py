@@ -259,6 +259,7 @@ def test_extending_a_finished_run(unbroken, tmp_path):
     assert "Restoring training from latest checkpoint" in again.out
     for what in ("initial checkpoint to {}/ckpt-0", "checkpoint to {}/ckpt-260"):  # scripts wait for these lines
         assert re.search(rf"^Saved {what.format(re.escape(str(folder)))}$", again.out, re.M)
+    assert "\nValidation of ckpt-260 is skipped: validation.csv has it already\n" in again.out
     assert int(rows(folder / "training.csv")[-1]["iteration"]) == 260
     late = run("restore", "--restore-path", folder, "--iterations", 300, "--stop-after", 250)
     assert late.code == 2
