@@ -21,6 +21,7 @@ import report
 import train
 from base import bounds
 from base.errors import OptionError
+from base.fields import printable
 from base.process import command_line
 from base.process.signals import StopRequest
 from harness.commands import cli, entry, hints
@@ -90,7 +91,7 @@ def _for_these_pictures(given: Sequence[str], found: survey.Survey) -> list[str]
     """The options, after those that the folder asks for: damaged files, each told of, are passed over, and a folder with
     pictures for validation is not split."""
     for bad in found.bad:
-        print(f"left out: {bad.file} {bad.advice}")
+        print(f"left out: {printable(str(bad.file))} {bad.advice}")
     own = ["--skip-bad-records", str(len(found.bad))] * bool(found.bad)
     own += ["--validation-split", "0"] * bool(found.listing.validation)
     return [*own, *given]

@@ -28,11 +28,15 @@ from base.storage import locks
 from harness.commands import entry, run_list
 from harness.commands.run_list import RUNNING, RunSummary
 
+_ORDER = "time"
+
 
 def main(argv: list[str]) -> int:
     """parse -> find -> print, or remove."""
     options = _parser().parse_args(argv)
     runs = run_list.ordered(run_list.below(Path(options.logs)), options.sort)
+    for note in _idle(options):
+        print(note, file=sys.stderr)
     if options.remove:
         return _remove(_named(runs, options.remove), options.yes)
     if options.json:
@@ -40,6 +44,14 @@ def main(argv: list[str]) -> int:
     else:
         print(run_list.table(runs) if runs else f"There are no runs below {options.logs}")
     return 0
+
+
+def _idle(options: argparse.Namespace) -> list[str]:
+    """Lines on options of the list beside a removal, and the other way round."""
+    if not options.remove:
+        return ["--yes changes nothing: there is no --remove"] * options.yes
+    of_list = {"--json": options.json, f"--sort {options.sort}": options.sort != _ORDER}
+    return [f"{words} changes nothing beside --remove" for words, given in of_list.items() if given]
 
 
 def _named(runs: Sequence[RunSummary], names: Sequence[str]) -> list[RunSummary]:
@@ -95,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(prog="runs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("logs", nargs="?", default="logs", metavar="LOGS", help="the folder whose runs are listed (default: logs)")
-    add("--sort", choices=run_list.ORDERS, default="time", help="last changed, best or first in the alphabet first [time]")
+    add("--sort", choices=run_list.ORDERS, default=_ORDER, help="last changed, best or first in the alphabet first [time]")
     add("--json", action="store_true", help="print a list of objects")
     add("--remove", nargs="+", metavar="NAME", help="remove these runs, by their names in the list, or their paths")
     add("--yes", action="store_true", help="with --remove: do not ask")

@@ -91,6 +91,11 @@ def decimal_number(text: str) -> float:
     return float(text)
 
 
+def printable(text: str) -> str:
+    """A text on one line, with escapes for control characters, and for bytes of a file's name that are no UTF-8."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def is_text(text: str) -> bool:
     """Return whether a text is UTF-8, as the words of a command line need not be."""
     try:
@@ -103,7 +108,7 @@ def is_text(text: str) -> bool:
 def brief(value: object) -> str:
     """A value as one line of a message shows it: without control characters, and cut when it is long."""
     text = str(value)
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MOST_SHOWN])
+    shown = printable(text[:MOST_SHOWN])
     return shown if len(text) <= MOST_SHOWN else f"{shown}... ({len(text)} characters)"
 
 

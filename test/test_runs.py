@@ -59,6 +59,19 @@ def logs(tmp_path) -> Path:
     return tmp_path / "logs"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--yes",), "--yes changes nothing: there is no --remove\n"),
+        (("--remove", "done", "--yes", "--json", "--sort", "name"),
+         "--json changes nothing beside --remove\n--sort name changes nothing beside --remove\n"),
+    ],
+)  # fmt: skip
+def test_options_of_the_list_and_of_a_removal_are_told_apart(words, said, logs):
+    result = called(logs, *words)
+    assert (result.code, result.err) == (0, said)
+
+
 @pytest.mark.parametrize("changed", [-9e12, 9e12])
 def test_a_time_without_a_date_is_listed(changed):
     """File systems have years that calendars lack."""

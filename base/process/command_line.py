@@ -4,6 +4,7 @@ the signal's number: stopped by one)."""
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import sys
@@ -18,6 +19,7 @@ from base.process import commands, orphans, signals, startup, tf_runtime
 
 _UNLIMITED = 999_999_999
 _LONGEST_LINE = 6000  # characters of an error's line: a path may have 4096
+_OF_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # faults of a path itself
 Errors = tuple[type[Exception], ...]
 
 
@@ -156,7 +158,7 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
         where = f": {error.filename}" if error.filename else ""
         nowhere = not where and "temporary directory" in str(error)
         remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
-        return report(f"{error.strerror or error}{where}{remedy}", 1)
+        return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):
             raise

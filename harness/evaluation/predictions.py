@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.errors import DataError
-from base.fields import brief
+from base.fields import brief, printable
 from base.process import tf_runtime
 from Datasets._spec import ReadRequest
 from harness.checkpoints import compatibility, read
@@ -135,7 +135,7 @@ def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[Answer, ...
 
 def table(path: str, answer: Sequence[Answer]) -> str:
     """A photograph's name, and a line for each of its most probable classes."""
-    return "\n".join([path, *(f"  {100 * each.probability:5.1f} %  {each.name}" for each in answer)])
+    return "\n".join([printable(path), *(f"  {100 * each.probability:5.1f} %  {each.name}" for each in answer)])
 
 
 def name_of(label: int, names: Sequence[str]) -> str:

@@ -28,8 +28,10 @@ def _at_random(options: RunOptions) -> bool:
 
 
 IN_TRAINING: tuple[IdleOptions, ...] = (
-    IdleOptions(("wandb_project",), lambda run: not run.logging.wandb, "it is for --wandb, which is not given"),
-    IdleOptions(("mlflow_experiment",), lambda run: not run.logging.mlflow, "it is for --mlflow, which is not given"),
+    IdleOptions(("wandb_project", "wandb_id"), lambda run: not run.logging.wandb, "it is for --wandb, which is not given"),
+    IdleOptions(
+        ("mlflow_experiment", "mlflow_id"), lambda run: not run.logging.mlflow, "it is for --mlflow, which is not given"
+    ),
     IdleOptions(("log_dir", "logs_path"), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
     IdleOptions(
         ("log_dir",), lambda run: run.logging.logs and run.logging.logs_path is not None, "--logs-path is the run's folder"
@@ -77,6 +79,7 @@ IN_VALIDATION: tuple[IdleOptions, ...] = (
         lambda run: bool(run.checkpoint.predict),
         "--predict names photographs and validates nothing",
     ),
+    IdleOptions(("force_recompile",), lambda run: run.checkpoint.tmp_execs, "--tmp-execs builds the program anew anyway"),
 )
 
 

@@ -11,6 +11,8 @@ import pytest
 from commands import run, succeed
 from PIL import Image
 
+from harness.evaluation import predictions
+
 CLASSES = 10
 
 
@@ -73,6 +75,10 @@ def test_both_forms_say_the_same(answered):
         [each["file"], *(cell for top in each["top"] for cell in (top["class"], top["name"], top["probability"]))]
         for each in objects
     ] == [[row[0], *(cell(text) for cell, text in zip((int, str, float) * 5, row[1:]))] for row in flat]
+
+
+def test_a_photograph_s_name_writes_nothing_else_on_a_terminal():
+    assert predictions.table("a\x1b[31m\nb\udce9.jpg", ()) == "a\\x1b[31m\\nb\\udce9.jpg"
 
 
 def test_what_cannot_be_read_is_left_out_by_name(answered, photographs):

@@ -168,6 +168,17 @@ def test_the_way_from_the_host_is_idle_where_the_device_makes_the_pictures(word)
     assert f"{word} changes nothing: --synthetic-data has no host input" in found
 
 
+def test_options_of_trackers_and_of_servers_are_told_of_where_they_are_idle():
+    for script, words, said in (
+        ("restore", "--wandb-id x", "it is for --wandb, which is not given"),
+        ("restore", "--mlflow-id x", "it is for --mlflow, which is not given"),
+        ("inference_embedded", "--tmp-execs --force-recompile", "--tmp-execs builds the program anew anyway"),
+    ):
+        parsed = cli.parse(shlex.split(f"{BASE} {words}"), script, environ={})
+        found = prepare(parsed.options, {}, training=script == "restore").notes
+        assert f"{words.removeprefix('--tmp-execs ')} changes nothing: {said}" in found
+
+
 @pytest.mark.parametrize("words", ["--repeat 3", "--latency", "--valid-batch-size 5", "--inference"])
 def test_options_of_validation_beside_photographs_are_told_of(words):
     said = f"{words} changes nothing: --predict names photographs"
