@@ -235,6 +235,7 @@ GROUPED = BASE + " --group-norm"
 STAGED = BASE + " --shards 2 --pipeline-splits b2/1/relu --gradient-accumulation-count 8 --fold 1"
 LENGTH = {"length", "rates"}
 NORM = {"layers", "variables"}
+# a line tells that generated pictures are not affected, and that one option of the norms goes before the other
 PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "model": (BASE, "--model resnext --micro-batch-size 32", {"layers", "variables", "name"}),
     "lr_schedule": (BASE, "--lr-schedule cosine", {"rates"}),
@@ -244,14 +245,14 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "eight_bit_io": (BASE, "--eight-bit-io", {"request"}),
     "fused_preprocessing": (IMAGENET, "--fused-preprocessing", {"request", "variables"}),
     "dataset_percentage_to_use": (IMAGENET, "--dataset-percentage-to-use 50", {"data", "length", "rates"}),
-    "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request"}),
+    "shuffle_block": (IMAGENET, "--shuffle-block 8", {"request", "notes"}),
     "image_size": (BASE, "--image-size 40", {"image size", "request", "layers"}),
-    "dataset_cache": (BASE, "--no-dataset-cache", {"request"}),
+    "dataset_cache": (BASE, "--no-dataset-cache", {"request", "notes"}),
     "normalise_input": (IMAGENET, "--normalise-input", {"request"}),
     "symmetric_input": (IMAGENET, "--symmetric-input", {"request"}),
     "hostside_norm": (IMAGENET, "--hostside-norm", {"request"}),
-    "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request"}),
-    "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request"}),
+    "train_with_valid_preprocessing": (BASE, "--train-with-valid-preprocessing", {"request", "notes"}),
+    "pipeline_num_parallel": (BASE, "--pipeline-num-parallel 3", {"request", "notes"}),
     "micro_batch_size": (BASE, "--micro-batch-size 16", {"plan", "peak", "request", "name", *LENGTH}),
     "gradient_accumulation_count": (BASE, "--gradient-accumulation-count 2", {"plan", "peak", "name", *LENGTH}),
     "global_batch_size": (BASE, "--global-batch-size 96", {"plan", "peak", "name", *LENGTH}),
@@ -280,7 +281,7 @@ PREPARED: dict[str, tuple[str, str, set[str]]] = {
     "stochastic_rounding": (BASE, "--stochastic-rounding OFF", {"name", "plan"}),
     "seed": (BASE.replace("--seed 7", ""), "--seed 8", {"seed", "request"}),
     "stable_norm": (GROUPED, "--stable-norm", {"layers"}),
-    "force_unstable_norm": (GROUPED + " --stable-norm", "--force-unstable-norm", {"layers"}),
+    "force_unstable_norm": (GROUPED + " --stable-norm", "--force-unstable-norm", {"layers", "notes"}),
     "name_suffix": (BASE, "--name-suffix second", {"name"}),
     "logs_per_epoch": (BASE, "--logs-per-epoch 2", {"plan", "length"}),
     "log_freq": (BASE, "--log-freq 7", {"plan", "length"}),
