@@ -168,7 +168,7 @@ def test_help_and_shares(capsys):
 
 def test_a_run_s_own_files_are_not_written_over(tmp_path):
     (tmp_path / "arguments.json").write_text("{}")
-    for name in ("arguments.json", "training.csv", "ckpt-4.safetensors"):
+    for name in ("arguments.json", "training.csv", "ckpt-4.safetensors", "inference.json", "evaluation.json", ".lock"):
         result = run("plan", "--config", "quickstart", "--json", tmp_path / name)
         assert (result.code, result.err.count("\n")) == (2, 1) and "is the folder of a run" in result.err
     succeed("plan", "--config", "quickstart", "--json", tmp_path / "plan.json")

@@ -9,7 +9,11 @@ from pathlib import Path
 from base.errors import OptionError
 from base.storage import files
 
-_OF_A_RUN = ("arguments", "ckpt-", "checkpoint", "log.txt", "training.", "validation.")  # beginnings of its files' names
+# beginnings of the names of a run's files
+_OF_A_RUN = (
+    ".lock", "arguments", "checkpoint", "ckpt-", "evaluation.", "events.out.", "inference.", "log.txt", "result_",
+    "training.", "validation.",
+)  # fmt: skip
 
 
 def check(target: str) -> Path:
