@@ -70,7 +70,7 @@ def test_kernels_are_kept_with_the_program(tmp_path):
         (entry,) = (tmp_path / "kept").iterdir()
         entries.append(entry.read_bytes())
     assert entries[0] == entries[1]
-    assert entries[0].count(b"passes/xla_compile_cache") > 10  # twice each: before it and in the list at the end
+    assert entries[0].count(b"passes/xla_compile_cache") >= 4  # twice each: before it and in the list at the end
     assert not list((tmp_path / "tmp").glob("cnn-harness*"))
     assert_same_bits(variables(tmp_path / "one", 2), variables(tmp_path / "two", 2))
 
