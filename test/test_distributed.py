@@ -307,6 +307,7 @@ def test_a_killed_instance_ends_the_others(lost, tmp_path):
     goes_on(tmp_path / "run", 1)
 
 
+@pytest.mark.sampled(3, "distributed")
 def test_a_frozen_instance_ends_the_others(tmp_path):
     processes = running(tmp_path / "run")
     processes[1].send_signal(signal.SIGSTOP)
@@ -327,6 +328,7 @@ def test_a_signal_to_one_stops_all_and_saves(tmp_path):
     goes_on(tmp_path / "run")
 
 
+@pytest.mark.sampled(3, "distributed")
 def test_a_process_of_another_run_disturbs_nothing(tmp_path):
     """The newcomer names one address where the run listens, and one where nobody of that run is."""
     *team, wrong = free_addresses(3)
@@ -354,6 +356,7 @@ group.all_gather("")
 """
 
 
+@pytest.mark.sampled(3, "distributed")
 def test_what_breaks_between_the_instances_is_told(tmp_path):
     """A process that calls collectives in the instances' name makes TensorFlow refuse the next ones, of a validation here."""
     *team, wrong = free_addresses(3)
