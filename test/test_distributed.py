@@ -20,7 +20,6 @@ import pytest
 from commands import arguments, assert_same_bits, moved, rows, run, succeed, timeless, variables
 from instances import ROOT, by_tf_config, ended, free_addresses, started, succeeded, tf_config
 
-import log
 from base.errors import OptionError
 from Datasets.formats.binary import RecordLayout
 from Datasets.sources.binary import BinarySource
@@ -234,7 +233,7 @@ class Told:
 def test_each_instance_has_a_folder_beside_the_first_one_s(given, folders_of, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     letters = iter("XYZ" * 9)
-    monkeypatch.setattr(log.secrets, "choice", lambda alphabet: next(letters))
+    monkeypatch.setattr(folders.secrets, "choice", lambda alphabet: next(letters))
     standard = {"name": "N", "name_suffix": None, "log_dir": "logs", "logs_path": None}
     configs = [{**standard, **config} for config in given]
     for k, asked in enumerate(configs):

@@ -29,7 +29,6 @@ COLUMNS = ("run", "network", "data", "updates", "best accuracy", "last change", 
 _RECORDS = ("arguments.json", "arguments_restore.json")
 _LATEST = 253_370_764_800.0  # seconds since 1970 to the year 9999: no date tells what some disks keep beyond
 _DEEPEST = 8  # folders below the one that is asked for
-_FARTHEST = 60e9  # seconds from 1970: to the year 68, and to 3871
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +193,7 @@ def _changed(folder: Path) -> float:
 
 
 def _date(seconds: float, zone: timezone | None = None) -> datetime:
+    """Return the date of a time since 1970, which file systems do not bound; within the years that have a date."""
     return datetime.fromtimestamp(min(max(0.0, seconds), _LATEST), zone)
 
 
@@ -207,8 +207,3 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
     changed = _date(run.changed).strftime("%Y-%m-%d %H:%M")
     state = f"{run.state}: {run.damage}" if run.damage else run.state
     return tuple(map(brief, (run.name, run.network, run.dataset, updates, best, changed, state)))
-
-
-def _date(seconds: float, zone: timezone | None = None) -> datetime:
-    """Return the date of a time since 1970, which file systems do not bound; within the years that have a date."""
-    return datetime.fromtimestamp(min(max(seconds, -_FARTHEST), _FARTHEST), zone)
