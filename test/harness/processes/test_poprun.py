@@ -124,7 +124,9 @@ def test_there_are_only_so_many_free_ports():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[0]), limits[1]))
     try:
-        with pytest.raises(OptionError, match=r"--num-instances 300: only \d+ ports could be had at once .*; give fewer, or"):
+        with pytest.raises(
+            OptionError, match=r"--num-instances 300: only \d+ ports could be had at once .*; give fewer, or"
+        ):
             launch.free_ports(300)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
