@@ -442,6 +442,18 @@ def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_p
         tables.Table(path, ("epoch", "iteration"), 0).read()
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "sound"),
+    [("val_acc", "", False), ("val_size", "", False), ("val_size", "1e3", False), ("val_acc", "x", False), ("loss", "", True)],
+)
+def test_a_row_of_a_validation_without_what_others_reckon_with_is_damage(tmp_path, column, cell, sound):
+    """Older versions left losses out."""
+    row = dict.fromkeys(log.VALIDATION_COLUMNS, "1") | {column: cell}
+    (tmp_path / "validation.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    found = tables.Table(tmp_path / "validation.csv", log.VALIDATION_COLUMNS, 1).read()
+    assert found == ([row] if sound else [])
+
+
 def test_a_line_longer_than_a_row_is_damage(tmp_path):
     path = tmp_path / "training.csv"
     path.write_bytes(b"epoch,iteration\n0.1,1\n" + bytes(300_000) + b"\n0.2,2\n0.3,3")

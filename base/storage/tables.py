@@ -20,6 +20,8 @@ UpdateRanges = list[tuple[int, int]]  # of updates, ends included
 MOST_BYTES = 1 << 28  # of a file of rows: some million
 MOST_DAMAGED = 100_000  # lines of a file
 _LONGEST = 1 << 16  # bytes of a row
+_WHOLE = ("iteration", "val_size")  # columns of whole numbers
+_MAY_BE_EMPTY = frozenset(("name", "epoch", "top5_acc", "loss"))  # rows of averages had no others in older versions
 MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
 UNVERIFIED = "unverified"  # in a state that has been read: nothing vouches that it is the state that was written
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
@@ -222,8 +224,10 @@ class Table:
         if len(cells) != len(self.columns) or not all(cell.isascii() and cell.isprintable() for cell in cells):
             return False
         try:
-            numbers = [float(cell) for name, cell in zip(self.columns, cells) if name != "name" and cell]
-            return abs(self._place(cells)) < 1 << 63 and len(numbers) > 1
+            for name, cell in zip(self.columns, cells):
+                if name != "name" and (cell or name not in _MAY_BE_EMPTY):
+                    (int if name in _WHOLE else float)(cell)
+            return abs(self._place(cells)) < 1 << 63
         except ValueError:
             return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def best(place: Path) -> Best | None:
         return None
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in Table(place / "validation.csv", VALIDATION_COLUMNS, 1).read() if row["name"] in there]
-    for row in sorted(rows, key=lambda row: (-float(row["val_acc"]), float(row["loss"]))):
+    for row in sorted(rows, key=lambda row: (-float(row["val_acc"]), float(row["loss"] or math.inf))):
         whole, damaged = read.whole([there[row["name"]]])
         print(*damaged, sep="\n", end="\n" * bool(damaged))
         if whole:

@@ -20,6 +20,7 @@ from harness.sweeping.block import MOST_TRIALS, Axis, Range, Setting, Sweep
 
 _LONGEST = 120  # characters of a name; a file system takes 255
 _DIGITS = 4  # of a draw from a range over powers of ten
+_EVERY_DIGIT = 17  # of a floating-point number
 _STEPS = 1000  # values that an even range has at least
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,@-]")
 
@@ -96,11 +97,12 @@ def number_at(span: Range, fraction: float) -> float:
     if span.log:
         length = math.log(high) - math.log(low)
         value = math.exp(math.log(low) + fraction * length)
-        finer = max(0, math.ceil(-math.log10(length)))
+        finer = max(0, math.ceil(-math.log10(length))) if length else _EVERY_DIGIT
         rounded = float(f"{value:.{_DIGITS + finer}g}")
     else:
         value = low + fraction * (high - low)
-        rounded = round(value, -math.floor(math.log10((high - low) / _STEPS)))
+        step = (high - low) / _STEPS
+        rounded = round(value, -math.floor(math.log10(step))) if step else value
     return min(max(rounded, low), high)
 
 

@@ -106,6 +106,14 @@ def test_draws_stay_within_their_range_and_tell_a_thousandth_of_it(low, high, lo
     assert drawn == sorted(drawn) and drawn[0] == low and low <= drawn[-1] <= high and len(set(drawn)) > 900
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "log"), [(0.1, 0.1 + 2**-56, True), (0.1, 0.1 + 2**-56, False), (0, 5e-324, False), (5e-324, 1e-323, True)]
+)
+def test_a_range_may_end_at_the_next_number(low, high, log):
+    span = Range(low=low, high=high, log=log, whole=False)
+    assert {trials.number_at(span, k / 10) for k in range(10)} <= {low, high}
+
+
 def test_the_same_draw_twice_is_one_trial(tmp_path):
     told = swept(tmp_path, HEAD + "  random:\n    trials: 9\n    momentum: [0.8, 0.9]\n").out
     assert "9 draws give 2 trials: the others are the same again" in told and "[2/2]" in told
