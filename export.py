@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None:
     """Writes the formats beside their place and moves them there when all of them answer as the checkpoint does."""
-    tf_runtime.import_tensorflow()
+    tf_runtime.import_tensorflow("3")
     from harness.programs import build
 
     with placed.staged(asked.output) as staging:

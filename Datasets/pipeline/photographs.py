@@ -126,7 +126,7 @@ def _decoded_or(
 
     def first(element: Element) -> Element:
         itself = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
-        return tf.data.experimental.get_single_element(itself.concatenate(stand_in(element)).take(1))
+        return itself.concatenate(stand_in(element)).take(1).get_single_element()
 
     return single.map(first if stand_in else prepare, batching.threads(request)).ignore_errors()
 

@@ -14,6 +14,7 @@ from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
 _MOST_LISTED = 1 << 16  # bytes of the file `checkpoint`
+_MOST_NAMED = 3  # runs in a folder that is none itself
 
 
 def numbered(folder: Path) -> list[Checkpoint]:
@@ -49,7 +50,7 @@ def of_run(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
         check_run_folder(folder)
     checkpoints = numbered(folder)
     if not checkpoints:
-        raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index)")
+        raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index){_runs_in(folder)}")
     return checkpoints
 
 
@@ -73,7 +74,7 @@ def select(path: Path) -> list[Checkpoint]:
         checkpoints = [*numbered(path), *averages]
         if not checkpoints:
             raise CheckpointError(
-                f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index)"
+                f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index){_runs_in(path)}"
             )
         return checkpoints
     index = _index(path)
@@ -87,6 +88,15 @@ def select(path: Path) -> list[Checkpoint]:
             f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
         )
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration)
+
+
+def _runs_in(folder: Path) -> str:
+    """'; runs in it: a, b' for a folder around runs, as finetune.py and sweep.py make, or nothing."""
+    runs = []
+    with suppress(OSError, CheckpointError):
+        runs = [str(each) for each in sorted(folder.iterdir()) if numbered(each)]
+    more = ", ..." if len(runs) > _MOST_NAMED else ""
+    return f"; runs in it: {', '.join(runs[:_MOST_NAMED])}{more}" if runs else ""
 
 
 def initial(path: Path) -> Checkpoint | Path:

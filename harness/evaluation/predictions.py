@@ -48,7 +48,7 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
 def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], log: RunLog) -> None:
     """The most probable classes of every photograph, as the checkpoint with these tensors has it: printed, or written into
     --output."""
-    tf_runtime.import_tensorflow()
+    tf_runtime.import_tensorflow("3")
     from harness.programs.build import prediction_program
 
     options = run.options.checkpoint

@@ -74,7 +74,7 @@ def predict(file: ExportedFile) -> int:
     for warning in listed.warnings:
         print(warning)
     about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)
-    tf_runtime.import_tensorflow()
+    tf_runtime.import_tensorflow("3")
     from Datasets.pipeline import image_files
 
     preparation, side = _preparation(about, len(names)), about["prepare"]["side"]

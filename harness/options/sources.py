@@ -124,7 +124,8 @@ def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
     ]
     if other:
         return f"{COMMAND_LINE}: {shown_flag} is an option of {other[0]}.py only"
-    return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, list(flags))}"
+    named = [flag for flag in flags if flag != "--no-help"]  # which is understood, and helps nobody
+    return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, named)}"
 
 
 def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:

@@ -30,6 +30,7 @@ figure svg{width:100%;height:auto;display:block}figure [stroke="#fff"]{stroke:va
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px}caption{text-align:left;padding:.2em 0}
 th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid var(--rule)}
 th{font-weight:600}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.options th[scope=row]{min-width:10em}.options td{overflow-wrap:anywhere;min-width:4.5em}
 td.bar{width:30%;min-width:60px;vertical-align:middle}td.bar svg{width:100%;height:14px;display:block}
 .matrix td,.matrix th{padding:2px 1px;text-align:center;font-size:12px;border:0;overflow-wrap:normal}
 .matrix th.row{text-align:right;padding-right:6px}.matrix td{min-width:24px}

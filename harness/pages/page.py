@@ -112,7 +112,9 @@ def _state(run: RunFolder) -> str:
     """The progress of a run."""
     total, epochs = run.arguments.get("total_iterations"), _last(run.training, "epoch")
     told = f"{run.done:,} updates" + (f" of {total:,}" if total else "") + (f", {epochs} epochs" if epochs else "")
-    return told + ("; it is going on, or was stopped" if total and run.training and run.done < total else "")
+    if not total or not run.training or run.done >= total:
+        return told
+    return told + ("; --patience ended it" if run.out_of_patience else "; it is going on, or was stopped")
 
 
 def _facts(run: RunFolder) -> str:
@@ -160,7 +162,7 @@ def _options(run: RunFolder) -> str:
         return markup.paragraph(f"They are not known: {unknown}")
     if not changed:
         return markup.paragraph("None.")
-    return markup.table(("option", "value", "default of its kind"), changed)
+    return f'<div class="options">{markup.table(("option", "value", "default of its kind"), changed)}</div>'
 
 
 def _timings(run: RunFolder) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from base.errors import OptionError
 from base.fields import brief
 from base.storage import input_files, tables
 from harness.checkpoints import run_record
+from harness.evaluation import validated_rows
 from harness.reports import titles
 from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
@@ -60,6 +61,13 @@ class RunFolder:
         """The updates that the rows tell of."""
         rows = [*self.training, *self.validation]
         return max((int(number(row, "iteration")) for row in rows if number(row, "iteration") >= 0), default=0)
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether --patience ended the run: so many validations brought no better accuracy."""
+        validated = [row for row in self.validation if number(row, "val_acc") >= 0 and number(row, "iteration") >= 0]
+        patience = self.arguments.get("patience")
+        return isinstance(patience, int) and validated_rows.patience_is_over(validated, patience)
 
     @cached_property
     def compiled(self) -> Mapping[str, float]:

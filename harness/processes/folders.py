@@ -78,7 +78,7 @@ def _refusals() -> Iterator[None]:
             reason = f"{error.strerror}; set TMPDIR to a folder that can be written"
             raise FolderError(f"cannot make a run folder: {reason}") from None
         reason = f"{error.filename}: {error.strerror}"
-        raise FolderError(f"cannot make a run folder in {reason}; see --log-dir, --no-logs") from None
+        raise FolderError(f"cannot make a run folder in {reason}; give a place with --logs-path") from None
 
 
 def _check_room(folder: Path) -> None:

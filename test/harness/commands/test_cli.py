@@ -543,6 +543,7 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("stray --seed 3", "command line: --dataset: takes one value, but was given cifar-10 stray"),
         ("--seed 3 stray", "command line: --seed: takes one value, but was given 3 stray"),
         ("--logs-path ''", "command line: --logs-path: logs_path is '' but must be UTF-8 text, not empty"),
+        ("--hlep", "command line: unknown option --hlep; did you mean --help, --epoch or --epochs?"),
         ("--no-epochs", "command line: unknown option --no-epochs; did you mean --epochs, --epoch or --no-logs?"),
         ("--pipeline-depth x", "command line: --pipeline-depth: gradient_accumulation_count is 'x' but must be a whole number"),
     ],

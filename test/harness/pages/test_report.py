@@ -151,6 +151,15 @@ def test_the_numbers_are_those_of_the_rows(reported, trained):
     assert f"{training[-1]['iteration']} updates of {training[-1]['iteration']}, " in text
 
 
+@pytest.mark.parametrize("patience, told", [(0, "it is going on, or was stopped"), (2, "--patience ended it")])
+def test_a_run_that_patience_ended_is_not_called_stopped(patience, told, plain):
+    """Two validations without a gain end it if --patience says so."""
+    with (plain / "validation.csv").open("a") as file:
+        file.writelines(f"ckpt-{i},{i},{i / 10},40,40,0.5,100,200,1.5,95,1\n" for i in (21, 22))
+    (plain / "arguments.json").write_text(json.dumps({"total_iterations": 40, "patience": patience}))
+    assert page._state(run_folder.read(plain)).endswith(f"; {told}")
+
+
 def test_the_options_that_differ_are_told(reported, trained):
     changed = {each.option: (each.value, each.default) for each in differences.from_defaults(run_folder.read(trained))}
     assert changed["--width-coefficient"] == ("0.25", "none") and changed["--epochs"][0] == "2"
