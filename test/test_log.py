@@ -444,7 +444,13 @@ def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_p
 
 @pytest.mark.parametrize(
     ("column", "cell", "sound"),
-    [("val_acc", "", False), ("val_size", "", False), ("val_size", "1e3", False), ("val_acc", "x", False), ("loss", "", True)],
+    [
+        ("val_acc", "", False),
+        ("val_size", "", False),
+        ("val_size", "1e3", False),
+        ("val_acc", "x", False),
+        ("loss", "", True),
+    ],
 )
 def test_a_row_of_a_validation_without_what_others_reckon_with_is_damage(tmp_path, column, cell, sound):
     """Older versions left losses out."""

@@ -50,7 +50,8 @@ def of_run(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
         check_run_folder(folder)
     checkpoints = numbered(folder)
     if not checkpoints:
-        raise CheckpointError(f"{option} {folder} holds no checkpoint (looked for {folder}/ckpt-<number>.index){_runs_in(folder)}")
+        looked_for = f"looked for {folder}/ckpt-<number>.index"
+        raise CheckpointError(f"{option} {folder} holds no checkpoint ({looked_for}){_runs_in(folder)}")
     return checkpoints
 
 
@@ -73,9 +74,8 @@ def select(path: Path) -> list[Checkpoint]:
         averages = [Checkpoint(str(index).removesuffix(".index")) for index in sorted(indices(path / AVERAGES))]
         checkpoints = [*numbered(path), *averages]
         if not checkpoints:
-            raise CheckpointError(
-                f"--restore-path {path} holds no checkpoint (looked for ckpt-<number>.index and ckpt/*.index){_runs_in(path)}"
-            )
+            looked_for = "looked for ckpt-<number>.index and ckpt/*.index"
+            raise CheckpointError(f"--restore-path {path} holds no checkpoint ({looked_for}){_runs_in(path)}")
         return checkpoints
     index = _index(path)
     if index.exists():

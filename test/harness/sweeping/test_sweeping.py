@@ -107,7 +107,8 @@ def test_draws_stay_within_their_range_and_tell_a_thousandth_of_it(low, high, lo
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "log"), [(0.1, 0.1 + 2**-56, True), (0.1, 0.1 + 2**-56, False), (0, 5e-324, False), (5e-324, 1e-323, True)]
+    ("low", "high", "log"),
+    [(0.1, 0.1 + 2**-56, True), (0.1, 0.1 + 2**-56, False), (0, 5e-324, False), (5e-324, 1e-323, True)],
 )
 def test_a_range_may_end_at_the_next_number(low, high, log):
     span = Range(low=low, high=high, log=log, whole=False)
