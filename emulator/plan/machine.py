@@ -35,9 +35,11 @@ def cores() -> int:
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """Graphics cards that TensorFlow can drive: device nodes, less those that CUDA_VISIBLE_DEVICES hides; none where
     TensorFlow is the CPU wheel or cuDNN is missing."""
-    if not _installed("tensorflow") or not (_installed("nvidia-cudnn-cu12") or find_library("cudnn")):
-        return 0
     cards = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
+    if not cards or not _installed("tensorflow"):
+        return 0
+    if not _installed("nvidia-cudnn-cu12") and not find_library("cudnn"):  # which calls the linker, with a temporary file
+        return 0
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return len(cards)

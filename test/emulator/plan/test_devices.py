@@ -139,6 +139,9 @@ def test_graphics_cards_are_counted_without_tensorflow(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(machine, "_installed", lambda name: name == "tensorflow-cpu")
     assert count() == 0
+    monkeypatch.setattr(machine, "find_library", lambda name: pytest.fail("the linker was called for no card"))
+    monkeypatch.setattr(machine, "_installed", lambda name: name == "tensorflow")
+    assert machine.gpus({}, tmp_path / "none") == 0
 
 
 def test_a_plan_for_cards_that_tensorflow_cannot_drive_is_refused(monkeypatch):
