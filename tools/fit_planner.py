@@ -17,7 +17,6 @@ if __name__ == "__main__":  # before what takes time to import
 
     startup.begin("fit_planner.py")
 
-import argparse
 import math
 import re
 import statistics
@@ -99,7 +98,7 @@ RUNS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; writes constants and picture where asked."""
-    parser = argparse.ArgumentParser(description="Fits the planner's constants to published rates.")
+    parser = command_line.Parser(description="Fits the planner's constants to published rates.")
     parser.add_argument("--write", action="store_true", help="put the constants into emulator/planner/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
     asked = parser.parse_args(argv)

@@ -82,7 +82,8 @@ def parse(argv: Sequence[str]) -> Request:
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
     return Request(
         systems=tuple(dict.fromkeys(known.system)), json=known.json, html=known.html, search=known.search,
-        inference=known.inference, processes=known.processes, help=known.help, calls=tuple(calls),
+        inference=known.inference, processes=known.processes, calls=tuple(calls),
+        help=known.help or sources.words_of(rest, "help", "train") is not None,  # shortened, as train.py takes it
     )  # fmt: skip
 
 

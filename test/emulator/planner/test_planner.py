@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.errors import OptionError
+from base.process import command_line
 from emulator.plan import partition
 from emulator.plan.schedules import BACKWARD, FORWARD
 from emulator.planner import search, systems, variants
@@ -256,6 +257,11 @@ def test_published_rates_are_met():
         abs(fit_planner.error(row, planned(row.options).workload, FITTED)) for row in fit_planner.ROWS
     ]  # fmt: skip
     assert sorted(errors)[len(errors) // 2] < 0.03 and max(errors) < 0.08
+
+
+def test_a_wrong_option_of_the_fit_is_wrong_input_as_anywhere():
+    with pytest.raises(command_line.UsageError, match="--no-such-option"):
+        fit_planner.main(["--no-such-option"])
 
 
 @pytest.mark.parametrize("words", fit_planner.RUNS)

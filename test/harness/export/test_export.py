@@ -315,10 +315,12 @@ def test_help_and_errors_answer_without_tensorflow():
     code = (
         "import sys, export\n"
         "assert export.script(['--help']) == 0 and export.script(['efficientnet-lite0', '--to', 'onxx']) == 2\n"
+        "assert export.script(['efficientnet-lite0', '--hel']) == 0\n"
         "assert export.script(['efficientnet-lite0', '--to', 'frozen', '--dry-run']) == 0\n"
         "assert 'tensorflow' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=plugins.ROOT, check=True, timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=plugins.ROOT, check=True, timeout=60, capture_output=True)
+    assert done.stdout.count(b"usage: export.py") == 2
 
 
 @pytest.mark.parametrize(
