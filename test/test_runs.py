@@ -43,7 +43,7 @@ def made(folder: Path, updates: int | None, accuracies: tuple[float, ...] = (), 
     table = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)
     for k, accuracy in enumerate(accuracies):
         row = dict.fromkeys(VALIDATION_COLUMNS, 1.0)
-        table.append({**row, "name": f"ckpt-{k}", "iteration": k, "epoch": k / 2, "val_acc": accuracy})
+        table.append({**row, "name": f"ckpt-{k}", "iteration": k, "epoch": k / 2, "val_acc": accuracy, "val_size": 100})
     for path in (*folder.iterdir(), folder):
         os.utime(path, (10**9 - age, 10**9 - age))
     return folder
