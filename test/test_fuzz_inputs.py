@@ -206,7 +206,14 @@ def test_options_of_a_configuration_file(pytestconfig, tmp_path):
 def _seeds() -> list[bytes]:
     noise = Image.effect_noise((24, 17), 80).convert("RGB")
     made = []
-    for form, options in (("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("BMP", {})):
+    for form, options in (
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True}),
+        ("PNG", {}),
+        ("GIF", {}),
+        ("BMP", {}),
+        ("WebP", {}),
+    ):
         out = io.BytesIO()
         noise.save(out, form, **options)
         made.append(out.getvalue())

@@ -22,26 +22,30 @@ MOST_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay be
 MOST_BYTES = 1 << 27  # of a picture's file, and of a record
 MOST_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
 _SCANS_OF_THE_LARGEST = 16  # of a picture of MOST_PIXELS
-FORMATS = ("JPEG", "PNG", "GIF", "BMP")
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WebP")
 _OTHERS = re.compile(
-    rb"(?P<WebP>RIFF.{4}WEBP)|(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))"
+    rb"(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))"
     rb"|(?P<AVIF>.{4}ftypavi[fs])|(?P<JPEG_XL>\xff\x0a|\0\0\0\x0cJXL )|(?P<JPEG_2000>\0\0\0\x0cjP  |\xff\x4f\xff\x51)"
     rb"|(?P<PNM>P[1-7]\s)|(?P<Photoshop>8BPS)",
     re.DOTALL,
 )  # formats that are not read
 REMEDY = re.compile("; (make it smaller|save it anew|convert it)")  # in the reasons why a sound picture is refused
-_BEGINNINGS = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"BM", "BMP"))
+_BEGINNINGS = (
+    (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG\r\n\x1a\n", "PNG"), (rb"GIF8", "GIF"), (rb"BM", "BMP"),
+    (rb"RIFF.{4}WEBP", "WebP"),
+)  # fmt: skip
 LONGEST_BEGINNING = 12
 # Pixels that a byte can stand for at most. JPEG: a bit for a block of 8 x 8, twice that with odd sampling. PNG:
-# DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table.
-_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096}
+# DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table. WebP: a picture of one
+# colour takes no bit a pixel, so that MOST_PIXELS alone bounds it.
+_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096, "WebP": MOST_PIXELS}
 _MOST_SEGMENTS = 10_000  # of a JPEG
 _MOST_BLOCKS = 1 << 20  # of a GIF, 255 bytes each
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # that a length follows; the others stand in and between scans
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that a size follows
 _SEQUENTIAL = (0xC0, 0xC1)
 _END, _SCAN = 0xD9, 0xDA
-_EXIF = re.compile(rb"Exif\0\0|eXIf|Raw profile type exif")
+_EXIF = re.compile(rb"Exif\0\0|eXIf|EXIF|Raw profile type exif")
 _ORIENTATION = 0x0112  # EXIF's tag
 
 
@@ -65,7 +69,7 @@ class _Wrong(Exception):
 
 def kind(beginning: bytes) -> str | None:
     """The format, one of FORMATS, by a file's first bytes; None for any other."""
-    return next((name for known, name in _BEGINNINGS if beginning.startswith(known)), None)
+    return next((name for known, name in _BEGINNINGS if re.match(known, beginning, re.DOTALL)), None)
 
 
 def fault(encoded: Bytes, scans: bool = True) -> str | None:
@@ -137,13 +141,13 @@ def header(encoded: Bytes) -> Header:
 
 
 def orientation(encoded: bytes) -> int:
-    """Return EXIF's orientation of a JPEG or PNG, 1 (upright) to 8; 1 where there is none, or none that can be read."""
+    """Return EXIF's orientation of a JPEG, PNG or WebP, 1 (upright) to 8; 1 where none can be read."""
     if _EXIF.search(encoded) is None:  # nearly always, and Pillow takes a while
         return 1
     from PIL import Image
 
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded), formats=["JPEG", "PNG"]) as picture:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded), formats=["JPEG", "PNG", "WEBP"]) as picture:
             warnings.simplefilter("ignore")  # on damage
             found = picture.getexif().get(_ORIENTATION, 1)
     except Exception:  # whatever Pillow makes of damage: a picture without a sound EXIF is one all the same
@@ -267,4 +271,24 @@ def _bitmap_pixels(data: Bytes) -> int:
     return len(data) * 255 if packed in (1, 2) else len(data) * 8 // max(1, bits)
 
 
-_READERS = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp}
+def _webp(data: Bytes) -> tuple[int, int, int]:
+    """Return width, height and pixels by the first chunk: of a lossy picture, a lossless one, or the canvas of frames, of
+    which the first alone is decoded."""
+    chunk, at = data[12:16], 20
+    if chunk == b"VP8 ":
+        if data[at + 3 : at + 6] not in (b"\x9d\x01\x2a", b""):
+            raise _Wrong("is damaged: its WebP does not begin with a whole picture")
+        width, height = _number(data, at + 6, 2, "little") & 0x3FFF, _number(data, at + 8, 2, "little") & 0x3FFF
+    elif chunk == b"VP8L":
+        packed = _number(data, at + 1, 4, "little")
+        width, height = (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1
+    elif chunk == b"VP8X":
+        width, height = _number(data, at + 4, 3, "little") + 1, _number(data, at + 7, 3, "little") + 1
+    elif len(chunk) < 4:
+        raise IndexError
+    else:
+        raise _Wrong("is damaged: its WebP does not begin with a picture")
+    return width, height, width * height
+
+
+_READERS = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp, "WebP": _webp}

@@ -81,11 +81,11 @@ def _turned(image: np.ndarray, orientation: np.int32) -> np.ndarray:
 
 
 def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
-    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, and has black for the transparent pixels
-    of a GIF instead of their colour, as PNG has; so Pillow decodes these two."""
+    """TensorFlow's decoder takes the numbers of a BMP's colour table for colours, has black for the transparent pixels of a
+    GIF instead of their colour, as PNG has, and decodes every frame of a WebP; so Pillow decodes these three."""
     start = tf.strings.substr(encoded, 0, 2)
     picture = tf.cond(
-        tf.logical_or(tf.equal(start, b"BM"), tf.equal(start, b"GI")),
+        tf.reduce_any(tf.equal(start, [b"BM", b"GI", b"RI"])),
         lambda: tf.numpy_function(_by_pillow, [encoded], tf.uint8),
         lambda: tf.image.decode_image(encoded, channels=3, expand_animations=False),
     )
@@ -95,7 +95,7 @@ def _decoded_whole(encoded: tf.Tensor) -> tf.Tensor:
 def _by_pillow(encoded: bytes) -> np.ndarray:
     from PIL import Image
 
-    with Image.open(io.BytesIO(encoded), formats=["BMP", "GIF"]) as picture:
+    with Image.open(io.BytesIO(encoded), formats=["BMP", "GIF", "WEBP"]) as picture:
         return np.asarray(picture.convert("RGB"))
 
 

@@ -321,7 +321,7 @@ class CheckpointOptions:
     )
     predict: tuple[str, ...] = opt(
         (),
-        "validation.py: name what these photographs (JPEG, PNG), or those in these folders, show, instead of validating",
+        "validation.py: name what photographs (JPEG, PNG, WebP), or those in folders, show, instead of validating",
         scripts=("validation",),
         traits=(ONE_CALL,),
     )

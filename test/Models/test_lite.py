@@ -354,7 +354,7 @@ def test_names_of_imagenet():
     "kind, message",
     [
         ("missing", "cannot be read: No such file or directory"),
-        ("text", "is no JPEG, PNG, GIF or BMP by its first bytes"),
+        ("text", "is no JPEG, PNG, GIF, BMP or WebP by its first bytes"),
         ("empty", "is empty"),
         ("cut", "cannot be decoded: it is damaged"),
         ("strip", "is 331 x 10 pixels: no side may be longer than 32 times the other; crop it"),

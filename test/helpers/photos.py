@@ -68,8 +68,8 @@ def example(encoded: bytes, label: int | None, boxes: np.ndarray | None = None) 
 
 def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
     """A picture of a few bytes whose header says that it is large."""
-    small = io.BytesIO()
-    Image.new("L", (16, 16), 128).save(small, pillow_format)
+    small, more = io.BytesIO(), {"exif": b"Exif"} if pillow_format == "WebP" else {}  # which gives it a canvas
+    Image.new("L", (16, 16), 128).save(small, pillow_format, **more)
     data = bytearray(small.getvalue())
     if pillow_format == "JPEG":
         at = data.index(b"\xff\xc0") + 5
@@ -80,6 +80,8 @@ def promising(width: int, height: int, pillow_format: str = "JPEG") -> bytes:
     elif pillow_format == "GIF":
         for at in (6, data.index(b",", 13) + 5):
             data[at : at + 4] = width.to_bytes(2, "little") + height.to_bytes(2, "little")
+    elif pillow_format == "WebP":
+        data[24:30] = max(0, width - 1).to_bytes(3, "little") + max(0, height - 1).to_bytes(3, "little")
     else:
         data[18:26] = width.to_bytes(4, "little") + height.to_bytes(4, "little")
     return bytes(data)

@@ -178,6 +178,14 @@ def _odd() -> dict[str, tuple[bytes, Image.Image]]:
         "animated GIF": (encoded(few, "GIF", save_all=True, append_images=[few.rotate(180)]), few),
         "GIF with transparent pixels": (encoded(four, "GIF", transparency=most), four),
         "PNG with a transparent colour": (encoded(four, "PNG", transparency=most), four),
+        "WebP": (encoded(colour, "WEBP", quality=95), colour),
+        "lossless WebP": (encoded(colour, "WEBP", lossless=True), colour),
+        "WebP with alpha": (encoded(colour.convert("RGBA"), "WEBP", lossless=True), colour),
+        "animated WebP": (encoded(colour, "WEBP", quality=95, save_all=True, append_images=[colour.rotate(180)]), colour),
+        "WebP that EXIF says is turned": (
+            encoded(colour, "WEBP", quality=95, exif=turned),
+            colour.transpose(Image.Transpose.ROTATE_270),
+        ),
         "BMP": (encoded(colour, "BMP"), colour),
         "grey BMP": (encoded(grey, "BMP"), grey),
         "BMP with a colour table": (encoded(few, "BMP"), few),
@@ -276,10 +284,10 @@ def test_what_is_no_picture_does_not_count(tmp_path):
     assert spec.notes == (note,)
     words = ("--dataset", "imagefolder", "--data-dir", tmp_path, "--model-size", 18, "--batch-size", 2, "--dry-run")
     assert note in succeed("train", *words).out.splitlines()
-    (tmp_path / "train" / "bee" / "1.WebP").write_bytes(b"RIFF????WEBP")
+    (tmp_path / "train" / "bee" / "1.TIF").write_bytes(b"II*\0")
     refused = run("train", *words)
     assert refused.code == 2 and refused.err.count("\n") == 1
-    assert f"data set imagefolder: {tmp_path}/train/bee/1.WebP is WebP, which is not read; convert it to" in refused.err
+    assert f"data set imagefolder: {tmp_path}/train/bee/1.TIF is TIFF, which is not read; convert it to" in refused.err
     assert "remove what" not in refused.err and refused.err.endswith(" or give --skip-bad-records 1\n")
 
 
@@ -610,7 +618,7 @@ def test_bad_files_stop_the_conversion_or_are_left_out(tmp_path):
         r"convert: error: 2 files cannot be taken: .*ant/1.JPEG is empty; remove the damaged picture, or give --skip-bad-files\n",
         wrong.err,
     )
-    assert "bee/notes.PNG is no JPEG, PNG, GIF or BMP by its first bytes" in wrong.err
+    assert "bee/notes.PNG is no JPEG, PNG, GIF, BMP or WebP by its first bytes" in wrong.err
     assert wrong.out == f"1 file that is no picture is left out: {tmp_path}/pets/bee/notes.txt\n"
     left = converted(tmp_path / "pets", tmp_path / "out", "--skip-bad-files")
     assert "Left out 2 bad files:\n" in left.out and "train: 8 pictures" in left.out
@@ -990,9 +998,9 @@ def test_what_is_no_data_set_cannot_be_verified(tmp_path):
 
 def test_a_tree_of_pictures_that_are_not_read_is_one_all_the_same(tmp_path):
     (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.webp").write_bytes(b"RIFF????WEBP")
+    (tmp_path / "cat" / "1.tif").write_bytes(b"II*\0")
     code, found, _ = verified(tmp_path)
-    assert code == 1 and found == ["cat/1.webp: is WebP, which is not read; convert it to JPEG, PNG, GIF or BMP"]
+    assert code == 1 and found == ["cat/1.tif: is TIFF, which is not read; convert it to JPEG, PNG, GIF, BMP or WebP"]
 
 
 # --- Training --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ python -m Datasets.convert PICTURES TARGET            PICTURES/<class>/*, or PIC
 python -m Datasets.convert LIST.csv TARGET            rows of path, label and maybe train or validation
 python -m Datasets.convert PICTURES TARGET --validation 0.1 --shards 64
 
-Files are stored as they are: JPEG, PNG, GIF or BMP. An interrupted conversion goes on when the call is repeated, and
+Files are stored as they are: JPEG, PNG, GIF, BMP or WebP. An interrupted conversion goes on when the call is repeated, and
 shards that have lost records since are written again.
 """
 
