@@ -11,8 +11,8 @@ from base.storage.tables import Table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.commands import entry
-from harness.evaluation import validated_rows
 from harness.processes.folders import forget_unsaved
+from harness.reports import validated_rows
 from harness.run.run import Run
 from log import VALIDATION_COLUMNS
 

@@ -18,7 +18,7 @@ from base.storage import locks
 from base.storage.tables import Row, Table
 from harness.checkpoints import find, manifest, run_record, saved_state
 from harness.checkpoints.checkpoint import CheckpointError
-from harness.evaluation import validated_rows
+from harness.reports import validated_rows
 from harness.run.arguments import RUN_ID
 from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
@@ -108,7 +108,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
     damage = damage or _damage(folder)
     running = locks.is_held(folder)
     validated = _validated(folder)
-    updates, best = _updates(folder, running), max(validated, key=lambda row: float(row["val_acc"]), default=None)
+    updates, best = _updates(folder, running), next(iter(validated_rows.ranked(validated)), None)
     trained = bool(updates or recorded.get(RUN_ID) or running or damage)
     total = recorded.get("total_iterations") if trained else None
     checkpoints = validated_rows.of_checkpoints(validated, updates)

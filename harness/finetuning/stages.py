@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.options import sources
 from harness.options.sections import with_trait
+from harness.reports import validated_rows
 from log import VALIDATION_COLUMNS
 
 # options of the call that are the network's training alone: its length, its rates, and what moves
@@ -100,7 +100,7 @@ def best(place: Path) -> Best | None:
         return None
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in Table(place / "validation.csv", VALIDATION_COLUMNS, 1).read() if row["name"] in there]
-    for row in sorted(rows, key=lambda row: (-float(row["val_acc"]), float(row["loss"] or math.inf))):
+    for row in validated_rows.ranked(rows):
         whole, damaged = read.whole([there[row["name"]]])
         print(*damaged, sep="\n", end="\n" * bool(damaged))
         if whole:

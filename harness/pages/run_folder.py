@@ -17,8 +17,7 @@ from base.errors import OptionError
 from base.fields import brief
 from base.storage import input_files, tables
 from harness.checkpoints import run_record
-from harness.evaluation import validated_rows
-from harness.reports import titles
+from harness.reports import titles, validated_rows
 from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
 Row = Mapping[str, str]
@@ -52,9 +51,8 @@ class RunFolder:
 
     @property
     def best(self) -> Row | None:
-        """The row of the highest validation accuracy, the first of equal ones; None without any."""
-        rows = [row for row in self.validation if number(row, "val_acc") >= 0]
-        return max(rows, key=lambda row: number(row, "val_acc"), default=None)
+        """The row of the best validation; None without any."""
+        return next(iter(validated_rows.ranked(row for row in self.validation if number(row, "val_acc") >= 0)), None)
 
     @property
     def done(self) -> int:

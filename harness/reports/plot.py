@@ -15,7 +15,7 @@ from typing import Any
 
 from base import bounds
 from base.storage import files, input_files, tables
-from harness.reports import svg
+from harness.reports import svg, validated_rows
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
@@ -67,7 +67,7 @@ def run_svg(training_rows: Rows, validation_rows: Rows, title: str, name: str = 
                                     Line("validation", ORANGE, 2, validation, dots=True)), floor=0),
         Panel("Learning rate", (Line("at each log row", GREEN, 2.4, points(training_rows, "lr")),), floor=0),
     )  # fmt: skip
-    return _page(panels, title, _best(training, validation), name)
+    return _page(panels, title, _best(training, validation_rows), name)
 
 
 def loss_ceiling(training: Points) -> float:
@@ -76,10 +76,11 @@ def loss_ceiling(training: Points) -> float:
     return 1.5 * max((y for _, y in training if math.isfinite(y)), default=math.inf)
 
 
-def _best(training: Points, validation: Points) -> str:
+def _best(training: Points, validation: Rows) -> str:
     """The best accuracy of a run and its place, in words; an empty text if nothing is known."""
-    if validation:
-        epoch, value = max(validation, key=lambda point: point[1])
+    placed = [row for row in validation if of_epochs([row])]
+    if placed:
+        ((epoch, value),) = of_epochs(validated_rows.ranked(placed)[:1])
         return f"best validation top-1: {value:.2f} % at epoch {epoch:.4g}"
     return f"training top-1: {training[-1][1]:.2f} %, not validated" if training else ""
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import validated_rows
 from harness.evaluation.validate import validate
 from harness.programs import compiling
+from harness.reports import validated_rows
 from harness.training.job import Job
 from harness.training.resume import Values
 

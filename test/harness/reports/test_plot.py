@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.reports import titles
+from harness.reports import plot, titles, validated_rows
 from harness.reports.plot import comparison_svg, run_svg, text_curve, whole_steps, write_run_svg
 from harness.reports.svg import span, ticks
 
@@ -219,3 +219,12 @@ def test_curve_finds_the_tip_between_its_columns():
     peak = 12_345
     text = text_curve(lambda i: i / peak if i <= peak else 0.2, 200_000, 100.0)
     assert text.startswith("learning rate: 1 at its peak (epoch 6.173)")
+
+
+def test_of_equal_accuracies_the_lower_loss_is_the_best():
+    """In every list, page and picture alike; a loss that is missing, or no number, comes last, and of equal ones the first."""
+    losses = ("", "nan", "0.5", "0.25", "0.25", "-")
+    rows = [{"name": str(k), "epoch": k, "val_acc": "90.0", "loss": loss} for k, loss in enumerate(losses)]
+    rows.append({"name": "6", "epoch": 6, "val_acc": "89.9", "loss": "0.1"})
+    assert [row["name"] for row in validated_rows.ranked(rows)] == ["3", "4", "2", "0", "1", "5", "6"]
+    assert plot._best([], rows) == "best validation top-1: 90.00 % at epoch 3"

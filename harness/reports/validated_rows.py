@@ -1,7 +1,8 @@
-"""Rows of validation.csv: those of checkpoints in their order, the best one, and how long nothing has been better."""
+"""Rows of validation.csv: those of checkpoints in their order, the best ones, and how long nothing has been better."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,22 @@ def of_checkpoints(rows: Iterable[Row], most: int | None = None) -> list[Row]:
     return sorted(kept, key=lambda row: int(row["iteration"]))
 
 
+def ranked(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows, the best accuracy first; of equal ones the lowest loss, and the earliest."""
+    return sorted(rows, key=lambda row: (-float(row["val_acc"]), _loss(row)))
+
+
+def _loss(row: Row) -> float:
+    """Return the loss, infinity where a row tells none."""
+    try:
+        loss = float(row.get("loss", math.inf))
+    except (TypeError, ValueError):
+        return math.inf
+    return math.inf if math.isnan(loss) else loss
+
+
 def best(ordered: Sequence[Row]) -> Row | None:
-    """Return the row with the best accuracy, the first of equals."""
+    """Return the row with the best accuracy, the first of equals: an equal one is no gain to be patient for."""
     return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
 
 
