@@ -30,7 +30,7 @@ from harness.run.run import Run
 
 ROOT = plugins.ROOT
 SMALL = ("--dataset", "fashion-mnist", "--model-size", 8, "--micro-batch-size", 4, "--gradient-accumulation-count", 2,
-         "--group-norm", "--stochastic-rounding", "all", "--iterations", 2, "--no-validation")  # fmt: skip
+         "--fold", 1, "--group-norm", "--stochastic-rounding", "all", "--iterations", 2, "--no-validation")  # fmt: skip
 MADE = OptimisedGraph(b"graph", {"step": ["a:0", "b"]}, {"watched": ["conv"]}, {"dropout": "key_0"})
 
 
