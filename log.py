@@ -46,6 +46,11 @@ _TRAINING_TAGS = {
 _VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
 
 
+def run_table(folder: Path, name: str) -> Table:
+    """The rows of a run's training.csv or validation.csv, which need not be there."""
+    return Table(folder / name, *TABLES[name])
+
+
 class Tracker(Protocol):
     """A service that follows a run's measures."""
 
@@ -62,7 +67,7 @@ class RunLog:
     def __init__(self, folder: Path | None, console: bool = True) -> None:
         self.folder, self._console = folder, console
         self._text = io.TextIOWrapper(files.append(folder / "log.txt"), encoding="utf-8") if folder else None
-        self._tables = {name: Table(folder / name, *kind) for name, kind in TABLES.items()} if folder else {}
+        self._tables = {name: run_table(folder, name) for name in TABLES} if folder else {}
         self._trackers: dict[str, Tracker] = {}
         self._bar = _Bar()
         self._ending = False

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import locks
-from base.storage.tables import Table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.commands import entry
 from harness.processes.folders import forget_unsaved
 from harness.reports import validated_rows
 from harness.run.run import Run
-from log import VALIDATION_COLUMNS
+from log import run_table
 
 
 def folder_of_run(argv: list[str], script: str) -> Path | None:
@@ -41,7 +40,7 @@ def _check_never_saved(folder: Path) -> None:
     """OptionError for the folder of a run that has saved, though its checkpoints are not there."""
     validated = False
     with suppress(OSError, ValueError):
-        validated = any(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read())
+        validated = any(run_table(folder, "validation.csv").read())
     if validated or (folder / "checkpoint").exists():
         raise OptionError(
             f"--logs-path {folder} holds a run that has saved, and its checkpoints are gone: put them back, delete the "
@@ -56,7 +55,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     if stop_after is not None and updates >= stop_after:
         return True
     try:
-        rows = Table(folder / "validation.csv", VALIDATION_COLUMNS, 1).read()
+        rows = run_table(folder, "validation.csv").read()
     except (OSError, ValueError):  # going on mends rows, or tells of them
         return False
     checkpoints = validated_rows.of_checkpoints(rows, updates)

@@ -20,7 +20,7 @@ from harness.checkpoints import find, manifest, run_record, saved_state
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.reports import validated_rows
 from harness.run.arguments import RUN_ID
-from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
+from log import run_table
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
 VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing
@@ -157,13 +157,13 @@ def _updates(folder: Path, running: bool) -> int:
         saved = [checkpoint.iteration for checkpoint in find.numbered(folder)]
         if saved and not running:
             return saved[-1]
-    rows = _rows(Table(folder / "training.csv", TRAINING_COLUMNS, 0))
+    rows = _rows(run_table(folder, "training.csv"))
     return int(rows[-1]["iteration"]) if rows else 0
 
 
 def _validated(folder: Path) -> list[Row]:
     """Return the rows of validations that have an accuracy."""
-    return [row for row in _rows(Table(folder / "validation.csv", VALIDATION_COLUMNS, 1)) if _is_number(row["val_acc"])]
+    return [row for row in _rows(run_table(folder, "validation.csv")) if _is_number(row["val_acc"])]
 
 
 def _epoch(row: Row) -> float | None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import LENGTH
 from base.process.command_line import as_value
-from base.storage.tables import Table
 from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.options import sources
 from harness.options.sections import with_trait
 from harness.reports import validated_rows
-from log import VALIDATION_COLUMNS
+from log import run_table
 
 # options of the call that are the network's training alone: its length, its rates, and what moves
 _LAST_ONLY = frozenset(
@@ -99,7 +98,7 @@ def best(place: Path) -> Best | None:
     if not find.numbered(place):
         return None
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
-    rows = [row for row in Table(place / "validation.csv", VALIDATION_COLUMNS, 1).read() if row["name"] in there]
+    rows = [row for row in run_table(place, "validation.csv").read() if row["name"] in there]
     for row in validated_rows.ranked(rows):
         whole, damaged = read.whole([there[row["name"]]])
         print(*damaged, sep="\n", end="\n" * bool(damaged))

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import log
 from base.fields import brief
-from base.storage.tables import Row, Table
+from base.storage.tables import Row
 from harness.pages.run_folder import number
 from harness.sweeping.block import Axis
 from harness.sweeping.trials import Trial
-from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
 COMPLETE, FAILED, STOPPED, WAITING = "complete", "failed", "stopped", "waiting"
 _NUMBERS = ("epoch", "accuracy", "loss", "training_loss", "minutes")
@@ -76,10 +76,10 @@ class Result:
 
 def read(trial: Trial, folder: Path, state: str, metric: Metric, reason: str = "") -> Result:
     """The result in a trial's folder, which need not be there."""
-    training = _rows(folder / "training.csv", TRAINING_COLUMNS, 0)
-    validated = _rows(folder / "validation.csv", VALIDATION_COLUMNS, 1)
+    training = _rows(folder, "training.csv")
+    validated = _rows(folder, "validation.csv")
     by = metric if metric.of_validation else METRICS[ALIASES["accuracy"]]
-    best = min(validated, key=lambda row: (by.cost(row), number(row, "loss")), default={})
+    best = min(validated, key=lambda row: (by.cost(row), METRICS["validation-loss"].cost(row)), default={})
     last = training[-1] if training else {}
     measured = best if metric.of_validation else last
     value = number(measured, metric.column)
@@ -164,8 +164,8 @@ def _minutes(result: Result) -> str:
     return "" if not math.isfinite(result.minutes) else f"{result.minutes:.{1 if result.minutes >= 1 else 2}f}"
 
 
-def _rows(path: Path, columns: tuple[str, ...], lag: int) -> list[Row]:
+def _rows(folder: Path, name: str) -> list[Row]:
     try:
-        return Table(path, columns, lag).read()
+        return log.run_table(folder, name).read()
     except OSError:
         return []

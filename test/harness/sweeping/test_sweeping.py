@@ -177,7 +177,7 @@ REFUSED = [  # what follows the block's head, and what is said
     ("  momentum: fast\n  grid:\n    seed: [1]\n", "s.yml:3: momentum is 'fast' but must be a finite number\n"),
     ("  grid:\n    model-size: [14, 15]\n", "s.yml:4: no model size 15 for cifar-sized data; did you mean"),
     ("  grid:\n    proxy-norm: [true]\n", "s.yml:4: proxy-norm is an option of --model efficientnet only (trial proxy-norm=on)"),
-    ("  grid:\n    micro-batch-size: [64, 20000]\n", "s.yml:3: trial micro-batch-size=20000: "),
+    ("  grid:\n    micro-batch-size: [64, 400000]\n", "s.yml:3: trial micro-batch-size=400000: "),
     ("  grid:\n    init-path: [nowhere]\n", "s.yml:3: trial init-path=nowhere: --init-path nowhere: no checkpoint there"),
     ("  grid:\n    validation: [true, false]\n", "s.yml:3: trial validation=off: nothing is validated: --metric training-loss"),
 ]  # fmt: skip
