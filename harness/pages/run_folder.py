@@ -52,7 +52,7 @@ class RunFolder:
     @property
     def best(self) -> Row | None:
         """The row of the best validation; None without any."""
-        return next(iter(validated_rows.ranked(row for row in self.validation if number(row, "val_acc") >= 0)), None)
+        return next(iter(validated_rows.ranked(self._validated)), None)
 
     @property
     def done(self) -> int:
@@ -63,9 +63,13 @@ class RunFolder:
     @property
     def out_of_patience(self) -> bool:
         """Whether --patience ended the run: so many validations brought no better accuracy."""
-        validated = [row for row in self.validation if number(row, "val_acc") >= 0 and number(row, "iteration") >= 0]
-        patience = self.arguments.get("patience")
-        return isinstance(patience, int) and validated_rows.patience_is_over(validated, patience)
+        checkpoints, patience = validated_rows.of_checkpoints(self._validated), self.arguments.get("patience")
+        return isinstance(patience, int) and validated_rows.patience_is_over(checkpoints, patience)
+
+    @property
+    def _validated(self) -> list[Row]:
+        """The rows that tell an accuracy."""
+        return [row for row in self.validation if number(row, "val_acc") >= 0]
 
     @cached_property
     def compiled(self) -> Mapping[str, float]:
@@ -132,12 +136,13 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
 
 
 def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:
-    """Return whether a line has a cell for each column, and numbers where they belong; any but the update's and the epoch's
-    may be missing, or not finite."""
+    """Return whether a line has a cell for each column, and numbers where they belong, the update's a whole one; any but
+    the update's and the epoch's may be missing, or not finite."""
     if len(cells) != len(head):
         return False
     named = dict(zip(head, cells))
     try:
+        int(named["iteration"])
         values = {name: float(cell) for name, cell in named.items() if name != "name" and cell}
     except ValueError:
         return False

@@ -390,6 +390,7 @@ BAD = {
     "bytes": (lambda folder: damaged(folder, "training.csv", b"\xff\xfe\x00\n"), "training.csv cannot be read"),
     "another head": (lambda folder: damaged(folder, "training.csv", b"a,b\n1,2\n"), "its first line must name the columns"),
     "a short row": (lambda folder: damaged(folder, "training.csv", HEAD + b"1,2\n"), "line 2 is no row"),
+    "half an update": (lambda f: damaged(f, "training.csv", HEAD + b"1,1.5" + b",1" * 9 + b"\n"), "line 2 is no row"),
     "no number": (lambda f: damaged(f, "training.csv", HEAD + b"1,1,one" + b",1" * 8 + b"\n"), "line 2 is no row"),
     "arguments": (lambda folder: damaged(folder, "arguments.json", b"{"), "arguments.json"),
 }  # fmt: skip
