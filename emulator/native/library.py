@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 SWITCH = "HARNESS_KERNELS"  # in the environment
 OFF = ("0", "false", "no", "off")  # its values that do without
 FOLDER = Path(__file__).parent
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-U__AVX512FP16__",  # for whose instructions the Eigen in TensorFlow's headers does not compile
+)  # fmt: skip
 
 
 def sources() -> list[Path]:
