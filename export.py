@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from base import bounds
 from base.process import command_line, tf_runtime
+from base.storage import files
 from harness.commands import entry
 from harness.export import agreement, formats, network, pictures, placed, request
 from harness.export.agreement import ExportError
@@ -68,7 +69,8 @@ def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None
         for name, file in asked.files.items():
             quantised = file == FORMATS[name].quantised
             content = _content(exported, graph, texts, quantised)
-            answers = _answers(name, content, staging / file, checked.images)
+            with files.naming(asked.output / file):
+                answers = _answers(name, content, staging / file, checked.images)
             found = agreement.of(expected, answers)
             told = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
             bound = agreement.bound(exported, quantised)

@@ -91,13 +91,14 @@ class RunLog:
         console only."""
         if self._text:
             try:
-                self._text.write(text + "\n")
-                self._text.flush()
-            except OSError as error:
+                with files.naming(self.folder / "log.txt"):
+                    self._text.write(text + "\n")
+                    self._text.flush()
+            except OSError:
                 self._end_text()
                 if self._ending:
                     return
-                raise OSError(error.errno, error.strerror, str(self.folder / "log.txt")) from None
+                raise
 
     def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
         """Records every option; a resumed run has a file of its own."""

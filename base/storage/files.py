@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +22,17 @@ class NotRegular(OSError):
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file, as that of a write into a full disk, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def append(path: Path) -> BinaryIO:
@@ -45,7 +56,7 @@ def check_writable(path: Path, replaced: bool = False) -> None:
             raise _not_regular(path, mode)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Writes beside the file, then renames, so that a reader sees the old or the new content whole. A link of that name is
     replaced, not followed. OSError names `path`."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")  # as _BESIDE

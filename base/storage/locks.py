@@ -39,9 +39,9 @@ def held(folder: Path, what: str = "the run") -> Iterator[None]:
         stack.callback(os.close, itself)
         for descriptor in (itself, file.fileno()):
             _lock(descriptor, folder, what)
-        file.truncate(0)
-        file.write(f"pid {os.getpid()}\n".encode())
-        file.flush()
+        with files.naming(folder / FILE):
+            file.truncate(0)
+            os.write(file.fileno(), f"pid {os.getpid()}\n".encode())  # nothing is left to be written when the file is closed
         yield
 
 

@@ -73,7 +73,7 @@ class Table:
         checkpoints: they are made anew at the end of a run."""
         cells = [str(row[column]) for column in self.columns]
         head = [] if os.path.lexists(self.path) else [self.columns]
-        with files.append(self.path) as out:
+        with files.naming(self.path), files.append(self.path) as out:
             out.write(_text([*head, cells]))
         if row["iteration"] >= 0:
             self._recent.append(cells)

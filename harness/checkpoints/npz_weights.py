@@ -6,6 +6,7 @@ that a file claims are compared with its length, and with MOST_BYTES, before mem
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from base import bounds, plugins
 from base.fields import brief
-from base.storage import npz
+from base.storage import files, npz
 from harness.checkpoints.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
@@ -74,11 +75,13 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
-    """Writes a file of weights; the same values give the same bytes."""
+    """Writes a file of weights, whole or not at all; the same values give the same bytes."""
     import numpy as np
 
+    content = io.BytesIO()
+    np.savez_compressed(content, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **{OPTIONS: np.array(json.dumps(recorded, sort_keys=True))}, **values)
+    files.write_atomically(path.resolve(), content.getbuffer())
 
 
 def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from base.errors import OptionError
-from base.storage import input_files
+from base.storage import files, input_files
 from harness.export.formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
 
@@ -45,7 +45,7 @@ def staged(folder: Path) -> Iterator[Path]:
     try:
         beside = Path(tempfile.mkdtemp(prefix=".export-", dir=above))
     except OSError as error:
-        raise OptionError(f"--output {folder} cannot be written: {error.strerror}") from None
+        raise OptionError(f"--output {folder} cannot be written: {error.strerror}; give --output another place") from None
     try:
         yield beside
     finally:
@@ -55,7 +55,8 @@ def staged(folder: Path) -> Iterator[Path]:
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
     """Moves finished files into their folder, with the texts that belong to them; those of another export go."""
     for name, text in texts.items():
-        (staging / name).write_text(text, encoding="utf-8")
+        with files.naming(folder / name):
+            (staging / name).write_text(text, encoding="utf-8")
     written, old = [path.name for path in staging.iterdir()], staging / "replaced"
     gone = written if _holds(folder, texts) else FILES
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
-from contextlib import nullcontext
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,10 @@ import pytest
 import log
 from base.errors import OptionError
 from base.storage import files, input_files, locks
-from harness.checkpoints import averages, run_record
+from base.storage.tables import Table
+from harness.checkpoints import averages, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
+from harness.export import placed
 from harness.pages import page
 from harness.reports import plot, profile
 
@@ -165,3 +169,42 @@ def test_a_folder_that_nobody_may_write_is_a_refusal(folder, monkeypatch):
     monkeypatch.setattr(files, "append", read_only)
     with pytest.raises(OptionError, match=r"nothing can be written in .* \(Read-only file system\)"), locks.held(folder):
         pass
+
+
+def lock(file: Path) -> None:
+    with locks.held(file.parent):
+        pass
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file may grow, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    "name, write",
+    [
+        (".lock", lock),
+        ("rows.csv", lambda file: Table(file, ("iteration",), 0).append({"iteration": 1})),
+        ("weights.npz", lambda file: npz_weights.write(file, {"a": np.ones(99)}, {})),
+        ("labels.txt", lambda file: placed.put(file.parent, file.parent, {file.name: "ant\n"})),
+    ],
+)
+def test_a_full_disk_is_told_of_with_the_file_that_has_no_room(folder, name: str, write: Callable[[Path], None]):
+    """A write's own error names none."""
+    with no_room(), pytest.raises(OSError, match="File too large") as caught:
+        write(folder / name)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(folder / name))
+
+
+def test_weights_that_do_not_fit_leave_the_earlier_ones(folder):
+    npz_weights.write(folder / "a.npz", {"a": np.ones(99)}, {})
+    with no_room(), pytest.raises(OSError, match="File too large"):
+        npz_weights.write(folder / "a.npz", {"a": np.zeros(99)}, {})
+    assert npz_weights.arrays(folder / "a.npz")["a"].all() and os.listdir(folder) == ["a.npz"]

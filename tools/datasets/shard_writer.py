@@ -21,7 +21,7 @@ from typing import Any
 from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
-from base.storage import input_files
+from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, file_names, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MOST_BYTES
@@ -102,8 +102,9 @@ def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
         _check_content(target, plan)
         for name, text in plan.texts.items():
             if not _holds(target / name, text):
-                _new(target / (name + PARTIAL)).write_text(text, encoding="utf-8")
-                _finish(target / name)
+                with files.naming(target / name):
+                    _new(target / (name + PARTIAL)).write_text(text, encoding="utf-8")
+                    _finish(target / name)
         with ThreadPoolExecutor(_WALKERS) as pool:
             whole = pool.map(lambda shard: _is_whole(target / shard.name, len(shard.pictures)), plan.shards)
             missing = [shard for shard, there in zip(plan.shards, whole) if not there]
