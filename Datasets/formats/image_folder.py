@@ -45,7 +45,10 @@ class BadFile(NamedTuple):
     @property
     def advice(self) -> str:
         """The reason with the remedy."""
-        return self.reason if image_headers.REMEDY.search(self.reason) else f"{self.reason}; remove the damaged picture"
+        if image_headers.REMEDY.search(self.reason):
+            return self.reason
+        unread = self.reason.startswith(image_headers.UNREAD)  # which tells nothing of the picture
+        return f"{self.reason}; {'make it readable' if unread else 'remove the damaged picture'}"
 
 
 @dataclass(frozen=True)

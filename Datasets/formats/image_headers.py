@@ -29,6 +29,7 @@ _OTHERS = re.compile(
     rb"|(?P<PNM>P[1-7]\s)|(?P<Photoshop>8BPS)",
     re.DOTALL,
 )  # formats that are not read
+UNREAD = "cannot be read"  # begins the reason where a file's bytes are not known
 REMEDY = re.compile("; (make it smaller|save it anew|convert it)")  # in the reasons why a sound picture is refused
 _BEGINNINGS = (
     (rb"\xff\xd8\xff", "JPEG"), (rb"\x89PNG\r\n\x1a\n", "PNG"), (rb"GIF8", "GIF"), (rb"BM", "BMP"),
@@ -107,7 +108,7 @@ def file_fault(file: Path) -> str | None:
     except FileNotFoundError:
         return "does not exist"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"{UNREAD}: {error.strerror}"
 
 
 def read(path: str) -> bytes:

@@ -47,6 +47,11 @@ def append(path: Path) -> BinaryIO:
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
+def refused(place: Path) -> int:
+    """The error of a place that may not be written: of its file system, or of its modes."""
+    return errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+
+
 def check_writable(path: Path, replaced: bool = False) -> None:
     """NotRegular where `append` would meet with anything but a regular file; with `replaced`, where `write_atomically` would
     meet with a folder, the one thing that gives no way to a file."""

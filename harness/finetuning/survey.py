@@ -6,7 +6,7 @@ import hashlib
 import io
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ def of(top: Path) -> Survey:
         found = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
     bad += [BadFile(facts.file, "cannot be decoded: it is damaged") for facts in found if not facts.sound]
     found = [facts for facts in found if facts.sound]
-    _check_sound(listing, {each.file for each in bad})
+    _check_sound(listing, {each.file: each.reason for each in bad})
     copies = _groups([(facts.digest, facts.file) for facts in found])
     if len(found) > 1 and len(copies) == 1 and len(copies[0]) == len(found):
         raise DataError(f"all {len(found)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt")
@@ -148,16 +148,17 @@ def _decodes(content: bytes) -> bool:
     return True
 
 
-def _check_sound(listing: Listing, bad: set[Path]) -> None:
-    """DataError if a class, or the validation part, has nothing but damaged pictures."""
+def _check_sound(listing: Listing, bad: Mapping[Path, str]) -> None:
+    """DataError if a class, or the validation part, has no whole pictures. `bad`: the other files, with their reasons."""
     parts = {f"class {name}": [] for name in listing.classes} | {"validation": []}
     for picture in listing.train:
         parts[f"class {listing.classes[picture.label - 1]}"].append(picture.file)
     parts["validation"] += [picture.file for picture in listing.validation or ()]
     for part, files in parts.items():
-        if files and bad.issuperset(files):
+        if files and bad.keys() >= set(files):
             count = f"all {len(files)} pictures" if len(files) > 1 else "the only picture"
-            raise DataError(f"{count} of {part} cannot be decoded, as {files[0]}: put others there, or remove the folder")
+            why = f"as {files[0]}, which {bad[files[0]]}"
+            raise DataError(f"{count} of {part} cannot be used, {why}: put others there, or remove the folder")
 
 
 def _groups(keyed: Sequence[tuple[bytes, Path]]) -> tuple[tuple[Path, ...], ...]:

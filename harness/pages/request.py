@@ -64,7 +64,10 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
 
 def check(request: Request) -> None:
     """OptionError for a page that cannot be written, before minutes are spent on it."""
-    output.check(str(request.target))
+    if request.html:
+        output.check(request.html)
+    else:
+        output.check(str(request.target), "give --html FILE elsewhere, or make the folder writable")
 
 
 def write(request: Request, text: str) -> None:

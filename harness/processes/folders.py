@@ -87,7 +87,7 @@ def _check_room(folder: Path) -> None:
     if not there.is_dir():
         reason = errno.ENOTDIR if above else errno.EEXIST
     elif not os.access(there, os.W_OK | os.X_OK):
-        reason = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+        reason = files.refused(there)
     elif there.stat().st_dev in {os.stat(kernel).st_dev for kernel in _KERNEL if os.path.ismount(kernel)}:
         reason = errno.EPERM  # whatever its modes say
     else:

@@ -16,8 +16,9 @@ _OF_A_RUN = (
 )  # fmt: skip
 
 
-def check(target: str) -> Path:
-    """Return the path of a file that can be written as far as its name and folder tell; OptionError for any other."""
+def check(target: str, elsewhere: str = "give the name of a file elsewhere") -> Path:
+    """Return the path of a file that can be written as far as its name and folder tell; OptionError for any other.
+    `elsewhere`: the way out where its folder may not be written."""
     path = Path(target)
     if (path.parent / "arguments.json").exists() and path.name.startswith(_OF_A_RUN):
         raise OptionError(
@@ -28,8 +29,9 @@ def check(target: str) -> Path:
             raise OptionError(f"{target}: there is no folder {path.parent}; make it first")
         if path.is_dir():
             raise OptionError(f"{target} cannot be written: it is a folder; give the name of a file")
-        if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
-            raise OptionError(f"{target} cannot be written: {os.strerror(errno.EACCES)}")
+        place = path if path.exists() and not path.is_file() else path.parent
+        if not os.access(place, os.W_OK):
+            raise OptionError(f"{target} cannot be written: {os.strerror(files.refused(place))}; {elsewhere}")
     except OSError as error:
         raise OptionError(f"{target} cannot be written: {error.strerror}") from None
     return path

@@ -13,6 +13,7 @@ from base import host_limits
 from base.errors import DataError, OptionError
 from base.fields import ONE_CALL, PER_INSTANCE
 from base.process import command_line
+from base.process.progress import Progress
 from emulator.plan import process_memory
 from emulator.plan.plan import PlanError
 from emulator.plan.process_memory import gigabytes
@@ -73,7 +74,12 @@ def of(sweep: Sweep, drawn: Sequence[Trial], asked: Request, top: Path) -> list[
     shared = tuple(setting for setting in sweep.shared if setting.name not in given)
     words = [*trials.words(shared), *(word for each in given.values() for word in each)]
     planner = _Planner(words, shared, sweep, top, asked.jobs, asked.metric)
-    return [planner.planned(trial) for trial in drawn]
+    ready = []
+    with Progress("trials checked", len(drawn)) as progress:  # a thousand take half a minute
+        for trial in drawn:
+            ready.append(planner.planned(trial))
+            progress.advance()
+    return ready
 
 
 def notes(planned: Sequence[Planned]) -> Iterator[str]:

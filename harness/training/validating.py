@@ -66,8 +66,8 @@ class Validator:
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """The row of the checkpoint with the best accuracy, the first of equals, averages aside."""
-        return validated_rows.best(self._of_updates)
+        """The row of the best checkpoint, averages aside."""
+        return next(iter(validated_rows.ranked(self._of_updates)), None)
 
     @property
     def without_gain(self) -> int:

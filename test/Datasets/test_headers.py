@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import resource
@@ -130,6 +131,15 @@ def test_pictures_of_other_formats_are_to_be_converted(data, name):
     reason = image_headers.fault(data)
     assert reason == f"is {name}, which is not read; convert it to JPEG, PNG, GIF, BMP or WebP"
     assert image_folder.BadFile(Path("x"), reason).advice == reason
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    def forbidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(image_headers.input_files, "opened", forbidden)
+    reason = image_headers.file_fault(tmp_path / "a.jpg")
+    assert image_folder.BadFile(Path("x"), reason).advice == "cannot be read: Permission denied; make it readable"
 
 
 # --- The commands that read pictures

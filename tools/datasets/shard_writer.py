@@ -21,12 +21,12 @@ from typing import Any
 from base.errors import DataError
 from base.fields import brief
 from base.process import tf_runtime
+from base.process.progress import Progress
 from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, file_names, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
 from Datasets.formats.image_headers import MOST_BYTES
 from Datasets.sources.splits import shuffled
-from tools.datasets.progress import Progress
 
 PARTIAL = ".partial"
 _WALKERS = 8  # shards counted at once: the time goes into waiting for the disc

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from base.errors import DataError
 from base.process import command_line, tf_runtime
+from base.process.progress import Progress
 from tools.datasets import checks
-from tools.datasets.progress import Progress
 
 if TYPE_CHECKING:
     from tools.datasets.example_checks import ExampleChecker

@@ -78,8 +78,8 @@ def test_folders_that_nothing_can_be_learnt_from(tmp_path):
     (unseen / "val" / "blue" / "bad.jpg").write_bytes(b"no picture")
     for top, said in (
         (tmp_path / "nowhere", "is not a folder"), (one, "has one class, blue: there is nothing to tell apart"),
-        (same, "all 4 pictures in .* have the same bytes"), (empty, "class grey is empty"), (damaged, "all 2 pictures of class green cannot be decoded"),
-        (unseen, "the only picture of validation cannot be decoded"),
+        (same, "all 4 pictures in .* have the same bytes"), (empty, "class grey is empty"), (damaged, "all 2 pictures of class green cannot be used, as "),
+        (unseen, "the only picture of validation cannot be used, as .*: put others there"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=said):
             survey.of(top)

@@ -15,6 +15,7 @@ import sys
 import types
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -435,6 +436,15 @@ def test_a_slip_is_one_line(words, told, plain, tmp_path):
         (plain / "arguments.json").write_text("{}")
     result = run("report", *words.format(run=plain, other=other).split())
     assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+
+
+def test_a_folder_that_may_not_be_written_has_a_way_out(plain, tmp_path, monkeypatch):
+    """The superuser may write anywhere, so the system's answers are made here."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr(os, "access", lambda place, *_: Path(place) != plain)
+    refused, told = run("report", plain, "--no-evaluation"), f"{plain}/report.html cannot be written: Read-only file system;"
+    assert refused.code == 2 and f"{told} give --html FILE elsewhere, or make the folder writable\n" in refused.err
+    succeed("report", plain, "--no-evaluation", "--html", tmp_path / "page.html")
 
 
 def test_a_row_that_is_being_written_is_left_out(plain):

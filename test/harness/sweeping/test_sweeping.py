@@ -15,7 +15,7 @@ import pytest
 from commands import Result, assert_same_bits, run, succeed, timeless, variables
 
 from base import plugins
-from base.process import orphans
+from base.process import orphans, progress
 from base.storage import locks
 from harness.commands import cli
 from harness.options.sections import with_trait
@@ -44,6 +44,12 @@ def values(trial: Trial) -> dict[str, object]:
 def swept(folder: Path, text: str, *words: object) -> Result:
     """Run a sweep that lies in a folder; relative paths are in messages."""
     return run("sweep", file(folder, text), *words, "--logs-path", folder / "logs", "--dry-run")
+
+
+def test_the_check_of_many_trials_is_seen_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
+    result = swept(tmp_path, GRID)
+    assert result.code == 0 and "5 of 6 trials checked" in result.err
 
 
 # --- Trials ----------------------------------------------------------------------------------------------------

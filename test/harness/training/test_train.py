@@ -20,6 +20,7 @@ from base import plugins
 from harness.commands import cli
 from harness.run.resolve import prepare
 from harness.training.meter import TimeLeft
+from harness.training.validating import Validator
 
 ROOT = plugins.ROOT
 SMALL = ("--precision", "32.32", "--dataset", "cifar-10", "--model-size", "8", "--optimiser", "momentum", "--lr-schedule", "cosine",
@@ -308,6 +309,12 @@ def test_checkpoint_and_validation_points(tmp_path, words, checkpoints, validate
     assert found == checkpoints
     path = result.folder / "validation.csv"
     assert ([row["name"] for row in rows(path)] if path.exists() else []) == validated
+
+
+def test_the_best_of_equal_accuracies_has_the_lowest_loss():
+    """As in the report, the list of runs and finetune.py."""
+    rows = [{"name": f"ckpt-{n}", "iteration": n, "val_acc": 75.0, "loss": loss} for n, loss in ((3, 0.65), (9, 0.61))]
+    assert Validator(None, {row["name"]: row for row in rows}).best["name"] == "ckpt-9"
 
 
 def test_a_run_ends_when_patience_does_and_keeps_its_best(tmp_path):

@@ -1,4 +1,4 @@
-"""The progress of a command of this folder, on standard error."""
+"""The progress of a command that takes a while before it prints, on standard error."""
 
 from __future__ import annotations
 
