@@ -3,12 +3,14 @@ name, the state and the tensors, and the run of the state must agree; weights in
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from base.fields import brief
+from base.storage import input_files
 from emulator.plan.checkpoint_tensors import STEP
 from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state, tensor_bundle
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
@@ -51,14 +53,29 @@ def newest_of(
 def _newest(
     checkpoints: Sequence[Checkpoint], option: str, look: Callable[[Checkpoint], _Result]
 ) -> tuple[_Result, list[str]]:
-    """The result of `look` for the last checkpoint for which it raises no CheckpointError."""
+    """The result of `look` for the last checkpoint for which it raises no CheckpointError. One that may not be read is an
+    error, as nothing is known of it: a run that went on from an earlier one would write over it."""
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in reversed(checkpoints):
         try:
             return look(checkpoint), [_left_out(name, why) for name, why in damaged]
         except CheckpointError as error:
+            _check_permitted(checkpoint)
             damaged.append((checkpoint.name, error))
     raise _all_damaged(option, damaged)
+
+
+def _check_permitted(checkpoint: Checkpoint) -> None:
+    prefix = Path(checkpoint.prefix)
+    for file in sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.*")):
+        try:
+            input_files.opened(file).close()
+        except PermissionError as error:
+            raise CheckpointError(
+                f"{file} cannot be read: {error.strerror}; make it readable, or move {prefix.name} away to do without it"
+            ) from None
+        except OSError:
+            pass  # damage of another kind
 
 
 def whole(

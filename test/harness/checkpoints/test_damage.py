@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import fuzzing
 import numpy as np
 import pytest
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
+from base.storage import input_files
 from harness.checkpoints import find, manifest, read, run_record, saved_state, tensor_bundle, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import CALLS, RUN_ID
@@ -106,6 +109,21 @@ def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
     found, _ = read.latest(folder)
     read.newest(folder, verified=found)
     assert held.count("ckpt-4") == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_that_may_not_be_read_is_not_written_over(name, folder, monkeypatch):
+    """The superuser may read anything, so the system's answer is made here."""
+    opened, file = input_files.opened, folder / f"ckpt-6.{name}"
+
+    def forbidden(path: Path) -> BinaryIO:
+        if Path(path) == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path)
+
+    monkeypatch.setattr(input_files, "opened", forbidden)
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read: Permission denied; make it readable, or move ckpt-6"):
+        read.latest(folder)
 
 
 def test_without_its_index_a_checkpoint_is_not_there(folder):
