@@ -72,7 +72,7 @@ class Checkpointer:
         checkpoint, values = Checkpoint.at(job.folder, iteration), self._program.values()
         self.saved, self._saved_at = iteration, time.monotonic()
         self._unvalidated = None if kind else (checkpoint, values)
-        self._divergence.judge_values(values, iteration)
+        self._divergence.judge_values(values, iteration, together=kind != SAFETY)
         if not job.writes:
             return
         state = {

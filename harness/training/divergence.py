@@ -56,13 +56,13 @@ class Divergence:
             raise self._ended(reason)
         self._job.log.note(f"warning: {reason}")
 
-    def judge_values(self, values: Mapping[str, np.ndarray], iteration: int) -> None:
+    def judge_values(self, values: Mapping[str, np.ndarray], iteration: int, together: bool) -> None:
         """The weights and slots after so many updates: no run goes on from those that are not finite, or beyond their
-        format."""
+        format. `together`: every instance judges them now, and no other waits for this one in its next update."""
         if self._training.keep_going:
             return
         for fault in compatibility.faulty(values, compatibility.saved(self._job.run)):
-            raise self._ended(f"after update {iteration}, {fault}: {self._advice}")
+            raise self._ended(f"after update {iteration}, {fault}: {self._advice}", together)
 
     def hopeless(self, loss: float) -> bool:
         """Return whether a host step had better end at an update of this loss."""
@@ -73,8 +73,9 @@ class Divergence:
         for note in self._gradients.notes():
             self._job.log.note(note)
 
-    def _ended(self, reason: str) -> FloatingPointError:
-        self._job.team.agreed_to_stop = True  # every instance has this loss, and these weights
+    def _ended(self, reason: str, together: bool = True) -> FloatingPointError:
+        if together:
+            self._job.team.agreed_to_stop = True  # every instance has this loss, and these weights
         if not self._blamed_on_scale:
             return FloatingPointError(f"{reason}; {_OR}")
         scale, usual = self._training.loss_scaling, type(self._training).loss_scaling

@@ -140,13 +140,17 @@ def test_fp32_copies_are_of_the_weights_to_begin_with(stopped, tmp_path):
     ("words", "gentler"),
     [("", "--abs-learning-rate 0.025"), ("--precision 16.16 --loss-scaling 4096", "--loss-scaling 128")],
 )
-def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentler):
+@pytest.mark.parametrize("together", [True, False])
+def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentler, together):
     """A checkpoint with them would be the newest, and no run could go on from it."""
     asked = prepare(cli.parse([*MOMENTUM, *words.split(), "--iterations", "4"], "train", environ={}).options, {})
-    judge = Divergence(SimpleNamespace(run=asked, team=SimpleNamespace()), ["first"])
+    team = SimpleNamespace(agreed_to_stop=False)
+    judge = Divergence(SimpleNamespace(run=asked, team=team), ["first"])
     values = {KERNEL: np.ones([64, 10], np.float32), f"{KERNEL}/Momentum": np.full([64, 10], np.inf, np.float32)}
     with pytest.raises(
         FloatingPointError, match=f"after update 3, {KERNEL}/Momentum holds values that are not finite"
     ) as end:
-        judge.judge_values(values, 3)
+        judge.judge_values(values, 3, together)
     assert remedies(end.value, asked) == gentler.split()
+    # a checkpoint for safety is instance 0's own: it would wait for the others, which wait for its next update
+    assert team.agreed_to_stop == together
