@@ -133,8 +133,9 @@ class TrainingLength:
         period = self.iterations_per_ckpt
         if not period or end != self.grid_end(first):
             return False
-        late_enough = end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
-        return end == self.iterations or (late_enough and _crosses(period, self.grid_start(first), end))
+        if end == self.iterations or not _crosses(period, self.grid_start(first), end):
+            return end == self.iterations
+        return end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
 
     def is_checkpoint(self, iteration: int) -> bool:
         """Return whether an unstopped run saves after `iteration` updates."""

@@ -221,6 +221,18 @@ def test_curve_finds_the_tip_between_its_columns():
     assert text.startswith("learning rate: 1 at its peak (epoch 6.173)")
 
 
+def test_curve_of_a_long_run_finds_the_tip_by_few_looks():
+    """A base of the recipes, with its own batch of 3, has 149 million updates."""
+    peak, looks = 123_456_789, []
+
+    def rate(i: int) -> float:
+        looks.append(i)
+        return i / peak if i <= peak else 0.2
+
+    assert text_curve(rate, 2**31 - 1, 1000.0).startswith("learning rate: 1 at its peak (epoch 57.49)")
+    assert len(looks) < 50_000
+
+
 def test_of_equal_accuracies_the_lower_loss_is_the_best():
     """In every list, page and picture alike; a loss that is missing, or no number, comes last, and of equal ones the first."""
     losses = ("", "nan", "0.5", "0.25", "0.25", "-")
