@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from base import draws
 
 _CANDIDATES = 8
+_SMALLEST_ALPHA = 1e-300  # already no mixing, and its draws' logarithms are numbers that can be subtracted
 _CUTMIX_TAIL = math.exp(-4.0)  # version 1: the least part that is kept is 1 + ln(exp(-4)) / 4 = 0
 
 
@@ -84,9 +85,8 @@ class Mixing:
         accepted = tf.math.log(uniform("accept", candidate)) < tf.square(normal) / 2 + d * (1 - v + log_v)
         accepted = tf.logical_and(accepted, v > 0)
         first = tf.argmax(tf.cast(accepted, tf.int32), -1)
-        return (
-            math.log(d) + tf.gather(log_v, first, batch_dims=2) + tf.math.log(uniform("power", 0)[..., 0]) / self.mixup_alpha
-        )
+        power = tf.math.log(uniform("power", 0)[..., 0]) / max(self.mixup_alpha, _SMALLEST_ALPHA)
+        return math.log(d) + tf.gather(log_v, first, batch_dims=2) + power
 
     def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return for each micro-batch where the partner is pasted, bool [n, 1, side, side, 1], and the exact share that

@@ -73,6 +73,12 @@ def test_cutmix_pastes_one_box_of_the_partner(micro_batch):
     assert len({tuple(np.argwhere(group[0])[0]) for group in pasted.reshape(4, micro_batch, SIDE, SIDE)}) > 1
 
 
+@pytest.mark.parametrize(("alpha", "share"), [(5e-324, 1.0), (1e-320, 1.0), (1e-30, 1.0), (1e30, 0.5), (1.7e308, 0.5)])
+def test_extreme_alphas_mix_by_their_limits(alpha, share):
+    found = mixed(mixing(mixup_alpha=alpha, micro_batch=4), 8)
+    np.testing.assert_allclose(found["shares"][:, 0], share, atol=1e-6)
+
+
 @pytest.mark.parametrize("alpha", [0.02, 0.2, 1.0, 3.0])
 def test_mixups_coefficients_follow_the_beta_distribution(alpha):
     """Kolmogorov and Smirnov's distance to as many draws of numpy's: below its 1 in 10,000 point."""
