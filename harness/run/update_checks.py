@@ -244,13 +244,12 @@ def loss_scale(resolved: Resolved) -> Iterator[str]:
 
 def epsilons(resolved: Resolved) -> None:
     """A denominator of 0 is kept from dividing by a number that is not 0 in FP32 either."""
-    training = resolved.run.options.training
-    for name in UPDATE_RULES[training.optimiser].options:
-        value = getattr(training, name) if name.endswith("_epsilon") else 0.0
-        if 0 < value < SMALLEST:
-            raise OptionError(
-                f"{flag(name)} {value:g} is 0 in FP32, which weights are updated in; give {SMALLEST:.3g} or more"
-            )
+    options = resolved.run.options
+    read = {name: getattr(options.training, name) for name in UPDATE_RULES[options.training.optimiser].options}
+    for use, values in (("weights are updated", read), ("norms are computed", vars(options.model))):
+        for name, value in values.items():
+            if name.endswith("_epsilon") and 0 < value < SMALLEST:
+                raise OptionError(f"{flag(name)} {value:g} is 0 in FP32, which {use} in; give {SMALLEST:.3g} or more")
 
 
 def options_of_other_rules(resolved: Resolved) -> Iterator[str]:

@@ -202,6 +202,10 @@ def test_options_of_validation_beside_photographs_are_told_of(words):
         ),
         ("--optimiser Adam --adam-epsilon 1e-45", "--adam-epsilon 1e-45 is 0 in FP32, which weights are updated in; give"),
         (
+            "--model efficientnet --model-size cifar --norm-epsilon 1e-45",
+            "--norm-epsilon 1e-45 is 0 in FP32, which norms are computed in; give 1.18e-38 or more",
+        ),
+        (
             "--label-smoothing 0.9",
             "--label-smoothing 0.9 leaves the true class of 10 no more than each other one; give less",
         ),
