@@ -217,7 +217,9 @@ class TrainingOptions:
     stable_norm: bool | None = opt(None, "two-pass statistics in group norm (default by model)")
     rmsprop_decay: float | None = opt(None, "decay of the mean square", check=between(0, 1))
     rmsprop_base_decay_exp: float | None = opt(
-        None, "decay = 1 - global batch x 2^exp (EfficientNet on ImageNet: -14; else the decay is 0.9)"
+        None,
+        "decay = 1 - global batch x 2^exp (EfficientNet on ImageNet: -14; else the decay is 0.9)",
+        check=between(-126, 64),
     )
     rmsprop_epsilon: float = opt(0.001, "added inside the root", check=above(0))
     lars_epsilon: float = opt(0.0, "added to the trust ratio's denominator", check=at_least(0))

@@ -97,6 +97,10 @@ def finished(tmp_path_factory) -> Result:
             "--dataset cifar-10 --generated-data --base-learning-rate 2000",
             "base_learning_rate_exponent is '2000' but must lie between -126 and 64",
         ),
+        (
+            "--dataset cifar-10 --generated-data --optimiser RMSprop --rmsprop-base-decay-exp 1024",
+            "rmsprop_base_decay_exp is '1024' but must lie between -126 and 64",
+        ),
         ("--dataset cifar-10 --generated-data --log-dir file/x", "cannot make a run folder in file/x"),
         ("--dataset cifar-10 --generated-data --dry-run --log-dir file/x", "run folder in file/x: Not a directory"),
         ("--dataset cifar-10 --generated-data --dry-run --logs-path file", "cannot make a run folder in file: File exists"),
