@@ -99,7 +99,7 @@ def parse(
         return None
     lost = run_record.lost(folder) if folder else None
     if lost and script in ("train", "restore"):
-        file = shlex.quote(str(folder / "arguments"))
+        file = shlex.quote(command_line.as_value(folder / "arguments"))
         raise CheckpointError(
             f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
             f"beginning are to count, cp {file}.json {file}_restore.json"

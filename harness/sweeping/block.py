@@ -101,8 +101,8 @@ def read(path: str, name: str | None) -> Sweep:
         raise OptionError(
             f"{path}: no sweep '{brief(name)}'{did_you_mean(name, file.names)}\nThere are: {_some(file.names)}"
         )
-    if not name.replace("_", "").replace("-", "").isalnum():
-        raise OptionError(f"{path}: '{brief(name)}' names a folder: give letters, digits, - and _ alone")
+    if not name.replace("_", "").replace("-", "").isalnum() or name.startswith("-"):
+        raise OptionError(f"{path}: '{brief(name)}' names a folder: give letters, digits, - and _ alone, and no - at first")
     return _Reader(name, sources.universe("train").spellings).sweep(file.nested(name, 2), path)
 
 

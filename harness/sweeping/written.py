@@ -12,7 +12,7 @@ import yaml
 from base import bounds
 from base.errors import OptionError
 from base.fields import ONE_CALL, brief
-from base.process import commands
+from base.process import command_line, commands
 from base.storage import files
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import cli, hints
@@ -59,7 +59,7 @@ def best(top: Path, board: Board, metric: Metric) -> list[str]:
     """Write the best trial, which there must be, as a block; return the lines on it."""
     planned, result = board.best
     name, target = f"{board.sweep.name}_best", top / BEST
-    again = ("--config-path", str(target), "--config", name)
+    again = ("--config-path", command_line.as_value(target), "--config", name)
     head = (
         f"# The best of {board.count} of {board.sweep.name}: {planned.trial.name}",
         f"# {metric.told(result.value)}, in {brief(result.folder)}",

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import Result, assert_same_bits, run, succeed, timeless, variables
@@ -225,7 +226,8 @@ def test_which_sweep_is_said_where_there_are_several(tmp_path, monkeypatch):
         assert refused.code == 2 and said in refused.err
     for nothing in ((), ("--jobs", 2)):
         assert "give a file of sweeps first" in run("sweep", *nothing).err
-    assert "names a folder" in run("sweep", file(tmp_path, GRID.replace("s:", "../s:"))).err
+    for name in ("../s:", "-s:"):  # which no command line could name
+        assert "names a folder" in run("sweep", file(tmp_path, GRID.replace("s:", name, 1))).err
     monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
     assert "start it without poprun" in run("sweep", file(tmp_path, GRID)).err
 
@@ -335,6 +337,20 @@ def test_the_reason_of_a_failure_is_its_line(tmp_path):
     output.write_text("step: 1\n")
     assert workers.reason(output, 128 + signal.SIGKILL) == "ended by SIGKILL"
     assert workers.reason(output, 1) == "step: 1" and workers.reason(tmp_path / "none", 1) == "exit code 1"
+
+
+def test_the_best_trial_is_trained_again_from_any_folder(tmp_path, monkeypatch):
+    """A folder whose name begins with a dash is no option of the command that is printed."""
+    monkeypatch.chdir(tmp_path)
+    words = ("--config", "quickstart", "--momentum", "0.8")
+    run_of = SimpleNamespace(options=cli.parse([*words], "train").options)
+    trial = SimpleNamespace(trial=SimpleNamespace(name="t"), words=words, run=run_of)
+    found = finished(tmp_path, "t", [0.5], (80, 0.7))("validation-loss")
+    board = SimpleNamespace(best=(trial, found), count="1 trial", sweep=SimpleNamespace(name="s"))
+    Path("-top").mkdir()
+    block_line, again, *doubts = written.best(Path("-top"), board, results.METRICS["validation-loss"])
+    assert again.endswith("train.py --config-path ./-top/best.yml --config s_best") and not doubts
+    assert block_line.endswith("-top/best.yml")
 
 
 def test_the_best_block_has_the_trials_options(tmp_path):
