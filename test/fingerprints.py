@@ -41,7 +41,7 @@ RUNS = {
     "--lr-decay-rate 0.9 --lr-drops 3 --batch-size 4",
     "squeezenet": f"{_CLOTHES} --model squeezenet --image-size 64 --precision 16.32 --lr-schedule polynomial_decay_lr --batch-size 4",
     "proxy-norm": f"{_CLOTHES} {_TINY} --groups 1 --proxy-norm --optimiser LAMB --batch-size 2 --gradient-accumulation-count 2 "
-    "--base-learning-rate-exponent -6 --dropout-rate 0.2 --mixup-alpha 0.3",
+    "--dropout-rate 0.2 --mixup-alpha 0.3",
     "efficientnet-lars": f"{_CLOTHES} {_TINY} --batch-norm --group-dim 16 --expand-ratio 4 --precision 16.32 --optimiser LARS "
     "--enable-recomputation --batch-size 4 --gradient-accumulation-count 2 --fold 2 --cutmix-lambda 0.6",
     "imagenet": "--dataset imagenet --generated-data --model-size 10 --image-size 32 --fused-preprocessing --eight-bit-io "
