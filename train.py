@@ -16,15 +16,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from harness.checkpoints.read import LoadedCheckpoint
 from harness.commands import autoresume, entry, hints
 from harness.processes.team import Team
 from harness.programs import compiling
+from harness.run.origin import TrainingOrigin
 from harness.training import endings
 from harness.training.job import Job
 from harness.training.loop import TrainingLoop
 from harness.training.opening import opened
 from harness.training.profiling import UpdateProfiler
-from harness.training.resume import LoadedCheckpoint, NewRun, SavedRun, last_update
+from harness.training.resume import NewRun, SavedRun, last_update
 from harness.training.start import initial_state
 from harness.training.validating import Validator
 
@@ -43,37 +45,38 @@ def main(argv: list[str]) -> int:
         return launch(argv, "train", SavedRun(Path(path), argv, "train"))
 
 
-def launch(argv: list[str], script: str, origin: NewRun | SavedRun) -> int:
+def launch(argv: list[str], script: str, origin: TrainingOrigin) -> int:
     """The run that the call asks for, by all instances of a team."""
     run = entry.start(argv, script, origin)
     if run is None:  # the call asked for help, a dry run, a summary or the like, and has been answered
         return 0
-    if origin.is_complete(run):
-        print(origin.as_complete(run), end="")
+    complete = origin.completion_report(run)
+    if complete is not None:
+        print(complete, end="")
         return 0
-    run, saved = origin.read(run)
+    run, checkpoint = origin.read_checkpoint(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.rendezvous(run))
-        run, folder, saved = origin.join(run, team, saved)
-        with opened(run, team, folder, saved, hints.command(script, *argv)) as job:
-            train(job, saved)
+        run, folder, checkpoint = origin.join(run, team, checkpoint)
+        with opened(run, team, folder, checkpoint, hints.command(script, *argv)) as job:
+            train(job, checkpoint)
             team.shut_down()
     return 0
 
 
-def train(job: Job, saved: LoadedCheckpoint | None = None) -> None:
+def train(job: Job, checkpoint: LoadedCheckpoint | None = None) -> None:
     """Builds the program, loads its state, and carries the updates out that are left: from the beginning, or from a
     checkpoint."""
-    done = saved.checkpoint.iteration if saved else 0
+    done = checkpoint.updates if checkpoint else 0
     last = last_update(job.run, done)
     job.mlperf.begun()
     recording = bool(job.team.broadcast_text("yes" if job.profile else ""))  # the instances cut their host steps alike
     with compiling.training_program(job.run, job.log, done, recording, job.team.group) as program:
-        start = initial_state(job, program, saved)
+        state = initial_state(job, program, checkpoint)
         profiler = UpdateProfiler(job, program, recording, done, last)
-        with Validator(job, start.validated) as validator:
-            done = TrainingLoop(job, program, start, validator, profiler).run(last)
-            endings.finished(job, done, validator, start.meter.images_per_second)
+        with Validator(job, state.validated) as validator:
+            done = TrainingLoop(job, program, state, validator, profiler).run(last)
+            endings.finished(job, done, validator, state.meter.images_per_second)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import Action
 from emulator.plan.timings import CellTiming
 from emulator.program.cells import KINDS, StageOrder
-from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.passes import RUN, STOP_AT_PASS, STOP_AT_UPDATE
 from emulator.program.runtime import (
@@ -63,18 +62,14 @@ class Profile:
 class TrainingProgram(Program):
     """A compiled training program in a graph of its own."""
 
-    def __init__(
-        self, build: Callable[[Seed, NextFeatures], Training], stream: Stream, plan: ExecutionPlan, seed: int, *,
-        group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None,
-    ) -> None:  # fmt: skip
-        """`build` is called with the seed and the stream's features, and inside of the graph that the step belongs to."""
+    def __init__(self, training: Training, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
+        """`stream`: the batches that it trains on. `cache_entry`: its place in the program cache."""
         self._ended = threading.Event()
-
-        def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
-            return _write(build(seed, features))
-
-        place = group.device if group else None
-        super().__init__(write, stream, plan.stage_devices, seed, place=place, group=group, cache_entry=cache_entry)
+        group = training.group
+        super().__init__(
+            partial(_write, training), stream, training.plan.stage_devices, training.seed,
+            place=group.device if group else None, group=group, cache_entry=cache_entry,
+        )  # fmt: skip
         self.watched = tuple(self._about["watched"])
 
     def compile(self) -> None:
@@ -187,10 +182,10 @@ class TrainingProgram(Program):
         return self.state.values(self.session)
 
 
-def _write(training: Training) -> ProgramGraph:
+def _write(training: Training, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
     """Writes a training program into the present graph."""
     weights = Weights(
-        training.variables, training.seed, training.optimiser.slots, training.trained, training.dtype,
+        training.variables, seed, training.optimiser.slots, training.trained, training.dtype,
         training.plan.precision,
     )  # fmt: skip
     order = StageOrder(training.plan, training.recording)
@@ -198,7 +193,7 @@ def _write(training: Training) -> ProgramGraph:
     watched = training.watched[0]
     outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
-    step = HostStep(training, weights, order, outfeed, stop).run(rates)
+    step = HostStep(training, training.policy(seed), next_features, weights, order, outfeed, stop).run(rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)
     with tf.control_dependencies([at_pass]):
         release = order.release()

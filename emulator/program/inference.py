@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import tensorflow.compat.v1 as tf
 from base.draws import Seed
 from emulator.layers.policy import PrecisionPolicy
 from emulator.plan.precision import SINGLE, Precision
+from emulator.plan.trace import Trace
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
 from emulator.program.weights import ProgramState, Weights
 from Models import _segments
-from Models._layers import Variable
 from Models._segments import Segment
 
 
@@ -31,30 +32,30 @@ class Score:
     shape: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """Everything that decides the numbers of a validation program. `device`: TensorFlow's, of the network; `seed`: of the
+    stream."""
+
+    segments: list[Segment]
+    trace: Trace
+    score: Score
+    device: str = "/cpu:0"
+    precision: Precision = SINGLE
+    seed: int = 0
+
+
 class InferenceProgram(Program):
     """A compiled validation program in a graph of its own: the loop over micro-batches runs on the device.
 
     Samples labelled below 0 fill up the last micro-batch and count for nothing.
     """
 
-    def __init__(
-        self,
-        segments: list[Segment],
-        variables: tuple[Variable, ...],
-        stream: Stream,
-        score: Score,
-        device: str = "/cpu:0",
-        precision: Precision = SINGLE,
-        seed: int = 0,
-        cache_entry: CacheEntry | None = None,
-    ) -> None:
-        """`device`: TensorFlow's, of the network; `seed`: of the stream."""
-        self.names = score.names
-
-        def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
-            return _write(segments, variables, features, score, precision)
-
-        super().__init__(write, stream, (device,), seed, place=device, cache_entry=cache_entry)
+    def __init__(self, inference: Inference, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
+        """`stream`: the batches that it scores. `cache_entry`: its place in the program cache."""
+        self.names, device = inference.score.names, inference.device
+        write = partial(_write, inference)
+        super().__init__(write, stream, (device,), inference.seed, place=device, cache_entry=cache_entry)
 
     def compile(self) -> None:
         """Sets the executors up, with a step of no micro-batches."""
@@ -106,16 +107,14 @@ def logits_of(
     return _segments.run(segments, policy.layers(weights, training=False), policy.cast_input(image))
 
 
-def _write(
-    segments: list[Segment], variables: tuple[Variable, ...], features: NextFeatures, score: Score, precision: Precision
-) -> ProgramGraph:
-    """Writes a validation program into the present graph."""
-    weights = Weights(variables, 0, {}, precision=precision)
+def _write(inference: Inference, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
+    """Writes a validation program into the present graph; nothing in it but the stream is drawn from the seed."""
+    weights = Weights(inference.trace.variables, 0, {}, precision=inference.precision)
     fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
     stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
     names = {
         "fed": fed,
-        "step": _sums(segments, weights, features, score, precision, stop, *fed),
+        "step": _sums(inference, next_features, weights, stop, *fed),
         "stop": [stop.assign(True, read_value=False)],
         "initialise": [tf.global_variables_initializer()],
     }
@@ -124,22 +123,15 @@ def _write(
 
 
 def _sums(
-    segments: list[Segment],
-    weights: Weights,
-    features: NextFeatures,
-    score: Score,
-    precision: Precision,
-    stop: tf.Variable,
-    first: tf.Tensor,
-    end: tf.Tensor,
+    inference: Inference, next_features: NextFeatures, weights: Weights, stop: tf.Variable, first: tf.Tensor, end: tf.Tensor
 ) -> list[tf.Tensor]:
     """The device loop over micro-batches; float64 sums in the order of their names."""
-    values = weights.read()
+    values, score = weights.read(), inference.score
 
     def body(i: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.control_dependencies([i]):
-            batch = features(tf.constant(0, tf.int64), i)
-        logits = logits_of(segments, values, batch["image"], precision)
+            batch = next_features(tf.constant(0, tf.int64), i)
+        logits = logits_of(inference.segments, values, batch["image"], inference.precision)
         sums = score.sums(logits, batch["label"])
         return (i + 1, *(total + tf.cast(sums[name], tf.float64) for name, total in zip(score.names, totals)))
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.program.cells import Cells, StageOrder, Tokens
+from emulator.program.runtime import NextFeatures
 from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS, Network, chunks, run_pass
 from emulator.program.training import Training
 
@@ -25,6 +27,8 @@ class Passes:
     """The passes of an update in the graph of a host step."""
 
     training: Training
+    policy: PrecisionPolicy
+    next_features: NextFeatures
     order: StageOrder
     stop: tf.Variable
 
@@ -34,7 +38,7 @@ class Passes:
         network = Network(
             stages=chunks(plan, training.segments, training.trained_by_segment()),
             plan=plan,
-            policy=training.policy,
+            policy=self.policy,
             loss=training.loss,
             correct=training.correct,
             scaled=training.scale.scaled,
@@ -43,14 +47,14 @@ class Passes:
 
         def run(m: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
             with tf.control_dependencies([m]):
-                features = dict(training.features(step, m))
-                features["image"] = training.policy.cast_input(features["image"])
+                features = dict(self.next_features(step, m))
+                features["image"] = self.policy.cast_input(features["image"])
             # the next pass's counter waits for this fetch: passes in flight would fetch in any order otherwise
             with tf.control_dependencies([features["label"]]):
                 following = m + 1
             cells = Cells(self.order, m, tokens)
             results = run_pass(network, values, features, cells, GradientWatch(*training.watched))
-            return following, {n: training.policy.checked(x, self._in_words(n)) for n, x in results.items()}, cells.tokens
+            return following, {n: self.policy.checked(x, self._in_words(n)) for n, x in results.items()}, cells.tokens
 
         if plan.passes_per_update == 1:
             results = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
@@ -88,15 +92,15 @@ class Passes:
 
     def _gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """A result of one pass as it counts; loss, accuracy and statistics stay as they are."""
-        return self.training.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
+        return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
     def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """The sum over the passes so far."""
         if name not in self.training.trained_names:
             return total + tf.cast(result, total.dtype)
-        return self.training.policy.add_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
+        return self.policy.add_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
 
     def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
         """Over the passes of an update."""
         passes = self.training.plan.passes_per_update
-        return self.training.policy.mean_gradient(total, passes) if name in self.training.trained_names else total / passes
+        return self.policy.mean_gradient(total, passes) if name in self.training.trained_names else total / passes

@@ -15,7 +15,6 @@ from emulator.layers.policy import PrecisionPolicy
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 from emulator.program.group import WorkerGroup
-from emulator.program.runtime import NextFeatures
 from emulator.program.stages import Features
 from Models._layers import Variable
 from Models._segments import Segment
@@ -70,8 +69,7 @@ class Training:
     segments: list[Segment]
     trace: Trace
     plan: ExecutionPlan
-    seed: Seed
-    features: NextFeatures
+    seed: int
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     optimiser: Optimiser
@@ -108,10 +106,9 @@ class Training:
         """The names of the variables that gradients move."""
         return frozenset(variable.name for variable in self.updated_variables if variable.trainable)
 
-    @cached_property
-    def policy(self) -> PrecisionPolicy:
-        """The way in which each kind of value comes into its format."""
-        return PrecisionPolicy(self.plan.precision, self.seed, self.dtype)
+    def policy(self, seed: Seed) -> PrecisionPolicy:
+        """The way in which each kind of value comes into its format; `seed`: this training's, as its graph has it."""
+        return PrecisionPolicy(self.plan.precision, seed, self.dtype)
 
     def trained_by_segment(self) -> dict[str, tuple[str, ...]]:
         """The names of each segment's variables that gradients move."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
+from emulator.layers.policy import PrecisionPolicy
 from emulator.program.cells import StageOrder
 from emulator.program.group import buckets, elements
 from emulator.program.passes import RUN, STOP_AT_PASS, Passes
+from emulator.program.runtime import NextFeatures
 from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS
 from emulator.program.training import Training
 from emulator.program.weights import Weights
@@ -22,6 +24,8 @@ class HostStep:
     """The graph of one host step."""
 
     training: Training
+    policy: PrecisionPolicy
+    next_features: NextFeatures
     weights: Weights
     order: StageOrder
     outfeed: tf.QueueBase
@@ -56,7 +60,7 @@ class HostStep:
         the request of each instance of a group."""
         values = self.weights.read()
         step = self.weights.step.read_value()
-        passes, means = Passes(self.training, self.order, self.stop).means(values, step)
+        passes, means = Passes(self.training, self.policy, self.next_features, self.order, self.stop).means(values, step)
         whole, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         if self.training.group:
             stop_requests, means = self._all_reduce(passes, means, step)
@@ -93,7 +97,7 @@ class HostStep:
         with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
             agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
         means = {name: total / group.size for name, total in totals.items()}
-        cast = self.training.policy.cast_instances_mean
+        cast = self.policy.cast_instances_mean
         return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
 
     def _apply_gradients(
@@ -118,7 +122,7 @@ class HostStep:
             value, slots = optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
             if decaying is not None and optimiser.decoupled_decay:
                 value -= rate * decay * decaying
-            operations += weights.put(name, self.training.policy.checked(value, f"the update of {name}"), slots, step)
+            operations += weights.put(name, self.policy.checked(value, f"the update of {name}"), slots, step)
         return operations
 
     def _decaying(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "np.ndarray"]
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A checkpoint to go on from, and its tensors, where this instance has read them; who loads them empties the dict."""
+
+    checkpoint: Checkpoint
+    values: Tensors
+
+    @property
+    def updates(self) -> int:
+        """The number of updates that are done."""
+        return self.checkpoint.iteration
 
 
 def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:

@@ -15,12 +15,23 @@ from Datasets.formats import class_names
 from Datasets.pipeline import augmentation, batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
-from emulator.program.training import LossScale
 from harness.options.update_rules import UPDATE_RULES
 from harness.programs import embedded, losses, metrics, optimisers
 from harness.programs.embedded import Batches
 from harness.run.run import Run
-from ipu_utils import CacheEntry, Features, InferenceProgram, Seed, Stream, TrainingProgram, WorkerGroup
+from ipu_utils import (
+    CacheEntry,
+    Features,
+    Inference,
+    InferenceProgram,
+    LossScale,
+    Score,
+    Seed,
+    Stream,
+    Training,
+    TrainingProgram,
+    WorkerGroup,
+)
 
 
 def training_program(
@@ -28,40 +39,34 @@ def training_program(
 ) -> TrainingProgram:
     """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
     the instances that train together; `cache_entry`: its place in the program cache."""
-    training = run.options.training
-    request = run.training_request(start)
-    return ipu_utils.compile_training(
-        run.segments,
-        run.trace,
-        run.plan,
+    stream = _stream(run, run.training_request(start), training=True)
+    return ipu_utils.compile_training(training(run, recording, group), stream, cache_entry)
+
+
+def training(run: Run, recording: bool = False, group: WorkerGroup | None = None) -> Training:
+    """Everything that decides the numbers of a run's training."""
+    options = run.options.training
+    return ipu_utils.Training(
+        segments=run.segments,
+        trace=run.trace,
+        plan=run.plan,
         seed=run.seed,
-        stream=_stream(run, request, training=True),
-        loss=partial(_loss, training.label_smoothing or 0.0),
+        loss=partial(_loss, options.label_smoothing or 0.0),
         correct=metrics.correct,
-        optimiser=optimisers.make(training, run.plan.global_batch),
-        scale=LossScale(training.loss_scaling, UPDATE_RULES[training.optimiser].linear),
-        weight_decay=training.weight_decay,
+        optimiser=optimisers.make(options, run.plan.global_batch),
+        scale=LossScale(options.loss_scaling, UPDATE_RULES[options.optimiser].linear),
+        weight_decay=options.weight_decay,
         decayed=run.decayed,
         trained=run.trained,
         recording=recording,
         group=group,
-        cache_entry=cache_entry,
     )
 
 
 def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
     """The validation program; sums are correct samples, those correct within five, loss and the number of real samples."""
-    return ipu_utils.compile_inference(
-        run.segments,
-        run.trace,
-        stream=_stream(run, run.validation_request(), training=False),
-        names=("correct", "samples", "top5", "loss"),
-        sums=_scores,
-        device=run.plan.stage_devices[0],
-        precision=run.plan.precision,
-        seed=run.seed,
-        cache_entry=cache_entry,
-    )
+    score = Score(("correct", "samples", "top5", "loss"), _scores)
+    return ipu_utils.compile_inference(_inference(run, score), _validation_stream(run), cache_entry)
 
 
 def answering_program(run: Run, most: int) -> InferenceProgram:
@@ -73,17 +78,8 @@ def answering_program(run: Run, most: int) -> InferenceProgram:
         columns = [tf.cast(part, tf.float64) for part in (labels[:, None], best.indices, best.values)]
         return {"answers": tf.concat(columns, axis=1)}
 
-    return ipu_utils.compile_inference(
-        run.segments,
-        run.trace,
-        stream=_stream(run, run.validation_request(), training=False),
-        names=("answers",),
-        sums=answers,
-        shape=(run.validation_batch, 1 + 2 * most),
-        device=run.plan.stage_devices[0],
-        precision=run.plan.precision,
-        seed=run.seed,
-    )
+    score = Score(("answers",), answers, (run.validation_batch, 1 + 2 * most))
+    return ipu_utils.compile_inference(_inference(run, score), _validation_stream(run))
 
 
 def validation_pictures(run: Run, records: Sequence[int]) -> list[np.ndarray]:
@@ -188,21 +184,32 @@ def prediction_program(run: Run, request: ReadRequest, pictures: Iterable[np.nda
     def prepare(_: Seed, features: Features) -> Features:
         return {**features, "image": run.source.on_device(features["image"], request)}
 
-    return ipu_utils.compile_inference(
-        run.segments,
-        run.trace,
-        stream=ipu_utils.stream_of(dataset, prepare),
-        names=("probabilities",),
-        sums=lambda logits, labels: {"probabilities": tf.nn.softmax(logits)[0]},
-        shape=(run.trace.operations[-1].result.elements,),
+    probabilities = Score(
+        ("probabilities",), lambda logits, _: {"probabilities": tf.nn.softmax(logits)[0]},
+        (run.trace.operations[-1].result.elements,),
+    )  # fmt: skip
+    return ipu_utils.compile_inference(_inference(run, probabilities), ipu_utils.stream_of(dataset, prepare))
+
+
+def _inference(run: Run, score: Score) -> Inference:
+    """Everything that decides the numbers of a run's validation."""
+    return Inference(
+        segments=run.segments,
+        trace=run.trace,
+        score=score,
         device=run.plan.stage_devices[0],
         precision=run.plan.precision,
+        seed=run.seed,
     )
 
 
 def _loss(smoothing: float, logits: tf.Tensor, features: Features) -> tf.Tensor:
     """Return the loss of each picture, or of the mixture that it has become."""
     return losses.cross_entropy(logits, features.get("labels", features["label"]), smoothing, features.get("shares"))
+
+
+def _validation_stream(run: Run) -> Stream:
+    return _stream(run, run.validation_request(), training=False)
 
 
 def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emulator.plan.timings import PhaseEnd
 from harness.programs import program_cache
@@ -13,7 +12,7 @@ from harness.run.run import Run
 from log import RunLog
 
 if TYPE_CHECKING:
-    from ipu_utils import InferenceProgram, TrainingProgram, WorkerGroup
+    from ipu_utils import CacheEntry, InferenceProgram, TrainingProgram, WorkerGroup
 
 
 def training_program(
@@ -21,32 +20,44 @@ def training_program(
 ) -> TrainingProgram:
     """The compiled training program, its data beginning at weight update `update`; `recording`: of its cells' times;
     `group`: the instances that train together."""
-    return _compiled(
-        run, log, "training", "Compilation time: {:.1f}s.", recording,
-        lambda build, cache_entry: build.training_program(run, update, recording, group, cache_entry),
-    )  # fmt: skip
+    imports = _import_builder(run)
+    from harness.programs import build
+
+    cache_entry = program_cache.cache_entry(run, "training", recording=recording)
+    program = build.training_program(run, update, recording, group, cache_entry)
+    _compile(program, imports, cache_entry, log, "Compilation time: {:.1f}s.")
+    return program
 
 
 def validation_program(run: Run, log: RunLog) -> InferenceProgram:
     """The compiled validation program."""
-    return _compiled(
-        run, log, "validation", "Validation program ready in {:.1f}s.", False,
-        lambda build, cache_entry: build.validation_program(run, cache_entry),
-    )  # fmt: skip
-
-
-def _compiled(run: Run, log: RunLog, kind: str, line: str, recording: bool, make: Callable[[Any, Any], Any]) -> Any:
-    """The program that `make` gives from the module that builds graphs and the place where programs of this kind are kept.
-    `line`: of the log, with the seconds that took."""
-    prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
-    program_cache.import_tensorflow(run)
+    imports = _import_builder(run)
     from harness.programs import build
 
-    started = time.perf_counter()
-    cache_entry = program_cache.cache_entry(run, kind, recording=recording)
-    program = make(build, cache_entry)
-    program.compile()
-    program.phase_ends[:0] = [prepared, PhaseEnd(compilation.IMPORTED, started)]
-    for text in (line.format(time.perf_counter() - started), *(cache_entry.report() if cache_entry else ())):
-        log.note(text)
+    cache_entry = program_cache.cache_entry(run, "validation", recording=False)
+    program = build.validation_program(run, cache_entry)
+    _compile(program, imports, cache_entry, log, "Validation program ready in {:.1f}s.")
     return program
+
+
+def _import_builder(run: Run) -> list[PhaseEnd]:
+    """Imports TensorFlow and the module that builds graphs; the ends of the run's preparation and of the imports."""
+    prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
+    program_cache.import_tensorflow(run)
+    from harness.programs import build  # noqa: F401
+
+    return [prepared, PhaseEnd(compilation.IMPORTED, time.perf_counter())]
+
+
+def _compile(
+    program: TrainingProgram | InferenceProgram,
+    imports: list[PhaseEnd],
+    cache_entry: CacheEntry | None,
+    log: RunLog,
+    line: str,
+) -> None:
+    """Makes a program ready to run. `line`: of the log, with the seconds since the imports."""
+    program.compile()
+    program.phase_ends[:0] = imports
+    for text in (line.format(time.perf_counter() - imports[-1].at), *(cache_entry.report() if cache_entry else ())):
+        log.note(text)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.options.sections import RunOptions
 from harness.run.run import Run
+
+if TYPE_CHECKING:
+    from harness.checkpoints.read import LoadedCheckpoint
+    from harness.processes.team import Team
 
 
 class Origin:
@@ -23,14 +28,22 @@ class Origin:
         """Lines on the weights and options that are taken over; OptionError where these options cannot go on from there."""
         return []
 
-    def is_complete(self, run: Run) -> bool:
-        """Return whether the call has nothing to do."""
-        return False
-
-    def as_complete(self, run: Run) -> str:
-        """Return the lines that a call prints which has nothing to do."""
-        return ""
-
     def check(self, run: Run) -> list[str]:
         """OptionError, or another error of wrong input, for what would stop this run later; lines for its description."""
         return []
+
+
+class TrainingOrigin(Origin, ABC):
+    """The origin of a training. `train.launch` calls these after the checks, in this order."""
+
+    def completion_report(self, run: Run) -> str | None:
+        """The lines that a call prints which has nothing to do; None if it has."""
+        return None
+
+    @abstractmethod
+    def read_checkpoint(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
+        """The run with lines on damaged checkpoints; the checkpoint that it goes on from, on the instance that reads it."""
+
+    @abstractmethod
+    def join(self, run: Run, team: Team, checkpoint: LoadedCheckpoint | None) -> tuple[Run, Path, LoadedCheckpoint | None]:
+        """The run as all instances name it, this one's folder for it, which is made, and the checkpoint on all of them."""

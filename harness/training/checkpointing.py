@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from harness.checkpoints import averages, find, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.optimiser_state import SlotUnits
+from harness.checkpoints.read import Tensors
 from harness.checkpoints.saved_state import Call
 from harness.checkpoints.write import SaveError
 from harness.run.arguments import ARITHMETIC, CALLS, RUN_ID, SEED
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.meter import Meter
-from harness.training.resume import Values
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -34,7 +34,7 @@ class Checkpointer:
         self._job, self._program, self._meter, self._calls = job, program, meter, calls
         self._divergence, self._best = divergence, best
         self.saved = -1  # updates that the newest checkpoint of this call has
-        self._unvalidated: tuple[Checkpoint, Values] | None = None
+        self._unvalidated: tuple[Checkpoint, Tensors] | None = None
         self._saved_at = time.monotonic()
 
     def begin(self, resumed: Checkpoint | None) -> None:
@@ -61,7 +61,7 @@ class Checkpointer:
             bool(minutes) and self._job.saves and self._job.team.first and time.monotonic() - self._saved_at > 60 * minutes
         )
 
-    def take(self) -> tuple[Checkpoint, Values]:
+    def take(self) -> tuple[Checkpoint, Tensors]:
         """The newest checkpoint and its tensors, which are held no longer."""
         newest, self._unvalidated = self._unvalidated, None
         return newest
@@ -129,7 +129,7 @@ class Checkpointer:
         if self._job.writes and (done != self.saved or done not in there):  # that file may be damaged and left out
             self.save(done)
 
-    def averages(self, done: int) -> list[tuple[Checkpoint, Values]]:
+    def averages(self, done: int) -> list[tuple[Checkpoint, Tensors]]:
         """The averages of the checkpoints of a run that has ended after `done` updates, saved, with their tensors."""
         job, pairs = self._job, []
         for name, amount in averages.requested(job.run.options.training):

@@ -12,6 +12,7 @@ from pathlib import Path
 from base.process.signals import Signals, StopRequest
 from base.storage import locks
 from harness.checkpoints import write
+from harness.checkpoints.read import LoadedCheckpoint
 from harness.checkpoints.write import SaveError, Writer
 from harness.commands import run_log
 from harness.evaluation import inference_record
@@ -22,7 +23,6 @@ from harness.run.run import Run
 from harness.training import endings
 from harness.training.divergence import remedies
 from harness.training.job import Job
-from harness.training.resume import LoadedCheckpoint
 from harness.training.start import recorded_values
 from log import RunLog
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from base.errors import OptionError
 from base.fields import ONE_CALL
 from harness.checkpoints import compatibility, find, read, run_record, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.checkpoints.read import LoadedCheckpoint
 from harness.commands import autoresume, entry
 from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
@@ -21,25 +22,13 @@ from harness.processes.folders import check_writable
 from harness.processes.team import Team
 from harness.run import cluster as clusters
 from harness.run.arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
-from harness.run.origin import Origin
+from harness.run.origin import TrainingOrigin
 from harness.run.run import Run
 
-if TYPE_CHECKING:
-    import numpy as np
-
-Values = dict[str, "np.ndarray"]
 OF_NEW_RUNS, IN_ITS_FOLDER = ("log_dir", "logs_path", "name_suffix"), "a resumed run goes on in its own folder"
 
 
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """A checkpoint to go on from, and its tensors, where this instance has read them; who loads them empties the dict."""
-
-    checkpoint: Checkpoint
-    values: Values
-
-
-class NewRun(Origin):
+class NewRun(TrainingOrigin):
     """Initial weights, or those of --init-path."""
 
     def notes(self, options: RunOptions) -> list[str]:
@@ -49,14 +38,14 @@ class NewRun(Origin):
             find.initial(Path(given))
         return []
 
-    def read(self, run: Run) -> tuple[Run, None]:
+    def read_checkpoint(self, run: Run) -> tuple[Run, None]:
         """Read nothing: --init-path is read when the program is there."""
         return run, None
 
-    def join(self, run: Run, team: Team, saved: None) -> tuple[Run, Path, None]:
+    def join(self, run: Run, team: Team, checkpoint: None) -> tuple[Run, Path, None]:
         """The run as all instances name it, and this one's folder for it, which is made."""
         run = replace(run, run_id=team.broadcast_text(_new_id()))
-        return *folders.begin(run, team), saved
+        return *folders.begin(run, team), checkpoint
 
     def check(self, run: Run) -> list[str]:
         """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's."""
@@ -72,7 +61,7 @@ class NewRun(Origin):
         return []
 
 
-class SavedRun(Origin):
+class SavedRun(TrainingOrigin):
     """The newest whole checkpoint of the run in a folder."""
 
     def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
@@ -127,13 +116,14 @@ class SavedRun(Origin):
             )
         return [*lines, *self._latest[1]]
 
-    def is_complete(self, run: Run) -> bool:
+    def _is_complete(self, run: Run) -> bool:
         """Return whether a repeated call has nothing to do."""
         return self._repeated and self.newest is not None and autoresume.is_complete(run, self.folder, self.updates)
 
-    def as_complete(self, run: Run) -> str:
-        """Return the lines of a repeated call that has nothing to do: warnings, the options that differ from the recorded
-        ones, and the end of the run."""
+    def completion_report(self, run: Run) -> str | None:
+        """Warnings, the options that differ from the recorded ones, and the end of the run, of a repeated call."""
+        if not self._is_complete(run):
+            return None
         warnings = [line for line in run.notes if line.startswith("warning")]
         differing = overrides(run, self.recorded)
         end = f"The run in {self.folder} is complete, after {self.updates} updates"
@@ -168,13 +158,13 @@ class SavedRun(Origin):
         if newest:
             _check_seed(run, newest)
             compatibility.check_saved(run, newest)
-        if not self.is_complete(run):
+        if not self._is_complete(run):
             last_update(run, self.updates)
         if missing and run.cluster.instance == 0:
             raise missing
         check_writable(self.folder, goes_on=True)
         write.check_writable(self.folder, self.updates)
-        elsewhere = _other_arithmetic(run, newest) if newest and not self.is_complete(run) else []
+        elsewhere = _other_arithmetic(run, newest) if newest and not self._is_complete(run) else []
         return [*overrides(run, self.recorded), *other_data(run, recorded), *elsewhere]
 
     def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
@@ -182,13 +172,13 @@ class SavedRun(Origin):
         gives them wants a training on them. In the midst of a run pictures may have been mended."""
         changed = _changed_data(run, recorded) or ["other classes"] * other_class_names(recorded, run.source.spec)
         elsewhere = recorded.get("data_dir") not in (None, run.data_dir)
-        if self._repeated and changed and (elsewhere or self.is_complete(run)):
+        if self._repeated and changed and (elsewhere or self._is_complete(run)):
             raise OptionError(
                 f"the run in {self.folder} is of other data than these ({', '.join(changed)}): give --logs-path another "
                 "folder to train on these, or put the earlier data back"
             )
 
-    def read(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
+    def read_checkpoint(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
         """Return the run with lines on checkpoints that turn out damaged only now, and the newest sound one with its tensors
         (instance 0 only; None on the others)."""
         if run.cluster.instance:
@@ -197,16 +187,16 @@ class SavedRun(Origin):
         lines = [line for line in damaged if line not in run.notes]
         return replace(run, notes=(*run.notes, *lines)), LoadedCheckpoint(checkpoint, values)
 
-    def join(self, run: Run, team: Team, saved: LoadedCheckpoint | None) -> tuple[Run, Path, LoadedCheckpoint]:
+    def join(self, run: Run, team: Team, checkpoint: LoadedCheckpoint | None) -> tuple[Run, Path, LoadedCheckpoint]:
         """The run as all instances name it, this one's folder of it, and the checkpoint of instance 0."""
         began_with = self.recorded.get("init_path")
         training = replace(run.options.training, init_path=began_with)  # whatever a repeated call gives now
         run = replace(run, options=replace(run.options, training=training))
         known = run_record.run_id(self.folder) if team.first else ""
         run = replace(run, run_id=team.broadcast_text(known or _new_id()))
-        updates = int(team.broadcast_text(str(saved.checkpoint.iteration) if saved else ""))
-        saved = saved or LoadedCheckpoint(Checkpoint.at(self.folder, updates), {})  # the tensors come from instance 0
-        return *folders.resume(run, team, self.folder), saved
+        updates = int(team.broadcast_text(str(checkpoint.updates) if checkpoint else ""))
+        checkpoint = checkpoint or LoadedCheckpoint(Checkpoint.at(self.folder, updates), {})  # tensors come from instance 0
+        return *folders.resume(run, team, self.folder), checkpoint
 
 
 def last_update(run: Run, done: int) -> int:

@@ -15,6 +15,7 @@ from base.fields import LENGTH
 from base.storage.tables import ExpectedRows
 from harness.checkpoints import averages, compatibility, find, read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
 from harness.options.sections import with_trait
 from harness.processes.team import Team
@@ -23,7 +24,7 @@ from harness.run.length import TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.resume import LoadedCheckpoint, Values, other_data, overrides
+from harness.training.resume import other_data, overrides
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -37,7 +38,7 @@ class InitialState:
     meter: Meter
     calls: list[saved_state.Call]
     checkpoint: Checkpoint | None = None
-    values: Values = field(default_factory=dict)
+    values: Tensors = field(default_factory=dict)
     validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -132,9 +133,9 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
     return InitialState(meter, calls, checkpoint, values, rows)
 
 
-def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Values:
+def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
-    taken: Values = {}
+    taken: Tensors = {}
     if job.team.first:
         taken, lines = compatibility.going_on(job.run, saved.checkpoint, saved.values)
         for line in lines:

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.read import Tensors
 from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.reports import validated_rows
 from harness.training.job import Job
-from harness.training.resume import Values
 
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
@@ -38,7 +38,7 @@ class Validator:
         """Built when the first checkpoint comes."""
         return self._built.enter_context(compiling.validation_program(self._job.run, self._job.log))
 
-    def validate(self, checkpoint: Checkpoint, values: Values) -> None:
+    def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
         """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
         run, log = self._job.run, self._job.log
         if not run.options.checkpoint.validation or not run.source.spec.validation_images:  # the log's head tells of these
