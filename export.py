@@ -21,11 +21,11 @@ from base import bounds
 from base.process import command_line, tf_runtime
 from base.storage import files
 from harness.commands import entry
-from harness.export import agreement, formats, network, pictures, placed, request
+from harness.export import agreement, export_options, formats, network, pictures, placed
 from harness.export.agreement import ExportError
+from harness.export.export_options import Request
 from harness.export.formats import FORMATS, Content
 from harness.export.network import Network
-from harness.export.request import Request
 from harness.programs import embedded
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def main(argv: list[str]) -> int:
     """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
     if entry.answered(argv, "train"):
         return 0
-    asked = request.parse(argv)
+    asked = export_options.parse(argv)
     if asked is None:
-        print(request.parser().format_help(), end="")
+        print(export_options.parser().format_help(), end="")
         return 0
     formats.check_packages(asked.formats)
     exported = network.opened(asked.path, asked.words)

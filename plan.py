@@ -15,11 +15,11 @@ if __name__ == "__main__":  # before what takes time to import
 import sys
 from collections.abc import Sequence
 
-from emulator.planner.prediction import predict
+from emulator.cost_model.prediction import predict
 from harness.commands import entry
-from harness.planning import page, request, searched, table, written
-from harness.planning.request import Request
-from harness.planning.searched import Planned
+from harness.pod_planning import json_text, page, plan_options, planned_config, table
+from harness.pod_planning.plan_options import Request
+from harness.pod_planning.planned_config import Planned
 from harness.reports import output
 
 
@@ -27,15 +27,15 @@ def main(argv: Sequence[str]) -> int:
     """Predictions of every configuration on every system, printed and written where the call asks for them."""
     if entry.answered(list(argv), "train"):
         return 0
-    asked = request.parse(argv)
+    asked = plan_options.parse(argv)
     if asked.help:
-        print(table.help_text(request.parser()), end="")
+        print(table.help_text(plan_options.parser()), end="")
         return 0
-    planned = searched.fastest(asked) if asked.search else plan(asked)
+    planned = planned_config.fastest(asked) if asked.search else plan(asked)
     if asked.html:
         output.whole(asked.html, page.of(planned))
     if asked.json:
-        written.json_file(planned, asked.json)
+        json_text.json_file(planned, asked.json)
     if asked.json != "-":
         print(table.report(planned))
     return 0
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def plan(asked: Request) -> list[Planned]:
     """Return one prediction for each configuration and system, in the order of the call."""
-    return [Planned(name, predict(work, system), run) for name, run, work, system in request.cases(asked)]
+    return [Planned(name, predict(work, system), run) for name, run, work, system in plan_options.cases(asked)]
 
 
 if __name__ == "__main__":

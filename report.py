@@ -19,19 +19,19 @@ from functools import partial
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
-from harness.pages import measuring, page, request, run_folder
+from harness.pages import measuring, page, report_options, run_folder
 from harness.pages.page import Reported
 from harness.pages.run_folder import RunFolder
 
 
 def main(argv: list[str]) -> int:
     """parse -> read -> evaluate -> write."""
-    asked = request.parse(argv, __doc__)
+    asked = report_options.parse(argv, __doc__)
     runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in asked.runs]
-    request.check(asked)
+    report_options.check(asked)
     left_out = "--no-evaluation was given"
     reported = [_evaluated(*each) if asked.evaluate else Reported(each[0], missing=left_out) for each in runs]
-    request.write(asked, page.of(reported))
+    report_options.write(asked, page.of(reported))
     print(asked.target)
     return 0
 

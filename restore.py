@@ -12,7 +12,7 @@ from pathlib import Path
 
 from base.errors import OptionError
 from harness.commands import entry, hints
-from harness.training.resume import SavedRun
+from harness.training.origins import SavedRun
 from train import launch
 
 

@@ -34,15 +34,15 @@ from base.process.signals import StopRequest
 from base.storage import files, locks
 from harness.commands import entry, hints
 from harness.run import cluster
-from harness.sweeping import block, planned, request, trials, workers, written
+from harness.sweeping import block, planned, sweep_options, trials, workers, written
 from harness.sweeping.board import Board
 from harness.sweeping.planned import Planned
-from harness.sweeping.request import Request
+from harness.sweeping.sweep_options import Request
 
 
 def main(argv: list[str]) -> int:
     """read -> check every trial -> train those that are not complete -> compare. 1 if a trial has failed."""
-    asked = request.parse(argv, __doc__)
+    asked = sweep_options.parse(argv, __doc__)
     if cluster.under_poprun(os.environ):
         raise OptionError("sweep.py starts a process for each trial: start it without poprun")
     sweep = block.read(asked.file, asked.name)

@@ -22,12 +22,12 @@ from harness.processes.team import Team
 from harness.programs import compiling
 from harness.run.origin import TrainingOrigin
 from harness.training import endings
+from harness.training.initial_state import initial_state
 from harness.training.job import Job
 from harness.training.loop import TrainingLoop
-from harness.training.opening import opened
+from harness.training.opened_run import opened
+from harness.training.origins import NewRun, SavedRun, last_update
 from harness.training.profiling import UpdateProfiler
-from harness.training.resume import NewRun, SavedRun, last_update
-from harness.training.start import initial_state
 from harness.training.validating import Validator
 
 

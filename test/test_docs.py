@@ -29,15 +29,15 @@ PACKAGES = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness",
 # scripts with flags of their own, by the page that prints them, and flags of other programs
 TOOLS = {
     "own-pictures.md": ("tools/datasets/convert.py", "tools/datasets/verify.py", "tools/import_weights.py"),
-    "reading-a-run.md": ("weight_avg.py", "harness/pages/request.py", "runs.py"),
-    "export.md": ("harness/export/request.py",),
-    "comparison.md": ("harness/export/request.py",),
+    "reading-a-run.md": ("weight_avg.py", "harness/pages/report_options.py", "runs.py"),
+    "export.md": ("harness/export/export_options.py",),
+    "comparison.md": ("harness/export/export_options.py",),
     "half-precision.md": ("tools/compare_runs.py",),
-    "sweeps.md": ("harness/sweeping/request.py",),
+    "sweeps.md": ("harness/sweeping/sweep_options.py",),
     "measured.md": ("tools/findings.py",),
-    "planner.md": ("harness/planning/request.py", "tools/fit_planner.py"),
-    "README.md": ("harness/planning/request.py",),
-    "installing.md": ("harness/planning/request.py",),
+    "planner.md": ("harness/pod_planning/plan_options.py", "tools/fit_planner.py"),
+    "README.md": ("harness/pod_planning/plan_options.py",),
+    "installing.md": ("harness/pod_planning/plan_options.py",),
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},

@@ -50,7 +50,7 @@ FLOORS = (
     ("Datasets.sources",),
     ("Models", "LR_Schedules", "Datasets", "log"),
     ("tools.datasets", "emulator.plan"),
-    ("emulator.planner",),
+    ("emulator.cost_model",),
     ("emulator.native",),
     ("emulator.layers",),
     ("emulator.program",),
@@ -59,11 +59,12 @@ FLOORS = (
     ("harness.run",),
     ("harness.checkpoints", "harness.reports"),
     ("harness.processes",),
+    ("harness.objective",),
     ("harness.programs",),
     ("harness.evaluation",),
     ("harness.commands",),
     ("harness.pages",),
-    ("harness.training", "harness.planning", "harness.finetuning", "harness.export"),
+    ("harness.training", "harness.pod_planning", "harness.finetuning", "harness.export"),
     ("harness.sweeping", "harness.completion"),
     (
         "train",
@@ -87,8 +88,7 @@ FILES = [ROOT / f"{name}.py" for name in (*SCRIPTS, *FACES)] + [
 ]
 # building graphs is their work; everything else must answer before TensorFlow is there
 TENSORFLOW = ("ipu_utils", "base.draws", "base.tracing", "Datasets.pipeline", "emulator.layers", "emulator.program")
-TENSORFLOW += ("tools.datasets.example_checks",)
-TENSORFLOW += tuple(f"harness.programs.{name}" for name in ("build", "losses", "metrics", "optimisers"))
+TENSORFLOW += ("tools.datasets.example_checks", "harness.objective", "harness.programs.build")
 
 
 def module(path: Path) -> str:

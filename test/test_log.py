@@ -28,7 +28,7 @@ from harness.processes import folders
 from harness.processes.team import Team
 from harness.reports import trackers
 from harness.run.length import TrainingLength
-from harness.training import start
+from harness.training import initial_state
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
 
@@ -251,7 +251,7 @@ def test_what_vouches_for_a_state(tmp_path):
         length = TrainingLength.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
         run, own = SimpleNamespace(length=length, step_increment=1), log.RunLog(tmp_path / name, console=False)
         job = Job(run, Team(), tmp_path, own, writer=None, signals=None, mlperf=None, profile=None)
-        steps = start.meter_state(job, found, state)["host_steps"]
+        steps = initial_state.meter_state(job, found, state)["host_steps"]
         assert steps == (1 if name == "neither" else 700)
         assert ("without anything that vouches for its" in (tmp_path / name / "log.txt").read_text()) == (name == "neither")
 
@@ -265,19 +265,19 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
     call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, length=now)
     for validated in (True, False):
         (tmp_path / "arguments.json").write_text(json.dumps({**found, "validation": validated}))
-        expected_rows = {name: rows().points for name, rows in start.expected_rows(call, tmp_path).items()}
+        expected_rows = {name: rows().points for name, rows in initial_state.expected_rows(call, tmp_path).items()}
         assert expected_rows == {"training.csv": [5, 10, 15, 20, 25, 30, 35, 40], "validation.csv": [25, 40] * validated}
     later, calls = {**found, "logs_per_epoch": 5, "validation": True}, [["ab", 0], ["cd", 20], ["ef", 20], ["gh", 30]]
     for made in (2, 3, 4):
         (tmp_path / "arguments_restore.json").write_text(json.dumps({**later, "calls": calls[:made]}))
-        expected_rows = {name: rows() for name, rows in start.expected_rows(call, tmp_path).items()}
+        expected_rows = {name: rows() for name, rows in initial_state.expected_rows(call, tmp_path).items()}
         unknown, since = (20, calls[made - 1][1]), slice(made == 4, None)
         assert expected_rows["training.csv"] == ExpectedRows([5, 10, 15, 20, *[30, 35, 40][since]], unknown)
         assert expected_rows["validation.csv"] == ExpectedRows([25, 40][since], unknown)  # the first call had none
     (tmp_path / "arguments.json").unlink()
-    assert start.expected_rows(call, tmp_path)["training.csv"]() == ExpectedRows([35, 40], (0, 30))
+    assert initial_state.expected_rows(call, tmp_path)["training.csv"]() == ExpectedRows([35, 40], (0, 30))
     (tmp_path / "arguments_restore.json").unlink()  # nothing else tells it
-    assert start.expected_rows(call, tmp_path)["training.csv"]() == ExpectedRows(now.log_points())
+    assert initial_state.expected_rows(call, tmp_path)["training.csv"]() == ExpectedRows(now.log_points())
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):

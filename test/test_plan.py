@@ -14,7 +14,7 @@ import yaml
 from commands import run, succeed
 
 from base.plugins import ROOT
-from harness.planning import request
+from harness.pod_planning import plan_options
 from harness.reports import svg
 
 CONFIGURATIONS = [
@@ -70,7 +70,7 @@ def test_the_page_needs_nothing_else(tmp_path):
 def test_a_run_s_folder_says_what_is_planned(tmp_path):
     """--restore-path takes the options that a run recorded, whole, and others override them, as in train.py."""
     words = ("--config", "quickstart", "--epochs-per-ckpt", 2, "--global-batch-size", 64)
-    prepared = request.run_of([str(word) for word in words])
+    prepared = plan_options.run_of([str(word) for word in words])
     recorded = tmp_path / "arguments.json"
     recorded.write_text(json.dumps({**prepared.options.values(), "total_replicas": prepared.plan.options.replicas}))
     one, other = (json.loads(succeed("plan", *given, "--json", "-").out) for given in (words, ("--restore-path", tmp_path)))

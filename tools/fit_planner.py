@@ -33,12 +33,12 @@ import numpy as np
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line
-from emulator.planner import constants
-from emulator.planner.constants import BOUNDS, NAMES, PRIOR, Constants
-from emulator.planner.prediction import predict
-from emulator.planner.systems import SYSTEMS
-from emulator.planner.workload import Workload
-from harness.planning.request import run_of
+from emulator.cost_model import constants
+from emulator.cost_model.constants import BOUNDS, NAMES, PRIOR, Constants
+from emulator.cost_model.prediction import predict
+from emulator.cost_model.systems import SYSTEMS
+from emulator.cost_model.workload import Workload
+from harness.pod_planning.plan_options import run_of
 from harness.reports import svg
 
 RATE_ERROR, PRIOR_FACTOR = 0.05, 2.0
@@ -99,7 +99,7 @@ RUNS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; writes constants and picture where asked."""
     parser = command_line.Parser(description="Fits the planner's constants to published rates.")
-    parser.add_argument("--write", action="store_true", help="put the constants into emulator/planner/constants.py")
+    parser.add_argument("--write", action="store_true", help="put the constants into emulator/cost_model/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
     asked = parser.parse_args(argv)
     workloads = [run_of(row.options.split()).workload() for row in ROWS]
@@ -193,7 +193,7 @@ def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence
 
 def _write(fitted: Constants) -> None:
     """Puts the constants into the module that holds them."""
-    path = plugins.ROOT / "emulator/planner/constants.py"
+    path = plugins.ROOT / "emulator/cost_model/constants.py"
     values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
     text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     path.write_text(text, encoding="utf-8")

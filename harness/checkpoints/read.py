@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from base.fields import brief
-from base.storage import input_files
+from base.storage import input_files, tensor_bundle
 from emulator.plan.checkpoint_tensors import STEP
-from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state, tensor_bundle
+from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
 from harness.checkpoints.saved_state import ITERATION
 from harness.run.arguments import RUN_ID

@@ -13,7 +13,7 @@ from typing import NoReturn
 from base import plugins
 from base.process import commands
 from Datasets.sources.catalogue import table
-from emulator.planner.systems import SYSTEMS
+from emulator.cost_model.systems import SYSTEMS
 from harness.checkpoints import npz_weights
 from harness.export.formats import FORMATS
 from harness.options import sources

@@ -14,9 +14,9 @@ from base.process import tf_runtime
 from Datasets._spec import ReadRequest
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import answers, inference_record, photographs
+from harness.evaluation import answers, inference_record, predict_inputs
 from harness.evaluation.answers import Answer
-from harness.evaluation.photographs import Photographs
+from harness.evaluation.predict_inputs import Photographs
 from harness.reports import profile
 from harness.run.run import Run
 from log import RunLog
@@ -52,7 +52,7 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     from harness.programs.build import prediction_program
 
     options = run.options.checkpoint
-    listed = photographs.listed(options.predict)
+    listed = predict_inputs.listed(options.predict)
     for warning in listed.warnings:
         log.note(warning)
     request = dataclasses.replace(run.request(1), host_normalise=False)
@@ -106,7 +106,7 @@ def loaded(
                 return {path: picture for each in paths for path, picture in some([each]).items()}
             if paths[0] not in listed.of_folders:
                 raise
-            note(photographs.left_out(str(error)))
+            note(predict_inputs.left_out(str(error)))
             return {}
 
     for first in range(0, len(listed.paths), _TOGETHER):

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import answers, photographs
+from harness.evaluation import answers, predict_inputs
 from harness.processes import folders
 from harness.run.origin import Origin
 from harness.run.run import Run
@@ -27,7 +27,7 @@ class SavedWeights(Origin):
         options, warnings = run.options.checkpoint, ()
         answers.check(options.output, options.predict)
         if options.predict:
-            warnings = photographs.listed(options.predict).warnings
+            warnings = predict_inputs.listed(options.predict).warnings
         else:
             folders.check(run)
         return [*warnings, *compatibility.check_model(run, self.checkpoints)]

@@ -16,7 +16,7 @@ from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli, entry
 from harness.evaluation import inference_record
-from harness.export.request import SCRIPT
+from harness.export.export_options import SCRIPT
 from harness.options.sections import COMMAND_LINE, RunOptions, flag
 from harness.run.resolve import prepare
 from harness.run.run import Run

@@ -20,7 +20,7 @@ from Datasets._spec import DataSpec, ReadRequest
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
-from harness.evaluation import answers, photographs, predictions
+from harness.evaluation import answers, predict_inputs, predictions
 from harness.evaluation.answers import Answer
 from harness.export import formats
 from harness.export.network import LABELS, PREPROCESSING
@@ -70,7 +70,7 @@ def predict(file: ExportedFile) -> int:
     """Print the classes that the file finds in the photographs, in its own runtime; the exit code."""
     _check_there(file.path)
     formats.check_packages([file.format])
-    listed = photographs.listed(file.photographs)
+    listed = predict_inputs.listed(file.photographs)
     for warning in listed.warnings:
         print(warning)
     about, names = _about(file.path.absolute().parent), class_names.read(file.path.absolute().parent)

@@ -1,7 +1,7 @@
 """Every option of the scripts, typed.
 
 Each argument group is a frozen section; the device layer declares its own. A section checks nothing that needs another
-section; rules between options are rows of the tables in `harness/options/exclusive.py` and `harness/run/checks.py`. The
+section; rules between options are rows of the tables in `harness/options/exclusive.py` and `harness/run/rule_tables.py`. The
 model's and the schedule's own options are the `Options` classes of their plug-ins.
 """
 

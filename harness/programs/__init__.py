@@ -1,1 +1,1 @@
-"""The programs of a run: data, loss, update rule; the program cache."""
+"""The programs of a run: data, objective, plan; the program cache."""

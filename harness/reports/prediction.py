@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from base.process import commands
-from emulator.planner import systems
-from emulator.planner.prediction import Prediction, check_tiles, predict
+from emulator.cost_model import systems
+from emulator.cost_model.prediction import Prediction, check_tiles, predict
 
 if TYPE_CHECKING:
     from harness.run.run import Run

@@ -13,7 +13,7 @@ from harness.options.sections import RunOptions, flag
 from harness.run.data import family
 
 if TYPE_CHECKING:
-    from harness.run.checks import Resolved
+    from harness.run.rule_tables import Resolved
 
 
 def classes(options: RunOptions) -> None:

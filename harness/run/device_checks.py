@@ -14,7 +14,7 @@ from harness.run.update_checks import check_matched, only_moving, trained_names
 from Models import _norms
 
 if TYPE_CHECKING:
-    from harness.run.checks import Resolved, TracedOptions
+    from harness.run.rule_tables import Resolved, TracedOptions
 
 
 def forced_precision(traced: TracedOptions) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from base import plugins
 from base.errors import OptionError
 from base.fields import LENGTH, TRAINING_ONLY, is_text
+from emulator.cost_model.balance import balanced
 from emulator.plan import plan as plans
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
@@ -20,10 +21,9 @@ from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import Precision
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
-from emulator.planner.balance import balanced
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
-from harness.run import checks, data
 from harness.run import cluster as clusters
+from harness.run import data, rule_tables
 from harness.run.cluster import Cluster
 from harness.run.length import TrainingLength
 from harness.run.run import Run
@@ -47,13 +47,13 @@ def prepare(
     cluster = clusters.find(requested, environ, training)
     options = replace(requested, device=_device_options(requested, cluster, total_replicas))
     model = plugins.load("Models", options.main.model)
-    checks.check(checks.BEFORE_DATA, options)
+    rule_tables.check(rule_tables.BEFORE_DATA, options)
     source = (data.for_predictions if options.checkpoint.predict else data.open_source)(options.dataset, environ)
     family = data.family(options.dataset.dataset)
     image_size = options.dataset.image_size or model.image_size(options.model, family)
     segments = model.build(options.model, family, source.spec.num_classes, options.two_pass_norms)
     traced = _trace(segments, image_size, data.channels(options.dataset))
-    checks.check(checks.BEFORE_PLAN, checks.TracedOptions(options=options, trace=traced))
+    rule_tables.check(rule_tables.BEFORE_PLAN, rule_tables.TracedOptions(options=options, trace=traced))
     plan, length = _plan_and_length(options, traced, source.spec.train_images, training, cluster)
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(
@@ -74,7 +74,7 @@ def prepare(
     )
     if training and plans.cuts_itself(options.device):
         run = replace(run, plan=balanced(run.workload()).plan)
-    checked = checks.check_run(checks.Resolved(run=run, requested=requested, environ=environ))
+    checked = rule_tables.check_run(rule_tables.Resolved(run=run, requested=requested, environ=environ))
     return replace(run, notes=(*notes, *source.spec.notes, *checked))
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from Datasets._spec import DataSource, ReadRequest
+from emulator.cost_model.workload import Workload
 from emulator.native import library
 from emulator.plan import machine
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
-from emulator.planner.workload import Workload
 from harness.options.sections import RunOptions
 from harness.options.update_rules import UPDATE_RULES, named_by
 from harness.run import data, host_memory

@@ -14,7 +14,7 @@ from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 from harness.options.update_rules import UPDATE_RULES, rmsprop_decay
 
 if TYPE_CHECKING:
-    from harness.run.checks import Resolved, TracedOptions
+    from harness.run.rule_tables import Resolved, TracedOptions
 
 LOWEST_RATE = 1e-9  # moves no weight of size 0.01 by the last bit of FP32
 EXPONENTS = "from -14 to -5"  # of the published recipes

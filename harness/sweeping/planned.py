@@ -29,10 +29,10 @@ from harness.run.resolve import prepare
 from harness.run.run import Run
 from harness.sweeping import trials
 from harness.sweeping.block import Setting, Sweep
-from harness.sweeping.request import Request
 from harness.sweeping.results import Metric
+from harness.sweeping.sweep_options import Request
 from harness.sweeping.trials import Trial
-from harness.training.resume import NewRun
+from harness.training.origins import NewRun
 
 SEED = ("--seed", "1")  # of trials that nobody gives one: they are to differ by what varies alone
 _OF_COMMAND_LINE = re.compile(r"command line: (--[\w-]+)(: )?(.*)", re.DOTALL)

@@ -15,10 +15,10 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.reports import trackers
 from harness.training.checkpointing import SAFETY, Checkpointer
 from harness.training.divergence import Divergence
+from harness.training.initial_state import InitialState
 from harness.training.job import Job
 from harness.training.meter import TimeLeft
 from harness.training.profiling import Progress, UpdateProfiler
-from harness.training.start import InitialState
 from harness.training.validating import Validator
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.errors import DataError
-from base.storage import checksums
+from base.storage import checksums, tensor_bundle
 from Datasets import cifar, fashion_mnist
 from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, idx, tfrecord
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
-from harness.checkpoints import tensor_bundle, write
+from harness.checkpoints import write
 from tools.datasets import listings
 
 SETTINGS = settings(

@@ -34,7 +34,7 @@ from Datasets import imagefolder, imagenet
 from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, image_folder, tf_example, tfrecord_recovery
 from Datasets.formats.tfrecord_recovery import Damage, Record
-from Datasets.pipeline import decoding, photographs
+from Datasets.pipeline import decoding, photograph_stream
 from Datasets.sources import generated
 from harness.commands import cli
 from harness.evaluation import predictions
@@ -205,8 +205,10 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
         got = session.run(decoding.whole(tf.constant(data))).astype(float)
         zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(data, 1, "any"))
         element = {"payload": payload, "due": zero, "record": zero, "epoch": zero, "position": zero}
-        element |= photographs._drawn(zero, zero, request())
-        crops = [session.run(photographs._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)]
+        element |= photograph_stream._drawn(zero, zero, request())
+        crops = [
+            session.run(photograph_stream._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)
+        ]
     assert got.shape == wanted.shape
     assert np.abs(got - wanted).mean() < 4  # JPEG, and black ink
     assert all(crop.shape == (32, 32, 3) and crop.std() > 10 for crop in crops)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from base.errors import DataError
 from base.process import command_line, tf_runtime
 from base.process.progress import Progress
-from tools.datasets import checks
+from tools.datasets import dataset_checks
 
 if TYPE_CHECKING:
     from tools.datasets.example_checks import ExampleChecker
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 
         return ExampleChecker(arguments.decode)
 
-    work = checks.work(Path(arguments.folder), arguments.num_classes, checker)
+    work = dataset_checks.work(Path(arguments.folder), arguments.num_classes, checker)
     for note in work.notes:
         print(note)
     for finding in work.findings:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
-from base.storage import input_files
-from harness.checkpoints import find, manifest, read, run_record, saved_state, tensor_bundle, write
+from base.storage import input_files, tensor_bundle
+from harness.checkpoints import find, manifest, read, run_record, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import CALLS, RUN_ID
 from log import TRAINING_COLUMNS, RunLog

@@ -12,8 +12,9 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
+from base.storage import tensor_bundle
 from emulator.program.weights import Weights
-from harness.checkpoints import compatibility, saved_state, tensor_bundle, write
+from harness.checkpoints import compatibility, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli
 from harness.options.update_rules import UPDATE_RULES

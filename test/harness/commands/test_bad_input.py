@@ -21,8 +21,8 @@ from base import plugins
 from harness.checkpoints import read, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run import arguments
-from harness.training import resume
-from harness.training.start import known_names
+from harness.training import origins
+from harness.training.initial_state import known_names
 
 ROOT = plugins.ROOT
 SCRIPTS = ("train", "validation", "restore")
@@ -328,7 +328,7 @@ def test_other_records_of_the_same_number_are_warned_of():
     run = SimpleNamespace(source=SimpleNamespace(spec=spec, digest=lambda: "b"))
     for digest, said in (("a", True), ("b", False), (None, False)):
         recorded = {"train_images": 3, "validation_images": 2, "records_digest": digest}
-        assert any("others or in another order" in line for line in resume.other_data(run, recorded)) == said
+        assert any("others or in another order" in line for line in origins.other_data(run, recorded)) == said
 
 
 def test_a_run_that_was_alone_has_one_instance():

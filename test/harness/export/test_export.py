@@ -24,7 +24,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
-from harness.export import agreement, formats, request
+from harness.export import agreement, export_options, formats
 from harness.export.agreement import FP16, FP32, INT8
 from harness.export.formats import FORMATS
 
@@ -342,4 +342,4 @@ def test_bounds(given, fits):
 def test_the_pages_calls_are_understood():
     pages = [plugins.ROOT / "README.md", *(plugins.ROOT / "docs").glob("*.md")]
     calls = [call for page in pages for call in re.findall(r"python export\.py ([^#\n]*)", page.read_text())]
-    assert len(calls) >= 3 and all(request.parse(shlex.split(call)) for call in calls)
+    assert len(calls) >= 3 and all(export_options.parse(shlex.split(call)) for call in calls)

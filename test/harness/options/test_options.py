@@ -581,8 +581,8 @@ def test_hint_is_recorded_and_said_and_changes_nothing(key):
     before, after = fingerprint(" ".join(base)), fingerprint(" ".join(words))
     differ = {name for name in before if before[name] != after[name]}
     assert differ == set()
-    planner = set((EMULATOR / "planner").glob("*.py"))  # which predicts what a POD would do, and changes nothing
-    files = set(EMULATOR.rglob("*.py")) - planner
+    cost_model = set((EMULATOR / "cost_model").glob("*.py"))  # which predicts what a POD would do, and changes nothing
+    files = set(EMULATOR.rglob("*.py")) - cost_model
     readers = {path.name for path in files if f"options.{key}" in path.read_text(encoding="utf-8")}
     assert readers == ({"plan.py"} if key in EXCLUDED else set())
 

@@ -24,7 +24,7 @@ from harness.run.length import TrainingLength
 from harness.run.run import Run
 from harness.training.job import Job
 from harness.training.meter import Meter, state_of_rows
-from harness.training.resume import other_data, overrides
+from harness.training.origins import other_data, overrides
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from emulator.planner.systems import SYSTEMS, System
-from emulator.planner.workload import Workload
+from emulator.cost_model.systems import SYSTEMS, System
+from emulator.cost_model.workload import Workload
 
 LARGEST_PIPELINE = 16  # stages that are looked at
 

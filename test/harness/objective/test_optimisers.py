@@ -10,8 +10,8 @@ from commands import run, succeed, variables
 from base.errors import OptionError
 from emulator.program.runtime import new_graph, session_config
 from harness.commands import cli
+from harness.objective import optimisers
 from harness.options.update_rules import rmsprop_decay
-from harness.programs import optimisers
 from harness.run.resolve import prepare
 
 BASE = "--precision 32.32 --dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --iterations 5"

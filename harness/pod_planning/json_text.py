@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from harness.planning.searched import Planned
+from harness.pod_planning.planned_config import Planned
 from harness.reports import output
 
 

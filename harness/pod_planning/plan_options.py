@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from base.errors import OptionError
 from base.process import command_line
-from emulator.planner.prediction import check_tiles
-from emulator.planner.systems import System, holding
-from emulator.planner.workload import Workload
+from emulator.cost_model.prediction import check_tiles
+from emulator.cost_model.systems import System, holding
+from emulator.cost_model.workload import Workload
 from harness.checkpoints import find
 from harness.commands import cli, entry
 from harness.options import sources

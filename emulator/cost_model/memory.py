@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 
+from emulator.cost_model.systems import Ipu
+from emulator.cost_model.workload import EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
-from emulator.planner.systems import Ipu
-from emulator.planner.workload import EXCHANGE_TARGETS, Workload
 
 CODE = 45  # bytes of a tile for one launched operation: its exchange, vertices and control
 CODE_ALWAYS = 24_000  # bytes of a tile: loops, host exchange, collectives, stacks of six threads

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from emulator.cost_model import variants
+from emulator.cost_model.balance import neighbours, restaged
+from emulator.cost_model.constants import FITTED, Constants
+from emulator.cost_model.kernels import SegmentCosts
+from emulator.cost_model.prediction import Prediction, predict
+from emulator.cost_model.systems import System
+from emulator.cost_model.workload import DEFAULT_PROPORTION, Workload
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.schedules import SCHEDULES
-from emulator.planner import variants
-from emulator.planner.balance import neighbours, restaged
-from emulator.planner.constants import FITTED, Constants
-from emulator.planner.kernels import SegmentCosts
-from emulator.planner.prediction import Prediction, predict
-from emulator.planner.systems import System
-from emulator.planner.workload import DEFAULT_PROPORTION, Workload
 
 PROPORTIONS = (DEFAULT_PROPORTION, 0.4, 0.2, 0.1)  # the first that fits is taken: more memory is faster
 LARGEST_MICRO_BATCH = 128
@@ -63,15 +63,15 @@ class Frontier:
         """Takes a plan in if it is the fastest of its kind; whether it fits."""
         plan = prediction.workload.plan
         kind = len(plan.stages), plan.options.shards, plan.micro_batch
-        if prediction.fits and (kind not in self._fastest or rate(prediction) > rate(self._fastest[kind])):
+        if prediction.fits and (kind not in self._fastest or throughput(prediction) > throughput(self._fastest[kind])):
             self._fastest[kind] = prediction
         return prediction.fits
 
     @property
     def ranked(self) -> list[Prediction]:
         """The fastest first, but one on fewer IPUs that is slower by half a per cent at most before it."""
-        ranked = sorted(self._fastest.values(), key=rate, reverse=True)
-        best = min((each for each in ranked if rate(each) > 0.995 * rate(ranked[0])), key=_ipus, default=None)
+        ranked = sorted(self._fastest.values(), key=throughput, reverse=True)
+        best = min((each for each in ranked if throughput(each) > 0.995 * throughput(ranked[0])), key=_ipus, default=None)
         return ranked if best is None else [best, *(each for each in ranked if each is not best)]
 
 
@@ -79,7 +79,7 @@ def _ipus(prediction: Prediction) -> int:
     return prediction.workload.plan.ipus
 
 
-def rate(prediction: Prediction) -> float:
+def throughput(prediction: Prediction) -> float:
     """Images a second."""
     return prediction.timing.images_per_second
 
@@ -149,7 +149,7 @@ def _moved_cuts(prediction: Prediction, frontier: Frontier) -> int:
             tried += 1
             moved = restaged(prediction.workload, stages)
             other = predict(moved, prediction.system, prediction.timing.constants, prediction.timing.costs)
-            if rate(other) > rate(prediction) * (1 + 1e-9) and frontier.add(other):
+            if throughput(other) > throughput(prediction) * (1 + 1e-9) and frontier.add(other):
                 prediction, better = other, True
                 break
     return tried

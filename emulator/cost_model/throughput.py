@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from emulator.cost_model.constants import Constants
+from emulator.cost_model.kernels import Cycles, SegmentCosts
+from emulator.cost_model.systems import GATEWAY_LINK, HOST_LINK, STREAMING, System
+from emulator.cost_model.workload import Workload
 from emulator.plan import schedules
 from emulator.plan.schedules import BACKWARD, FORWARD, Action
-from emulator.planner.constants import Constants
-from emulator.planner.kernels import Cycles, SegmentCosts
-from emulator.planner.systems import GATEWAY_LINK, HOST_LINK, STREAMING, System
-from emulator.planner.workload import Workload
 
 LINK_SHARE = 0.85  # of the links' rate, as poplibs' own simulator assumes
 HOP = 15e-9  # seconds of a synchronisation for each hop, both ways; 1 + IPUs / 4 hops

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from base.errors import OptionError
 from base.process import command_line
+from emulator.cost_model import search, systems, variants
+from emulator.cost_model.constants import BOUNDS, FITTED, NAMES, PRIOR
+from emulator.cost_model.kernels import Kernels, SegmentCosts, _block
+from emulator.cost_model.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
+from emulator.cost_model.prediction import Prediction, predict
+from emulator.cost_model.remedies import remedies
+from emulator.cost_model.systems import BOW, MK1, MK2, SYSTEMS
+from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.schedules import BACKWARD, FORWARD
-from emulator.planner import search, systems, variants
-from emulator.planner.constants import BOUNDS, FITTED, NAMES, PRIOR
-from emulator.planner.kernels import Kernels, SegmentCosts, _block
-from emulator.planner.memory import CODE, CODE_ALWAYS, TEMPORARIES, UNEVEN
-from emulator.planner.prediction import Prediction, predict
-from emulator.planner.remedies import remedies
-from emulator.planner.systems import BOW, MK1, MK2, SYSTEMS
-from emulator.planner.workload import Workload
-from harness.planning.request import run_of
+from harness.pod_planning.plan_options import run_of
 from tools import fit_planner
 
 MIB = 2**20

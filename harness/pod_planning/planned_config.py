@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from base.errors import OptionError
+from emulator.cost_model import search
+from emulator.cost_model.prediction import Prediction, predict
+from emulator.cost_model.remedies import remedies
 from emulator.plan.precision import FP16
-from emulator.planner import search
-from emulator.planner.prediction import Prediction, predict
-from emulator.planner.remedies import remedies
 from harness.options.exclusive import alone_in_their_groups
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED
-from harness.planning import request
-from harness.planning.request import Request
+from harness.pod_planning import plan_options
+from harness.pod_planning.plan_options import Request
 from harness.run.run import Run
 
 # not of the network and its training, but of one call
@@ -76,7 +76,7 @@ class Planned:
 def fastest(asked: Request) -> list[Planned]:
     """The fastest plan for each configuration and system; OptionError where nothing fits."""
     planned = []
-    for name, run, work, system in request.cases(asked):
+    for name, run, work, system in plan_options.cases(asked):
         given, found = predict(work, system), search.search(work, system)
         candidates = [Planned(name, each, run, given, found.frontier, found.looked_at) for each in found.frontier]
         if not candidates:
@@ -112,7 +112,7 @@ def _refusal(planned: Planned) -> str | None:
         file.write(planned.block)
         file.flush()
         try:
-            request.run_of(["--config-path", file.name, "--config", planned.block_name])
+            plan_options.run_of(["--config-path", file.name, "--config", planned.block_name])
         except OptionError as error:
             return str(error)
     return None

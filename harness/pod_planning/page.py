@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 
+from emulator.cost_model import variants
+from emulator.cost_model.prediction import Prediction, predict
+from emulator.cost_model.systems import System
+from emulator.cost_model.workload import Workload
 from emulator.plan.schedules import BACKWARD, FORWARD, SCHEDULES
-from emulator.planner import variants
-from emulator.planner.prediction import Prediction, predict
-from emulator.planner.systems import System
-from emulator.planner.workload import Workload
-from harness.planning import table
-from harness.planning.searched import Planned
+from harness.pod_planning import table
+from harness.pod_planning.planned_config import Planned
 from harness.reports import svg
 from harness.reports.prediction import MIB
 from harness.reports.timeline import COLOURS, IDLE

@@ -22,8 +22,8 @@ from harness.reports import mlperf, profile, trackers
 from harness.run.run import Run
 from harness.training import endings
 from harness.training.divergence import remedies
+from harness.training.initial_state import recorded_values
 from harness.training.job import Job
-from harness.training.start import recorded_values
 from log import RunLog
 
 _TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with which a run ends, and says how to go on

@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
+from emulator.cost_model.constants import Constants
+from emulator.cost_model.systems import Ipu
+from emulator.cost_model.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 from emulator.plan.trace import Operation
-from emulator.planner.constants import Constants
-from emulator.planner.systems import Ipu
-from emulator.planner.workload import DEFAULT_PROPORTION, EXCHANGE_TARGETS, Workload
 
 MATRIX_CHANNELS = 16  # of a group that fill the matrix units
 SLIC_CHANNELS = (1, 2, 4)  # of a group

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from emulator.cost_model import memory, variants
+from emulator.cost_model.memory import USUAL_IO_TILES
+from emulator.cost_model.prediction import Prediction
+from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import PartitionError
-from emulator.planner import memory, variants
-from emulator.planner.memory import USUAL_IO_TILES
-from emulator.planner.prediction import Prediction
-from emulator.planner.workload import Workload
 
 LEAST = 0.02  # of the fullest IPU's need, that is worth an option
 

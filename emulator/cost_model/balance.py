@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from emulator.cost_model.constants import FITTED
+from emulator.cost_model.kernels import SegmentCosts
+from emulator.cost_model.prediction import predict
+from emulator.cost_model.systems import MK2, System
+from emulator.cost_model.workload import Workload
 from emulator.plan import partition
 from emulator.plan.partition import Stages
-from emulator.planner.constants import FITTED
-from emulator.planner.kernels import SegmentCosts
-from emulator.planner.prediction import predict
-from emulator.planner.systems import MK2, System
-from emulator.planner.workload import Workload
 
 _ENOUGH = System(name="any", ipu=MK2, ipus=1 << 20)  # a stage takes as much memory and time on a system of any size
 

@@ -7,14 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from base.errors import OptionError
+from emulator.cost_model import memory
+from emulator.cost_model.constants import FITTED, Constants
+from emulator.cost_model.kernels import SegmentCosts
+from emulator.cost_model.memory import IpuMemory
+from emulator.cost_model.systems import System
+from emulator.cost_model.throughput import Timing
+from emulator.cost_model.workload import Workload
 from emulator.plan.schedules import BACKWARD, FORWARD
-from emulator.planner import memory
-from emulator.planner.constants import FITTED, Constants
-from emulator.planner.kernels import SegmentCosts
-from emulator.planner.memory import IpuMemory
-from emulator.planner.rate import Timing
-from emulator.planner.systems import System
-from emulator.planner.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
