@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from base.storage import files
-from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row, Table
+from base.storage.run_tables import TABLES, TRAINING_TAGS, VALIDATION_TAGS, run_table
+from base.storage.tables import UNVERIFIED, ExpectedRows, Kept, Row
 
-TRAINING_COLUMNS = (
-    "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg",
-    "it_time", "img_per_sec", "total_time",
-)  # fmt: skip
-VALIDATION_COLUMNS = (
-    "name", "iteration", "epoch", "val_acc", "raw_acc", "val_time", "val_size", "img_per_sec", "latency",
-    "top5_acc", "loss",
-)  # fmt: skip
-TABLES = {"training.csv": (TRAINING_COLUMNS, 0), "validation.csv": (VALIDATION_COLUMNS, 1)}  # what Table takes
 TRAINING_LINE = (
     "step: {step:6d}, iteration: {iteration:6d}, epoch: {epoch:6.2f}, lr: {lr:6.4g}, loss: {loss_avg:6.3f}, "
     "top-1 accuracy: {train_acc_avg:6.3f}%, img/sec: {img_per_sec:6.2f}, time: {it_time:8.6f}, "
@@ -36,19 +28,6 @@ VALIDATION_LINE = (
     "Validation top-1 accuracy [{name}] (iteration: {iteration:6d}, epoch: {epoch:6.2f}, img/sec: {img_per_sec:6.2f}, "
     "time: {val_time:8.6f}, latency (ms): {latency:8.4f}): {val_acc:6.3f}%"
 )
-# charts by measure: both curves of one are side by side
-_TRAINING_TAGS = {
-    "loss/train": "loss_avg",
-    "accuracy/train": "train_acc_avg",
-    "learning rate": "lr",
-    "images per second": "img_per_sec",
-}
-_VALIDATION_TAGS = {"loss/validation": "loss", "accuracy/validation": "val_acc", "accuracy/validation top-5": "top5_acc"}
-
-
-def run_table(folder: Path, name: str) -> Table:
-    """The rows of a run's training.csv or validation.csv, which need not be there."""
-    return Table(folder / name, *TABLES[name])
 
 
 class Tracker(Protocol):
@@ -112,7 +91,7 @@ class RunLog:
         if left:
             self.note(f"  ETA: {left}")
         self._row("training.csv", row)
-        self._publish({tag: row[name] for tag, name in _TRAINING_TAGS.items()}, row)
+        self._publish({tag: row[name] for tag, name in TRAINING_TAGS.items()}, row)
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
         """Write a row of validation.csv and its lines."""
@@ -120,7 +99,7 @@ class RunLog:
         if row["loss"] != "":
             self.note(f"  top-5 accuracy: {row['top5_acc']:6.3f}%, loss: {row['loss']:6.4f}, {row['val_size']} images")
         self._row("validation.csv", row)
-        shown = {tag: row[name] for tag, name in _VALIDATION_TAGS.items() if row[name] != ""}
+        shown = {tag: row[name] for tag, name in VALIDATION_TAGS.items() if row[name] != ""}
         if row["iteration"] >= 0:
             self._publish(shown, row)
 

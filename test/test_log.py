@@ -20,9 +20,9 @@ from commands import succeed
 
 import log
 from base import plugins
-from base.storage import tables
+from base.storage import run_tables, tables
 from base.storage.tables import ExpectedRows
-from harness.checkpoints import find, manifest, saved_state, write
+from harness.checkpoints import find, manifest, pruning, saved_state
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.processes import folders
 from harness.processes.team import Team
@@ -91,7 +91,7 @@ def test_a_run_folder_that_cannot_be_made(tmp_path):
 
 
 def row(iteration: int) -> dict[str, object]:
-    return {**dict.fromkeys(log.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
+    return {**dict.fromkeys(run_tables.TRAINING_COLUMNS, iteration / 7), "step": iteration // 10, "iteration": iteration}
 
 
 def written(folder: Path) -> tuple[log.RunLog, list[tuple[int, dict[str, object]]]]:
@@ -175,7 +175,7 @@ def test_syncing_leaves_the_file_the_one_that_rows_go_to(tmp_path):
 def test_rows_of_averages_that_are_not_made_anew_are_told_of(tmp_path, capsys):
     run_log = log.RunLog(tmp_path)
     for name, iteration in (("ckpt-4", 4), ("weight_avg_N_1", -1), ("weight_avg_exp_0.9", -1)):
-        run_log.validation_row({**dict.fromkeys(log.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
+        run_log.validation_row({**dict.fromkeys(run_tables.VALIDATION_COLUMNS, 1), "name": name, "iteration": iteration})
     told = "validation.csv loses the rows of averages that this call does not validate: "
     for remade, lost in ((["weight_avg_N_1"], "weight_avg_exp_0.9"), ([], "weight_avg_N_1, weight_avg_exp_0.9"), (
         ["weight_avg_N_1", "weight_avg_exp_0.9", "weight_avg_exp_0.5"], None
@@ -308,7 +308,7 @@ def test_a_run_folder_of_an_older_version_keeps_its_rows(tmp_path, capsys):
     assert (tmp_path / "training.csv").read_bytes() == before and capsys.readouterr().out == ""
     assert len(run_log.kept(50, stays=True)["training.csv"]["rows"]) == 4
     sound, late = (state["training.csv"] for _, state in states[1:])
-    for strange in (7, [], {"since": "x"}, {**sound, "since": -1}, {**sound, "rows": [["x"] * len(log.TRAINING_COLUMNS)]},
+    for strange in (7, [], {"since": "x"}, {**sound, "since": -1}, {**sound, "rows": [["x"] * len(run_tables.TRAINING_COLUMNS)]},
                     {**sound, "rows": [["40"]]}, {**sound, "since": 10**15, "rows": []}, {**sound, "before": 10**15},
                     {**sound, "since": 30}, late):  # fmt: skip
         run_log.go_on_after(40, [(30, {"training.csv": strange})], stays=True)
@@ -368,7 +368,7 @@ def test_checkpoints_of_a_folder(tmp_path):
 
 def test_keeping_the_newest(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.{end}" for n in (1, 2, 30, 4) for end in ("index", "meta", "state.json")))
-    write.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
+    pruning.prune(tmp_path, Checkpoint.at(tmp_path, 30), 2, lambda iteration: True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"ckpt-{n}.{end}" for n in (30, 4) for end in ("index", "meta", "state.json")
     )
@@ -378,7 +378,7 @@ def test_checkpoints_of_another_run_stay(tmp_path):
     touch(tmp_path, *(f"ckpt-{n}.index" for n in (1, 2, 3, 4)))
     for n, run_id, rolling in ((1, "other", False), (2, "own", False), (3, "other", True), (4, "own", False)):
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"run_id": run_id, "rolling": rolling}))
-    write.prune(tmp_path, Checkpoint.at(tmp_path, 4), 1, lambda iteration: iteration != 3)
+    pruning.prune(tmp_path, Checkpoint.at(tmp_path, 4), 1, lambda iteration: iteration != 3)
     assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [1, 3, 4]
 
 
@@ -387,7 +387,7 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
     for n, rolling in ((3, True), (10, True), (13, False), (17, True), (20, False)):  # 10 would have been saved anyway
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
     (tmp_path / "ckpt-17.state.json").write_text("{")
-    write.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
+    pruning.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
     assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
@@ -454,9 +454,9 @@ def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_p
 )
 def test_a_row_of_a_validation_without_what_others_reckon_with_is_damage(tmp_path, column, cell, sound):
     """Older versions left losses out."""
-    row = dict.fromkeys(log.VALIDATION_COLUMNS, "1") | {column: cell}
+    row = dict.fromkeys(run_tables.VALIDATION_COLUMNS, "1") | {column: cell}
     (tmp_path / "validation.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
-    found = tables.Table(tmp_path / "validation.csv", log.VALIDATION_COLUMNS, 1).read()
+    found = tables.Table(tmp_path / "validation.csv", run_tables.VALIDATION_COLUMNS, 1).read()
     assert found == ([row] if sound else [])
 
 
@@ -506,7 +506,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_follow(tmp_path, ca
         def close(self, complete):
             self.seen.append(complete)
 
-    row = {**dict.fromkeys(log.TRAINING_COLUMNS, 1), "loss_avg": 0.5}
+    row = {**dict.fromkeys(run_tables.TRAINING_COLUMNS, 1), "loss_avg": 0.5}
     for early in (False, True):
         lost, kept = Follower(True), Follower(False)
         run_log = log.RunLog(tmp_path)

@@ -15,10 +15,10 @@ from commands import Result, run
 
 from base.plugins import ROOT
 from base.storage import locks
+from base.storage.run_tables import VALIDATION_COLUMNS
 from base.storage.tables import Table
 from harness.checkpoints import manifest
 from harness.commands import run_list
-from log import VALIDATION_COLUMNS
 
 RECORD = {"model": "resnet", "model_size": 8, "dataset": "cifar-10", "total_iterations": 6, "run_id": "ab"}
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from base.process import tf_runtime
 from base.storage import files
-from harness.checkpoints import find, manifest, saved_state
-from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
-from harness.run.arguments import RUN_ID
+from harness.checkpoints import manifest, saved_state
+from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,31 +72,6 @@ def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
     """Writes a checkpoint of these values alone; another one of that name is replaced."""
     replace(prefix, values)
     return Checkpoint(str(prefix))
-
-
-def prune(
-    folder: Path, newest: Checkpoint, count: int | None, on_grid: Callable[[int], bool], spared: str = ""
-) -> None:  # fmt: skip
-    """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest others and
-    the one of the name `spared`. Checkpoints of another run stay, and count for nothing."""
-    states = {each: _readable_state(each) for each in find.numbered(folder) if each.iteration <= newest.iteration}
-    own = states.pop(newest, {}).get(RUN_ID)
-    earlier = [each for each, state in states.items() if not own or state.get(RUN_ID) in (None, own)]
-    rolling = [
-        old for old in earlier if old.iteration and not on_grid(old.iteration) and states[old].get(saved_state.ROLLING)
-    ]
-    others = [old for old in earlier if old not in rolling and old.name != spared]
-    surplus = max(0, len(others) + 1 - count) if count else 0
-    for old in rolling + others[:surplus]:
-        delete(Path(old.prefix))
-
-
-def _readable_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state of a checkpoint; empty for a damaged one, which readers pass over, and which stays."""
-    try:
-        return saved_state.read(checkpoint)
-    except CheckpointError:
-        return {}
 
 
 def delete(prefix: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import locks
+from base.storage.run_tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.commands import entry
+from harness.evaluation import early_stopping
 from harness.processes.folders import forget_unsaved
 from harness.reports import validated_rows
 from harness.run.run import Run
-from log import run_table
 
 
 def folder_of_run(argv: list[str], script: str) -> Path | None:
@@ -62,7 +63,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     validates = checkpoint.validation and run.source.spec.validation_images
     if validates and not any(int(row["iteration"]) == updates for row in checkpoints):
         return False
-    ended = validated_rows.patience_is_over(checkpoints, checkpoint.patience)
+    ended = early_stopping.patience_is_over(checkpoints, checkpoint.patience)
     made = {row["name"] for row in rows if int(row["iteration"]) < 0}
     wanted = [name for name, _ in averages.requested(run.options.training)]
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)

@@ -15,12 +15,13 @@ from typing import Any
 from base.errors import OptionError
 from base.fields import brief
 from base.storage import locks
+from base.storage.run_tables import run_table
 from base.storage.tables import Row, Table
 from harness.checkpoints import find, manifest, run_record, saved_state
 from harness.checkpoints.checkpoint import CheckpointError
+from harness.evaluation import early_stopping
 from harness.reports import validated_rows
 from harness.run.arguments import RUN_ID
-from log import run_table
 
 RUNNING, STOPPED, COMPLETE, DAMAGED = "running", "stopped", "complete", "damaged"
 VALIDATION = "validation"  # the folder of a validation or a server, which trained nothing
@@ -112,7 +113,7 @@ def _summary(folder: Path, name: str) -> RunSummary:
     trained = bool(updates or recorded.get(RUN_ID) or running or damage)
     total = recorded.get("total_iterations") if trained else None
     checkpoints = validated_rows.of_checkpoints(validated, updates)
-    ended = validated_rows.patience_is_over(checkpoints, recorded.get("patience") or 0)
+    ended = early_stopping.patience_is_over(checkpoints, recorded.get("patience") or 0)
     done = total is not None and (updates >= total or ended)
     whole = COMPLETE if done else STOPPED if trained else VALIDATION
     return RunSummary(

@@ -9,12 +9,12 @@ from pathlib import Path
 from base.errors import OptionError
 from base.fields import LENGTH
 from base.process.command_line import as_value
+from base.storage.run_tables import run_table
 from harness.checkpoints import find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.options import sources
 from harness.options.sections import with_trait
 from harness.reports import validated_rows
-from log import run_table
 
 # options of the call that are the network's training alone: its length, its rates, and what moves
 _LAST_ONLY = frozenset(

@@ -16,12 +16,12 @@ from base import bounds
 from base.errors import OptionError
 from base.fields import brief
 from base.storage import input_files, tables
+from base.storage.run_tables import TABLES
 from harness.checkpoints import run_record
+from harness.evaluation import early_stopping
 from harness.reports import titles, validated_rows
-from log import TRAINING_COLUMNS, VALIDATION_COLUMNS
 
 Row = Mapping[str, str]
-_TABLES = {"training.csv": TRAINING_COLUMNS, "validation.csv": VALIDATION_COLUMNS}
 _REQUIRED = ("iteration", "epoch")
 _HEAD = 1 << 20  # bytes of log.txt in which the lines on compilation are looked for
 _COMPILED = re.compile(r"^(Compilation time: |Validation program ready in )([0-9]{1,9}\.[0-9])s\.$", re.MULTILINE)
@@ -64,7 +64,7 @@ class RunFolder:
     def out_of_patience(self) -> bool:
         """Whether --patience ended the run: so many validations brought no better accuracy."""
         checkpoints, patience = validated_rows.of_checkpoints(self._validated), self.arguments.get("patience")
-        return isinstance(patience, int) and validated_rows.patience_is_over(checkpoints, patience)
+        return isinstance(patience, int) and early_stopping.patience_is_over(checkpoints, patience)
 
     @property
     def _validated(self) -> list[Row]:
@@ -87,11 +87,11 @@ def read(path: Path) -> RunFolder:
     damaged arguments."""
     if not path.is_dir():
         raise OptionError(f"{path} is {'no folder' if path.exists() else 'not there'}; give a run folder, as in logs/<run>")
-    present = [name for name in (*_TABLES, "arguments.json", "arguments_restore.json") if (path / name).exists()]
+    present = [name for name in (*TABLES, "arguments.json", "arguments_restore.json") if (path / name).exists()]
     if not present:
         raise OptionError(f"{path} is no run folder: it has no training.csv, validation.csv or arguments.json")
     notes: list[str] = []
-    training, validation = (_rows(path / name, notes) for name in _TABLES)
+    training, validation = (_rows(path / name, notes) for name in TABLES)
     if not training and not validation:
         raise OptionError(f"{path} has no rows yet: a report needs training.csv or validation.csv with one row at least")
     arguments = run_record.arguments(path)
@@ -110,7 +110,7 @@ def number(row: Row, column: str) -> float:
 def _rows(path: Path, notes: list[str]) -> list[Row]:
     """The rows of one file; OptionError names the first line that is none. A last line without an end is of a process that
     still writes, or was killed, and is left out with a note."""
-    columns = _TABLES[path.name]
+    columns, _ = TABLES[path.name]
     try:
         text = input_files.content(path, tables.MOST_BYTES).decode("utf-8")
     except FileNotFoundError:

@@ -22,12 +22,13 @@ from typing import Any
 
 from base.process import command_line, commands
 from base.storage import files, locks
+from base.storage.run_tables import TABLES
 from harness.checkpoints import run_record, write
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.processes.team import Team
 from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
-from log import TABLES, record
+from log import record
 
 Config = dict[str, Any]  # what an instance was asked for: its run's name, and its --name-suffix, --log-dir and --logs-path
 _APPENDED = (locks.FILE, "log.txt")  # files of a run, besides its tables

@@ -1,4 +1,4 @@
-"""Rows of validation.csv: those of checkpoints in their order, the best ones, and how long nothing has been better."""
+"""Rows of validation.csv: those of checkpoints in their order, and the best ones."""
 
 from __future__ import annotations
 
@@ -33,14 +33,3 @@ def _loss(row: Row) -> float:
 def best(ordered: Sequence[Row]) -> Row | None:
     """Return the row with the best accuracy, the first of equals: an equal one is no gain to be patient for."""
     return max(ordered, key=lambda row: float(row["val_acc"]), default=None)
-
-
-def without_gain(ordered: Sequence[Row]) -> int:
-    """Return the number of rows since the best one."""
-    top = best(ordered)
-    return sum(int(row["iteration"]) > int(top["iteration"]) for row in ordered) if top else 0
-
-
-def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
-    """Return whether --patience ends a run with these rows: so many have brought no better accuracy. 0 ends none."""
-    return bool(patience) and without_gain(ordered) >= patience

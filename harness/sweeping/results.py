@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import log
 from base.fields import brief
+from base.storage import run_tables
 from base.storage.tables import Row
 from harness.pages.run_folder import number
 from harness.sweeping.block import Axis
@@ -166,6 +166,6 @@ def _minutes(result: Result) -> str:
 
 def _rows(folder: Path, name: str) -> list[Row]:
     try:
-        return log.run_table(folder, name).read()
+        return run_tables.run_table(folder, name).read()
     except OSError:
         return []

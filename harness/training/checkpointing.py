@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints import averages, find, read, saved_state, write
+from harness.checkpoints import averages, find, pruning, read, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.read import Tensors
@@ -101,7 +101,7 @@ class Checkpointer:
                 f"  fingerprint of the weights: {write.fingerprint(model)}"
             )
             most = job.run.options.checkpoint.max_ckpts_to_keep
-            write.prune(job.folder, checkpoint, most, job.run.length.is_checkpoint, spared)
+            pruning.prune(job.folder, checkpoint, most, job.run.length.is_checkpoint, spared)
 
         self.wait_until_finished()
         self._job.writer.submit(write_files)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import Tensors
+from harness.evaluation import early_stopping
 from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.reports import validated_rows
@@ -72,12 +73,12 @@ class Validator:
     @property
     def without_gain(self) -> int:
         """The number of validations since the best one."""
-        return validated_rows.without_gain(self._of_updates)
+        return early_stopping.without_gain(self._of_updates)
 
     @property
     def ends_run(self) -> bool:
         """True if validations have brought no better accuracy for longer than --patience."""
-        return validated_rows.patience_is_over(self._of_updates, self._job.run.options.checkpoint.patience)
+        return early_stopping.patience_is_over(self._of_updates, self._job.run.options.checkpoint.patience)
 
     @property
     def newest(self) -> Mapping[str, Any] | None:

@@ -15,7 +15,7 @@ import pytest
 
 import log
 from base.errors import OptionError
-from base.storage import files, input_files, locks
+from base.storage import files, input_files, locks, run_tables
 from base.storage.tables import Table
 from harness.checkpoints import averages, npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
@@ -46,7 +46,7 @@ def append(file: Path) -> None:
 
 def append_row(file: Path) -> None:
     log.RunLog(file.parent, console=False).training_row(
-        {**dict.fromkeys(log.TRAINING_COLUMNS, 1.0), "step": 1, "iteration": 1}
+        {**dict.fromkeys(run_tables.TRAINING_COLUMNS, 1.0), "step": 1, "iteration": 1}
     )
 
 

@@ -16,10 +16,11 @@ import pytest
 from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base.storage import input_files, tensor_bundle
-from harness.checkpoints import find, manifest, read, run_record, saved_state, write
+from base.storage.run_tables import TRAINING_COLUMNS
+from harness.checkpoints import find, manifest, pruning, read, run_record, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import CALLS, RUN_ID
-from log import TRAINING_COLUMNS, RunLog
+from log import RunLog
 
 WORDS = (
     "--dataset", "fashion-mnist", "--model-size", 8, "--batch-size", 50, "--iterations", 6, "--seed", 3, "--precision", "32.32",
@@ -240,7 +241,7 @@ def test_an_average_never_looks_like_a_runs_own_checkpoint(folder):
 def test_what_is_called_like_a_checkpoint_is_not_deleted_with_it(folder):
     (folder / "ckpt-2.old").mkdir()
     (folder / "ckpt-2.tar").write_text("a backup")
-    write.prune(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
+    pruning.prune(folder, Checkpoint.at(folder, 6), 1, lambda iteration: True)
     assert sorted(path.name for path in folder.glob("ckpt-[024].*")) == ["ckpt-2.old", "ckpt-2.tar"]
 
 

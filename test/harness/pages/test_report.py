@@ -24,9 +24,9 @@ from commands import rows as csv_rows
 from commands import run, succeed
 from PIL import Image
 
-import log
 from base import plugins
 from base.errors import DataError, OptionError
+from base.storage import run_tables
 from harness.pages import chart, differences, evaluation, measuring, page, run_folder, scores
 from harness.pages.chart import Curve
 from harness.training import endings
@@ -78,10 +78,10 @@ def plain(tmp_path) -> Path:
 
 def with_rows(folder: Path, count: int = 20) -> Path:
     folder.mkdir()
-    lines = [",".join(log.TRAINING_COLUMNS)]
+    lines = [",".join(run_tables.TRAINING_COLUMNS)]
     lines += [f"{i},{i},{i / 10},0.1,{3 / i},{3 / i},{i},{i},0.01,100,{i}" for i in range(1, count + 1)]
     (folder / "training.csv").write_text("\n".join(lines) + "\n")
-    lines = [",".join(log.VALIDATION_COLUMNS)]
+    lines = [",".join(run_tables.VALIDATION_COLUMNS)]
     lines += [f"ckpt-{10 * i},{10 * i},{i},{20 * i},{20 * i},0.5,100,200,1.5,95,{1 / i}" for i in (1, 2)]
     (folder / "validation.csv").write_text("\n".join(lines) + "\n")
     return folder
@@ -382,7 +382,7 @@ def damaged(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
 
-HEAD = ",".join(log.TRAINING_COLUMNS).encode() + b"\n"
+HEAD = ",".join(run_tables.TRAINING_COLUMNS).encode() + b"\n"
 BAD = {
     "missing": (lambda folder: shutil.rmtree(folder), "is not there; give a run folder"),
     "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is no run folder"),

@@ -1,0 +1,18 @@
+"""Early stopping: --patience ends a run when its validations bring no better accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.reports.validated_rows import Row, best
+
+
+def without_gain(ordered: Sequence[Row]) -> int:
+    """Return the number of rows since the best one."""
+    top = best(ordered)
+    return sum(int(row["iteration"]) > int(top["iteration"]) for row in ordered) if top else 0
+
+
+def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
+    """Return whether --patience ends a run with these rows: so many have brought no better accuracy. 0 ends none."""
+    return bool(patience) and without_gain(ordered) >= patience
