@@ -28,6 +28,7 @@ from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, row
 from harness.evaluation.weights import SavedWeights
+from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import embedded
 from harness.run.cluster import ALONE
@@ -44,7 +45,7 @@ NOT_TAKEN_OVER = ("iterations", "epochs", "valid_batch_size", "hostside_norm", "
 
 def main(argv: list[str]) -> int:
     """parse -> program from its file, or built and kept there -> pictures -> threads -> latencies."""
-    path = entry.restore_path(argv, SCRIPT)
+    path = sources.value_of(argv, "restore_path", SCRIPT)
     selected = find.select(Path(path)) if path else []
     if len(selected) > 1:
         names = ", ".join(each.name for each in selected[:8])

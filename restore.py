@@ -12,6 +12,7 @@ from pathlib import Path
 
 from base.errors import OptionError
 from harness.commands import entry, hints
+from harness.options import sources
 from harness.training.origins import SavedRun
 from train import launch
 
@@ -19,7 +20,7 @@ from train import launch
 def main(argv: list[str]) -> int:
     """The run's recorded options under those given now, then on from its newest checkpoint."""
     with hints.going_on("restore", argv):
-        path = entry.restore_path(argv, "restore")
+        path = sources.value_of(argv, "restore_path", "restore")
         if path is None and entry.wants_help(argv):
             return 0 if entry.parse(argv, "restore") is None else 2
         if path is None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.commands import autoresume, entry, hints
+from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.run.origin import TrainingOrigin
@@ -34,7 +35,7 @@ from harness.training.validating import Validator
 def main(argv: list[str]) -> int:
     """A new run; with --restore-path, the same as restore.py. A signal says how to make the call again."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
-        path = entry.restore_path(argv, "train")
+        path = sources.value_of(argv, "restore_path", "train")
         repeated = autoresume.folder_of_run(argv, "train") if path is None else None
         if path is None and repeated is None:
             return launch(argv, "train", NewRun())

@@ -32,6 +32,7 @@ from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, record_profile, validate
 from harness.evaluation.weights import SavedWeights
 from harness.export import predicting
+from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.reports import profile
@@ -63,9 +64,9 @@ def main(argv: list[str]) -> int:
 
 def _origin(argv: list[str]) -> SavedWeights:
     """Return the weights that --restore-path names, with the options of their training."""
-    path = entry.restore_path(argv, "validation")
+    path = sources.value_of(argv, "restore_path", "validation")
     if not path:
-        if entry.value_of(argv, "predict", "validation"):
+        if sources.value_of(argv, "predict", "validation"):
             raise OptionError(
                 "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
             )
@@ -73,7 +74,7 @@ def _origin(argv: list[str]) -> SavedWeights:
     selected = [] if clusters.follows(os.environ) else find.select(Path(path))
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
-    if entry.value_of(argv, "micro_batch_size", "validation"):
+    if sources.value_of(argv, "micro_batch_size", "validation"):
         recorded.pop("valid_batch_size", None)  # the present call's options go before the recorded ones
     return SavedWeights(selected, folder, recorded)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from Models._layers import Initial, Layers
-from Models._norms import Norm
+from Models._norms import Norm, NormOptions
 from Models._segments import Segment
 
 KERNEL = Initial(1.0, "fan_in")
@@ -62,6 +62,11 @@ def cifar_variants(block: str, per_stage: tuple[int, ...]) -> dict[int, Variant]
     """Three equal stages: size 6n + 2 (basic) or 9n + 2 (bottleneck) for n units in each."""
     layers = {"basic": 6, "bottleneck": 9}[block]
     return {layers * n + 2: Variant(block, (n, n, n)) for n in per_stage}
+
+
+def image_size(options: NormOptions, family: str) -> int:
+    """The side of the pictures in pixels."""
+    return IMAGE_SIZES[family]
 
 
 def segments(network: ResidualNetwork) -> list[Segment]:

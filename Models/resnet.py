@@ -8,7 +8,7 @@ from typing import Any
 from base.fields import opt
 from Models import _norms, _residual
 from Models._norms import NormOptions
-from Models._residual import ResidualNetwork, cifar_variants, imagenet_variants, segments
+from Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
 from Models._segments import Segment
 
 TITLE = "ResNet"
@@ -36,11 +36,6 @@ class Options(NormOptions):
     """Options of the ResNet family."""
 
     model_size: int | None = opt(None, "number of layers: 10 14 18 26 34 50 101 152 (ImageNet), 6n+2 or 9n+2 (CIFAR)")
-
-
-def image_size(options: Options, family: str) -> int:
-    """The side of the pictures in pixels."""
-    return _residual.IMAGE_SIZES[family]
 
 
 def sizes(family: str) -> tuple[int, ...]:

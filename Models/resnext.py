@@ -8,7 +8,7 @@ from typing import Any
 from base.fields import at_least, opt
 from Models import _norms, _residual
 from Models._norms import NormOptions
-from Models._residual import ResidualNetwork, cifar_variants, imagenet_variants, segments
+from Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
 from Models._segments import Segment
 
 TITLE = "ResNeXt"
@@ -33,11 +33,6 @@ class Options(NormOptions):
     convolution_groups: int = opt(32, "groups of the 3x3 convolutions", check=at_least(1))
     group_dim: int = opt(4, "channels per convolution group at the first stage's width", check=at_least(1))
     widenet: bool = opt(False, "CIFAR: 64-wide first stage")
-
-
-def image_size(options: Options, family: str) -> int:
-    """The side of the pictures in pixels."""
-    return _residual.IMAGE_SIZES[family]
 
 
 def sizes(family: str) -> tuple[int, ...]:

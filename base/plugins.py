@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -48,12 +49,12 @@ def _a_rate(name: str) -> str:
     return ""
 
 
-def did_you_mean(given: str, known: list[str]) -> str:
-    """'; did you mean a, b or c?' with the nearest three names, or nothing."""
+def did_you_mean(given: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+    """'; did you mean a, b or c?' with the nearest three names, or nothing. `cutoff`: the least likeness, from 0 to 1."""
     if len(given) > _LONGEST_NAME:
         return ""
     lowered = {name.lower(): name for name in known}
-    near = [lowered[name] for name in get_close_matches(given.lower(), list(lowered), n=3, cutoff=0.5)]
+    near = [lowered[name] for name in get_close_matches(given.lower(), list(lowered), n=3, cutoff=cutoff)]
     if not near:
         return ""
     return "; did you mean " + (f"{', '.join(near[:-1])} or {near[-1]}" if len(near) > 1 else near[0]) + "?"

@@ -57,11 +57,6 @@ def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint)
     return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
 
 
-def check_saved(run: Run, newest: Checkpoint) -> None:
-    """Refuses a whole checkpoint that a run cannot go on from."""
-    going_on(run, newest, read.tensors(newest, verified=True))
-
-
 def going_on(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the tensors of a run's own checkpoint as the run goes on with them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""

@@ -10,8 +10,8 @@ from base.storage import locks
 from base.storage.run_tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
-from harness.commands import entry
 from harness.evaluation import early_stopping
+from harness.options import sources
 from harness.processes.folders import forget_unsaved
 from harness.reports import validated_rows
 from harness.run.run import Run
@@ -21,15 +21,15 @@ def folder_of_run(argv: list[str], script: str) -> Path | None:
     """Return the folder of --logs-path if a run in it has a checkpoint; None where the call is to begin one, or has no
     --autoresume. Files of a run that was killed before its first checkpoint are removed. OptionError without --logs-path,
     while another process writes there, and where a run has lost its checkpoints."""
-    if not entry.is_given(argv, "autoresume", script):
+    if not sources.is_given(argv, "autoresume", script):
         return None
-    path = entry.value_of(argv, "logs_path", script)
+    path = sources.value_of(argv, "logs_path", script)
     if path is None:
         raise OptionError("--autoresume needs --logs-path: the folder of the run that it begins or goes on with")
     folder = Path(path)
     if find.numbered(folder):
         return folder
-    if (folder / "arguments.json").exists() and not entry.is_given(argv, "dry_run", script):
+    if (folder / "arguments.json").exists() and not sources.is_given(argv, "dry_run", script):
         with locks.held(folder):
             if not find.numbered(folder):
                 _check_never_saved(folder)

@@ -21,8 +21,17 @@ from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.options.catalogue import Catalogue, Option, catalogue, section_options, shown
 from harness.options.configs import Block
-from harness.options.exclusive import EXCLUSIVE, check_exclusive, losers
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, MainOptions, RunOptions, with_trait
+from harness.options.exclusive import GROUPS, check_exclusive, losers
+from harness.options.sections import (
+    COMMAND_LINE,
+    CONFIGURATION,
+    RECORDED,
+    SECTIONS,
+    MainOptions,
+    RunOptions,
+    flag,
+    with_trait,
+)
 from harness.options.sources import (
     Given,
     Layer,
@@ -154,11 +163,11 @@ def _meant_with(
     if not meant:
         return []
     missing = {name: value for name, value in meant.items() if name not in values and name not in lost}
-    flag = "--" + spelling.replace("_", "-")
+    word = flag(spelling)
     values |= missing
-    sources |= dict.fromkeys(missing, f"default with {flag}")
+    sources |= dict.fromkeys(missing, f"default with {word}")
     told = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
-    curve = f"{flag} means the curve of the releases that had it{': ' + told if told else ''}"
+    curve = f"{word} means the curve of the releases that had it{': ' + told if told else ''}"
     return [f"{curve}; log rows tell the learning rate of their first update"]
 
 
@@ -184,7 +193,7 @@ def _model_defaults(
     defaults["base_learning_rate_exponent"] = exponent
     rule = UPDATE_RULES[optimiser].defaults
     defaults |= rule
-    for group in EXCLUSIVE:
+    for group in GROUPS:
         if any(values.get(name) for name in group):
             lost |= set(group)
     for name, value in defaults.items():
@@ -273,10 +282,10 @@ def _main_values(
     # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
     shared = Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]).flags()
     found: dict[str, Given] = {}
-    for flag, values in tokens(argv, everything, lenient=True):
-        spelling = known.flags().get(complete(flag, shared, lenient=True))
+    for word, values in tokens(argv, everything, lenient=True):
+        spelling = known.flags().get(complete(word, shared, lenient=True))
         if spelling is not None and spelling.takes == "one" and values:
-            found[spelling.option.name] = Given(values[0], f"{COMMAND_LINE}: {flag}")
+            found[spelling.option.name] = Given(values[0], f"{COMMAND_LINE}: {word}")
     wanted = ("model", "lr_schedule")
     chosen = chosen_block(found)
     if chosen:

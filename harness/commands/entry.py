@@ -118,10 +118,10 @@ def parse(
 def answered(argv: list[str], script: str) -> bool:
     """Return whether the call asks for the version or the configurations, and for nothing of a run's; they are printed."""
     word = sources.optional_value(argv, "list_configs", script)
-    if is_given(argv, "version", script):
+    if sources.is_given(argv, "version", script):
         print(version.line())
     elif word:
-        print(config_list.text(value_of(argv, "config_path", script) or str(sources.DEFAULT_CONFIG_PATH), word))
+        print(config_list.text(sources.value_of(argv, "config_path", script) or str(sources.DEFAULT_CONFIG_PATH), word))
     else:
         return False
     return True
@@ -133,28 +133,13 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
     recorded, file = run_record.options(folder), run_record.file(folder)
     if not recorded:
         _check_recorded(file, argv, script)
-    elif "model" not in recorded and not any(value_of(argv, name, script) for name in TELLING):
+    elif "model" not in recorded and not any(sources.value_of(argv, name, script) for name in TELLING):
         raise CheckpointError(
             f"{file} names no model, so that it is no record of a training: put it back as the run wrote it, or give the "
             "options again, as --model and --dataset"
         )
     one_call = with_trait(ONE_CALL)
     return {name: value for name, value in recorded.items() if name not in one_call}
-
-
-def value_of(argv: list[str], option: str, script: str) -> str | None:
-    """The value of one option on the command line, before the others are known."""
-    return sources.value_of(argv, option, script)
-
-
-def is_given(argv: list[str], switch: str, script: str) -> bool:
-    """Return whether a switch is on the command line, before the others are known."""
-    return sources.is_given(argv, switch, script)
-
-
-def restore_path(argv: list[str], script: str) -> str | None:
-    """The value of --restore-path."""
-    return value_of(argv, "restore_path", script)
 
 
 def wants_help(argv: list[str]) -> bool:
@@ -164,7 +149,7 @@ def wants_help(argv: list[str]) -> bool:
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:
-    tells = any(value_of(argv, name, script) for name in TELLING)
+    tells = any(sources.value_of(argv, name, script) for name in TELLING)
     if npz_weights.located(file):
         if tells:
             return

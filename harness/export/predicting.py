@@ -49,7 +49,7 @@ class ExportedFile:
 def asked(argv: list[str]) -> ExportedFile | None:
     """The exported file that --restore-path names, or None for anything else. OptionError for options that it does not
     follow."""
-    given = entry.restore_path(argv, "validation")
+    given = sources.value_of(argv, "restore_path", "validation")
     path = Path(given or "")
     name = "savedmodel" if (path / _SAVED_MODEL).is_file() else _SUFFIXES.get(path.suffix)
     if not given or name is None or entry.wants_help(argv):

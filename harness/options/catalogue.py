@@ -102,7 +102,7 @@ class Catalogue:
 
     def flags(self) -> dict[str, Spelling]:
         """Spellings as flags: --micro-batch-size."""
-        flags = {"--" + name.replace("_", "-"): spelling for name, spelling in self.spellings.items()}
+        flags = {flag(name): spelling for name, spelling in self.spellings.items()}
         flags |= {extra: self.spellings[o.name] for o in self.options.values() for extra in o.meta["flags"]}
         return flags
 

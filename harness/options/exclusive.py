@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from base.errors import OptionError
@@ -12,7 +12,6 @@ from harness.options.sections import ACCUMULATION
 from harness.options.sources import Layer
 from Models import _norms
 
-BESIDE = ("rmsprop_decay", "rmsprop_base_decay_exp")  # a layer may give both: the first one counts
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("iterations", "epochs"),
     ("abs_learning_rate", "base_learning_rate_exponent"),
@@ -24,23 +23,23 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("log_freq", "logs_per_epoch"),
     ("epochs_per_sync", "syncs_per_epoch"),
     ("global_batch_size", ACCUMULATION),
-    BESIDE,
 )
+# groups of which a layer may give several: the first one counts
+FIRST_COUNTS: tuple[tuple[str, ...], ...] = (("rmsprop_decay", "rmsprop_base_decay_exp"),)
+GROUPS = EXCLUSIVE + FIRST_COUNTS
 
 
 def losers(values: Mapping[str, Any]) -> set[str]:
     """The options that the values of one layer drop."""
     lost: set[str] = set()
-    for group, chosen in _chosen(values):
+    for group, chosen in _chosen(values, GROUPS):
         lost |= set(group) - {*chosen}
     return lost
 
 
 def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
     """OptionError for two options of one group in one layer."""
-    for group, chosen in _chosen(values):
-        if group == BESIDE:
-            continue
+    for _, chosen in _chosen(values, EXCLUSIVE):
         if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt
             chosen = [name for name in chosen if name != "ckpts_per_epoch"]
         if len(chosen) > 1:
@@ -52,15 +51,15 @@ def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -
 def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a finished run less those that another one of their group makes idle, as a layer would give them."""
     kept = dict(values)
-    for _, chosen in _chosen(values):
+    for _, chosen in _chosen(values, GROUPS):
         for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # a zero is idle beside another
             del kept[name]
     return kept
 
 
-def _chosen(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+def _chosen(values: Mapping[str, Any], groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield each group of which these values choose an option, and its chosen options in the group's order."""
-    for group in EXCLUSIVE:
+    for group in groups:
         if chosen := [name for name in group if name in values and _takes_part(name, values[name])]:
             yield group, chosen
 

@@ -16,7 +16,7 @@ from harness.options import configs
 from harness.options.catalogue import Catalogue, Option, Spelling, section_options, shown
 from harness.options.configs import Block, Entry
 from harness.options.other_names import OTHER_NAMES
-from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS
+from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED, SECTIONS, flag
 
 COMMAND_LINE_ONLY = ("config", "config_path", "release", "restore_path", "predict", "output", "help")
 NEVER_READ = {"gradient_accumulation": "gradient_accumulation_count"}  # keys of published files that no release knew
@@ -132,14 +132,14 @@ def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
     """The command line's values; a line about each older spelling goes to `notes`."""
     flags = known.flags()
     values: dict[str, list[tuple[str, Given]]] = {}
-    for flag, words in tokens(argv, flags):
-        spelling = flags[flag]
-        where = f"{COMMAND_LINE}: {flag}"
+    for word, words in tokens(argv, flags):
+        spelling = flags[word]
+        where = f"{COMMAND_LINE}: {word}"
         raw = _raw_value(spelling, words, where)
         for name, rewritten in _rewritten(spelling, raw, where).items():
-            values.setdefault(name, []).append((flag, Given(rewritten, where, flag.lstrip("-").replace("-", "_"))))
+            values.setdefault(name, []).append((word, Given(rewritten, where, word.lstrip("-").replace("-", "_"))))
         if not spelling.canonical:
-            notes.append(f"{flag} is an older spelling of {_new_spelling(spelling, raw)}")
+            notes.append(f"{word} is an older spelling of {_new_spelling(spelling, raw)}")
     return Layer(COMMAND_LINE, {name: _agreed(known.options[name], given) for name, given in values.items()})
 
 
@@ -175,7 +175,7 @@ def _rewritten(spelling: Spelling, raw: Any, where: str) -> dict[str, Any]:
 
 def _new_spelling(spelling: Spelling, raw: Any) -> str:
     names = list(spelling.rewrite(raw))
-    return " and ".join("--" + name.replace("_", "-") for name in names)
+    return " and ".join(flag(name) for name in names)
 
 
 def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
@@ -297,11 +297,11 @@ def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
 def _owners(name: str) -> list[str]:
     """The models and schedules that have an option of this spelling."""
     owners = []
-    for folder, flag in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):
+    for folder, switch in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):
         for plugin in plugins.names(folder):
             options = section_options("", plugins.load(folder, plugin).Options)
             if name in Catalogue(options).spellings:
-                owners.append(f"{flag} {plugin}")
+                owners.append(f"{switch} {plugin}")
     return owners
 
 

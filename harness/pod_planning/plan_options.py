@@ -17,6 +17,7 @@ from emulator.cost_model.workload import Workload
 from harness.checkpoints import find
 from harness.commands import cli, entry
 from harness.options import sources
+from harness.options.sections import flag
 from harness.run import data, resolve
 from harness.run.run import Run
 
@@ -91,8 +92,8 @@ def _check_answered_elsewhere(words: list[str]) -> None:
     """OptionError for the questions about a call that train.py answers in place of a training."""
     for name in ASKED_OF_TRAINING:
         if sources.words_of(words, name, "train") is not None:
-            flag = "--" + name.replace("_", "-")
-            raise OptionError(f"{flag} is a question to train.py: python train.py {flag}, with the same other options")
+            word = flag(name)
+            raise OptionError(f"{word} is a question to train.py: python train.py {word}, with the same other options")
 
 
 def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, training: bool = True) -> Run:
@@ -139,7 +140,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
 
 def _recorded(words: list[str]) -> Mapping[str, Any]:
     """The options of the run that --restore-path names, if it is given."""
-    path = entry.restore_path(words, "train")
+    path = sources.value_of(words, "restore_path", "train")
     if not path:
         return {}
     find.check_run_folder(Path(path))

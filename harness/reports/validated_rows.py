@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -16,9 +16,9 @@ def of_checkpoints(rows: Iterable[Row], most: int | None = None) -> list[Row]:
     return sorted(kept, key=lambda row: int(row["iteration"]))
 
 
-def ranked(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows, the best accuracy first; of equal ones the lowest loss, and the earliest."""
-    return sorted(rows, key=lambda row: (-float(row["val_acc"]), _loss(row)))
+def ranked(rows: Iterable[Row], cost: Callable[[Row], float] = lambda row: -float(row["val_acc"])) -> list[Row]:
+    """Return the rows, the lowest cost (the best accuracy) first; of equal ones the lowest loss, and the earliest."""
+    return sorted(rows, key=lambda row: (cost(row), _loss(row)))
 
 
 def _loss(row: Row) -> float:

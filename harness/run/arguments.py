@@ -15,7 +15,7 @@ from base.fields import LARGEST_COUNT, brief
 from Datasets._spec import DataSource, DataSpec
 from harness.options import sources
 from harness.options.catalogue import KINDS, Option
-from harness.options.exclusive import EXCLUSIVE
+from harness.options.exclusive import GROUPS
 from harness.options.update_rules import lr_scale
 from harness.run.run import Run
 from Models import _norms
@@ -163,7 +163,7 @@ def _nullable() -> frozenset[str]:
     some others."""
     tables = sources.model_defaults()
     empty = {option.name for option in sources.every_option(None) if option.default is None}
-    groups = {name for group in EXCLUSIVE for name in group} - {*_norms.SWITCHES}  # of which one stays null
+    groups = {name for group in GROUPS for name in group} - {*_norms.SWITCHES}  # of which one stays null
     filled = {name for name in empty - groups if all(name in table for own, table in tables if name in own)}
     return frozenset({*empty - filled - {"dataset"}, *_NULLABLE})
 

@@ -75,11 +75,23 @@ def follows(environ: Mapping[str, str]) -> bool:
     """Return whether the environment says that this is not instance 0, before anything else is known."""
     if under_poprun(environ):
         return environ.get(OFFSET, "0") != "0"
+    task = _part(environ, "task")
+    return task is not None and str(environ.get(RANK) or task.get("index", 0)) != "0"
+
+
+def tf_config_workers(environ: Mapping[str, str]) -> int:
+    """The processes of TF_CONFIG that train, leaders and workers, whether it can be used or not."""
+    addresses = [(_part(environ, "cluster") or {}).get(job) for job in ("chief", "master", "worker")]
+    return sum(len(each) for each in addresses if isinstance(each, list))
+
+
+def _part(environ: Mapping[str, str], name: str) -> dict[str, Any] | None:
+    """A dictionary of TF_CONFIG, before anything is refused: empty where it is left out, None where there is none at all."""
     try:
-        index = json.loads(environ.get(TF_CONFIG, "{}")).get("task", {}).get("index", 0)
-    except (ValueError, AttributeError, RecursionError):
-        return False
-    return environ.get(TF_CONFIG, "") != "" and str(environ.get(RANK) or index) != "0"
+        part = json_value(environ.get(TF_CONFIG, "")).get(name, {})
+    except (ValueError, AttributeError):
+        return None
+    return part if isinstance(part, dict) else None
 
 
 def _other_release(options: RunOptions) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from base.errors import OptionError
 from emulator.plan.precision import OFF, UPDATE
 from harness.options.sections import flag
-from harness.run.cluster import RANKS, TF_CONFIG
+from harness.run.cluster import RANKS, TF_CONFIG, tf_config_workers
 from harness.run.update_checks import check_matched, only_moving, trained_names
 from Models import _norms
 
@@ -123,7 +122,7 @@ def neighbours(resolved: Resolved) -> Iterator[str]:
     """A process that trains alone where the environment names others."""
     if resolved.run.cluster.source:  # one of several, or started by poprun
         return
-    workers, ranks = _workers(resolved.environ.get(TF_CONFIG, "")), resolved.environ.get(RANKS, "")
+    workers, ranks = tf_config_workers(resolved.environ), resolved.environ.get(RANKS, "")
     if workers > 1:
         yield (
             f"warning: {TF_CONFIG} names {workers} workers, and this process trains alone; give --distributed if they are "
@@ -134,16 +133,6 @@ def neighbours(resolved: Resolved) -> Iterator[str]:
             f"warning: mpirun started {ranks} processes, and each of them trains alone; start them with poprun, or give "
             f"--distributed and {TF_CONFIG}, if they are to train together"
         )
-
-
-def _workers(text: str) -> int:
-    """Processes of TF_CONFIG that train: leaders and workers."""
-    try:
-        jobs = json.loads(text or "{}").get("cluster", {})
-        addresses = [jobs.get(job) for job in ("chief", "master", "worker")]
-        return sum(len(each) for each in addresses if isinstance(each, list))
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return 0
 
 
 def options_of_stages(resolved: Resolved) -> Iterator[str]:

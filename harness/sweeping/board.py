@@ -30,7 +30,7 @@ class Board:
         if draws and len(self._planned) < draws.trials:
             yield f"{draws.trials} draws give {len(self._planned)} trials: the others are the same again"
         if any(one.seeded for one in self._planned.values()):
-            yield f"no seed is given: the trials have {' '.join(SEED)}, so that they differ by what varies alone"
+            yield f"no seed is given: the trials have --seed {SEED}, so that they differ by what varies alone"
 
     def plan(self) -> Iterator[str]:
         """Yield a line for each trial, on how far it is."""

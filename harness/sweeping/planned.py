@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from base import host_limits
@@ -21,7 +21,7 @@ from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import autoresume, cli
 from harness.options import sources
-from harness.options.sections import flag, with_trait
+from harness.options.sections import COMMAND_LINE, flag, with_trait
 from harness.processes.folders import FolderError
 from harness.run import host_memory
 from harness.run.arguments import ASKED, RECORDS, arguments
@@ -34,7 +34,8 @@ from harness.sweeping.sweep_options import Request
 from harness.sweeping.trials import Trial
 from harness.training.origins import NewRun
 
-SEED = ("--seed", "1")  # of trials that nobody gives one: they are to differ by what varies alone
+SEED = 1  # of trials that nobody gives one: they are to differ by what varies alone
+_SEED_SOURCE = f"{COMMAND_LINE}: {flag('seed')}"  # as cli.parse tells it
 _OF_COMMAND_LINE = re.compile(r"command line: (--[\w-]+)(: )?(.*)", re.DOTALL)
 _FLAG = re.compile(r"--[\w-]+")
 # compared with an earlier call's besides options: weights to begin with, and data
@@ -120,12 +121,14 @@ class _Planner:
     def _prepared(self, trial: Trial, folder: Path) -> Planned:
         words = [*self.words, *trials.words(trial.settings), "--logs-path", command_line.as_value(folder), "--autoresume"]
         parsed = cli.parse(words, "train")
-        seeded = parsed.options.device.seed is None
+        options, seeded = parsed.options, parsed.options.device.seed is None
         if seeded:
-            words += SEED
-            parsed = cli.parse(words, "train")
-        notes = (*parsed.notes, *NewRun().notes(parsed.options))
-        run = prepare(parsed.options, os.environ, notes)
+            words += (flag("seed"), str(SEED))
+            options = replace(
+                options, device=replace(options.device, seed=SEED), sources={**options.sources, "seed": _SEED_SOURCE}
+            )
+        notes = (*parsed.notes, *NewRun().notes(options))
+        run = prepare(options, os.environ, notes)
         planned = Planned(trial=trial, folder=folder, words=tuple(words), run=run, seeded=seeded)
         self._check_measured(run)
         _check_memory(run, self.jobs)

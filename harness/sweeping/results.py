@@ -13,6 +13,7 @@ from base.fields import brief
 from base.storage import run_tables
 from base.storage.tables import Row
 from harness.pages.run_folder import number
+from harness.reports import validated_rows
 from harness.sweeping.block import Axis
 from harness.sweeping.trials import Trial
 
@@ -79,7 +80,7 @@ def read(trial: Trial, folder: Path, state: str, metric: Metric, reason: str = "
     training = _rows(folder, "training.csv")
     validated = _rows(folder, "validation.csv")
     by = metric if metric.of_validation else METRICS[ALIASES["accuracy"]]
-    best = min(validated, key=lambda row: (by.cost(row), METRICS["validation-loss"].cost(row)), default={})
+    best = next(iter(validated_rows.ranked(validated, by.cost)), {})
     last = training[-1] if training else {}
     measured = best if metric.of_validation else last
     value = number(measured, metric.column)

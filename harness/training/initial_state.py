@@ -17,7 +17,7 @@ from harness.checkpoints import averages, compatibility, find, read, run_record,
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
-from harness.options.sections import with_trait
+from harness.options.sections import flag, with_trait
 from harness.processes.team import Team
 from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments, other_class_names
 from harness.run.length import TrainingLength
@@ -104,8 +104,8 @@ def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     lines = []
     for name in ("symmetric_input", "normalise_input"):
         if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
-            flag = ("--" if recorded[name] else "--no-") + name.replace("_", "-")
-            lines.append(f"those weights were trained on pictures that were normalised with {flag}")
+            word = flag(name if recorded[name] else f"no_{name}")
+            lines.append(f"those weights were trained on pictures that were normalised with {word}")
     if other_class_names(recorded, run.source.spec):
         lines.append("the classes have other names, or another order, than in the training of those weights")
     size, stride = recorded.get("image_size"), run.trace.stride

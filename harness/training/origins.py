@@ -157,7 +157,7 @@ class SavedRun(TrainingOrigin):
         newest, _, missing = self._latest
         if newest:
             _check_seed(run, newest)
-            compatibility.check_saved(run, newest)
+            compatibility.going_on(run, newest, read.tensors(newest, verified=True))
         if not self._is_complete(run):
             last_update(run, self.updates)
         if missing and run.cluster.instance == 0:

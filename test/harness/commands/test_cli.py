@@ -22,7 +22,7 @@ from base import plugins, version
 from base.errors import DataError, OptionError
 from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
-from harness.options import catalogue, configs
+from harness.options import catalogue, configs, sources
 from harness.options.other_names import OTHER_NAMES
 from harness.options.sources import DEFAULT_CONFIG_PATH
 
@@ -632,7 +632,9 @@ def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch)
 
 def test_a_printed_command_names_a_folder_that_begins_with_a_dash():
     for folder, value in (("-x", "./-x"), ("--logs/y", "./--logs/y"), ("/a/-x", "/a/-x"), ("x", "x")):
-        assert entry.restore_path(hints.restoring(Path(folder)), "restore") == value and Path(value) == Path(folder)
+        assert sources.value_of(hints.restoring(Path(folder)), "restore_path", "restore") == value and Path(value) == Path(
+            folder
+        )
 
 
 # Mutated calls: nothing but an answer or an error that was foreseen
