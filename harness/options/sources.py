@@ -38,6 +38,7 @@ class Layer:
 
     source: str  # short name, for --explain
     values: Mapping[str, Given]
+    notes: tuple[str, ...] = ()  # lines about older spellings and keys that are not used
 
 
 def value_of(argv: list[str], name: str, script: str) -> str | None:
@@ -128,9 +129,9 @@ def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
     return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, named)}"
 
 
-def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
-    """The command line's values; a line about each older spelling goes to `notes`."""
-    flags = known.flags()
+def command_layer(known: Catalogue, argv: list[str]) -> Layer:
+    """The command line's values."""
+    flags, notes = known.flags(), []
     values: dict[str, list[tuple[str, Given]]] = {}
     for word, words in tokens(argv, flags):
         spelling = flags[word]
@@ -140,7 +141,8 @@ def command_layer(known: Catalogue, argv: list[str], notes: list[str]) -> Layer:
             values.setdefault(name, []).append((word, Given(rewritten, where, word.lstrip("-").replace("-", "_"))))
         if not spelling.canonical:
             notes.append(f"{word} is an older spelling of {_new_spelling(spelling, raw)}")
-    return Layer(COMMAND_LINE, {name: _agreed(known.options[name], given) for name, given in values.items()})
+    agreed = {name: _agreed(known.options[name], given) for name, given in values.items()}
+    return Layer(COMMAND_LINE, agreed, tuple(notes))
 
 
 def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
@@ -214,10 +216,9 @@ def chosen_block(main: Mapping[str, Given]) -> Block | None:
     return dataclasses.replace(block, entries=_understood(block.entries, notes), notes=tuple(notes))
 
 
-def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
+def config_layer(known: Catalogue, block: Block) -> Layer:
     """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
-    name = block.name
-    notes += block.notes
+    name, notes = block.name, [*block.notes]
     values: dict[str, list[tuple[str, Given]]] = {}
     unused = []
     for key, entry in block.entries.items():
@@ -238,9 +239,8 @@ def config_layer(known: Catalogue, block: Block, notes: list[str]) -> Layer:
             notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
     if unused:
         notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
-    return Layer(
-        f"{CONFIGURATION} {name}", {option: _agreed(known.options[option], given) for option, given in values.items()}
-    )
+    agreed = {option: _agreed(known.options[option], given) for option, given in values.items()}
+    return Layer(f"{CONFIGURATION} {name}", agreed, tuple(notes))
 
 
 def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:

@@ -1,0 +1,158 @@
+"""The value of every option of a call, made in steps: what was given, layer by layer, then the defaults that follow from it.
+
+Each step takes the values so far and returns them with its own; an option's default of last resort is its field's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import HALVES, brief
+from harness.options.catalogue import Catalogue
+from harness.options.configs import Block
+from harness.options.exclusive import GROUPS, check_exclusive, losers
+from harness.options.sections import CONFIGURATION, RECORDED, flag, with_trait
+from harness.options.sources import Given, Layer
+from harness.options.update_rules import UPDATE_RULES
+from harness.run import data
+from LR_Schedules._schedule import Schedule
+from Models._model import Model
+
+
+@dataclass(frozen=True)
+class OptionValues:
+    """Values by option. `sources`: where each came from, if it is no field's default; `spellings`: by which it was given;
+    `lost`: the options that another one of their group excludes; `notes`: lines for the user."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def joined(
+        self, values: Mapping[str, Any], sources: Mapping[str, str] | None = None, notes: Iterable[str] = ()
+    ) -> OptionValues:
+        """These values, and those given, which go before them."""
+        return replace(
+            self, values={**self.values, **values}, sources={**self.sources, **(sources or {})}, notes=(*self.notes, *notes)
+        )
+
+
+def merged(known: Catalogue, layers: Sequence[Layer]) -> OptionValues:
+    """The highest layer's value of each option; OptionError for a value that is wrong, or that its layer excludes."""
+    higher = OptionValues()
+    for layer in layers:
+        converted = _converted(known, layer, higher)
+        if layer.source != RECORDED:
+            check_exclusive(known, layer, converted)
+        won = {n: value for n, value in converted.items() if n not in higher.values and n not in higher.lost}
+        joined = higher.joined(won, {name: _source(layer, layer.values[name]) for name in won}, layer.notes)
+        spellings = {**higher.spellings, **{name: layer.values[name].spelling for name in won}}
+        higher = replace(joined, spellings=spellings, lost=higher.lost | (losers(won) - joined.values.keys()))
+    return higher
+
+
+def _converted(known: Catalogue, layer: Layer, higher: OptionValues) -> dict[str, Any]:
+    """The values of a layer; OptionError for a wrong one, maybe recorded and wrong for another layer's model alone."""
+    try:
+        return {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
+    except OptionError as error:
+        recorded, model = layer.values.get("model"), higher.values.get("model")
+        if layer.source != RECORDED or recorded is None or model in (None, recorded.raw):
+            raise
+        raise OptionError(
+            f"model {model} ({higher.sources['model']}) is not that of the recorded run, {brief(recorded.raw)}, whose "
+            f"options do not fit it ({error}); leave the model out, or begin a new run"
+        ) from None
+
+
+def _source(layer: Layer, given: Given) -> str:
+    return f"{layer.source} ({given.where})" if layer.source.startswith(CONFIGURATION) else given.where
+
+
+def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedule) -> OptionValues:
+    """Fills in the values that older spellings of a schedule's options implied; a line about it."""
+    if not hasattr(schedule, "meant_with"):
+        return given
+    spelling, meant = schedule.meant_with(given.spellings, given.values)
+    if not meant:
+        return given
+    missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.lost}
+    word = flag(spelling)
+    told = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
+    curve = f"{word} means the curve of the releases that had it{': ' + told if told else ''}"
+    note = f"{curve}; log rows tell the learning rate of their first update"
+    return given.joined(missing, dict.fromkeys(missing, f"default with {word}"), [note])
+
+
+def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
+    """Fills in the release whose values a configuration has, and cuts for a base that leaves them to the blocks that merge
+    it."""
+    values, sources = given.values, given.sources
+    if block.release:
+        last = sources["config"] if "@" in block.name else f"the last with {block.name}"
+        given = given.joined({"release": block.release}, {"release": sources.get("release", last)})
+    stages = values.get("shards", 1)
+    own = all(sources.get(name, "").startswith("configuration") for name in ("pipeline", "shards"))
+    if not own or not values["pipeline"] or stages <= 1 or "pipeline_splits" in values:
+        return given
+    return given.joined(
+        {"pipeline_splits": ("auto",)},
+        {"pipeline_splits": f"configuration {block.name} names none"},
+        [f"configuration {block.name} has {stages} stages but no pipeline_splits: auto cuts them by cost"],
+    )
+
+
+def with_model_defaults(
+    given: OptionValues, known: Catalogue, model: Model, environ: Mapping[str, str]
+) -> OptionValues:  # fmt: skip
+    """Fills in what nobody gave: the data set, and the values of the model's table for this kind of data and of the update
+    rule."""
+    values, sources = given.values, given.sources
+    dataset, inferred = data.name_of(values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""))
+    given = given.joined({"dataset": dataset}, {"dataset": inferred} if inferred else {})
+    family = data.family(dataset)
+    optimiser = values.get("optimiser", known.options["optimiser"].default)
+    exponents, rule = model.LEARNING_RATE_EXPONENTS[family], UPDATE_RULES[optimiser].defaults
+    exponent = exponents.get(optimiser.lower()) if isinstance(exponents, dict) else exponents
+    defaults = {**model.DEFAULTS[family], "base_learning_rate_exponent": exponent, **rule}
+    decided = (set(group) for group in GROUPS if any(values.get(name) for name in group))
+    lost = given.lost.union(*decided)
+    missing = {n: value for n, value in defaults.items() if n in known.options and values.get(n) is None}
+    off = {n: False if known.options[n].base is bool else None for n in missing if n in lost}
+    usual = f"default of {values['model']} on {family}-sized data"
+    origins = {n: f"default of {optimiser}" if n in rule else usual for n in missing if n not in lost}
+    given = replace(given.joined({**missing, **off}, origins), lost=lost)
+    if "model_size" not in known.options:
+        return given
+    size = _model_size(model, family, given.values["model_size"], given.sources)
+    return given.joined({"model_size": size})
+
+
+def with_data_defaults(given: OptionValues, block: Block | None) -> OptionValues:
+    """Fills in the precision that nobody gave where the data are not those of published recipes: unless an option speaks of
+    halves, or a configuration for other data was chosen."""
+    values, dataset = given.values, given.values["dataset"]
+    precision = data.published_spec(dataset).precision
+    named = block.entries.get("dataset") if block else None
+    of_others = block is not None and (named is None or dataset != str(named.value).lower())
+    if not precision or "precision" in values or of_others or with_trait(HALVES) & values.keys():
+        return given
+    return given.joined({"precision": precision}, {"precision": f"default of --dataset {dataset}"})
+
+
+def _model_size(model: Model, family: str, size: Any, sources: Mapping[str, str]) -> Any:
+    sizes = model.sizes(family)
+    chosen = size.upper() if isinstance(size, str) else size
+    if chosen not in sizes:
+        listed = ", ".join(map(str, sizes))
+        near = plugins.did_you_mean(str(size), [str(s) for s in sizes])
+        raise OptionError(
+            f"{sources['model_size']}: no model size {brief(size)} for {family}-sized data{near}\nThere are: {listed}"
+        )
+    return chosen
