@@ -72,11 +72,11 @@ def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None
             with files.naming(asked.output / file):
                 answers = _answers(name, content, staging / file, checked.images)
             found = agreement.of(expected, answers)
-            told = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
+            size_text = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
             bound = agreement.bound(exported, quantised)
             if not found.keeps(bound):
-                raise ExportError(f"{told}: {found}; {found.rule(bound)}; nothing was written")
-            print(f"  {told}: {found}")
+                raise ExportError(f"{size_text}: {found}; {found.rule(bound)}; nothing was written")
+            print(f"  {size_text}: {found}")
         placed.put(staging, asked.output, texts)
     print(f"The export is in {asked.output}, with {' and '.join(texts)}")
 

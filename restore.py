@@ -19,7 +19,7 @@ from train import launch
 
 def main(argv: list[str]) -> int:
     """The run's recorded options under those given now, then on from its newest checkpoint."""
-    with hints.going_on("restore", argv):
+    with hints.resumable("restore", argv):
         path = sources.value_of(argv, "restore_path", "restore")
         if path is None and entry.wants_help(argv):
             return 0 if entry.parse(argv, "restore") is None else 2

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     if repeated is not None:
         with hints.repeatable("train", argv, "The run is as it was.", "Go on"):
             return launch(argv, "train", SavedRun(repeated, argv, "train", repeated=True))
-    with hints.going_on("train", argv):
+    with hints.resumable("train", argv):
         return launch(argv, "train", SavedRun(Path(path), argv, "train"))
 
 

@@ -281,7 +281,7 @@ def picture(results: Sequence[Result]) -> str:
     title = "Accuracy of the averaged weights on the validation pictures, top-1, %"
     heading = svg.wrapped(title, right - left, 18, "bold")
     parts = svg.paragraph(left, 28, heading, size=18, weight="bold")
-    told, y = svg.legend(_samples(seeds), left, 32.0 + 21 * len(heading), right)
+    legend_parts, y = svg.legend(_samples(seeds), left, 32.0 + 21 * len(heading), right)
     top, bottom = y - 4, y - 4 + ROW * len(accuracies)
 
     def across(value: float) -> float:
@@ -303,7 +303,7 @@ def picture(results: Sequence[Result]) -> str:
             parts.append(svg.text(left, y + 44, words, fill=svg.SOFT, halo=True))
             continue
         parts += _row(values, across, y + 38, colour)
-    return svg.document(svg.WIDTH, bottom + 32, [*parts, *told], title)
+    return svg.document(svg.WIDTH, bottom + 32, [*parts, *legend_parts], title)
 
 
 def _samples(seeds: int) -> list[tuple[str, str]]:

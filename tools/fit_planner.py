@@ -171,7 +171,7 @@ def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence
     scale = 180.0 / 0.25  # pixels for an error of 1
     title = "Errors of predicted images a second"
     legend, top = svg.legend(
-        [(f'<rect x="2" y="-6" width="20" height="12" {style}/>', told) for style, told in _BARS],
+        [(f'<rect x="2" y="-6" width="20" height="12" {style}/>', label) for style, label in _BARS],
         edge,
         54.0,
         svg.WIDTH - edge,

@@ -68,9 +68,9 @@ class _Wrong(Exception):
     """Why there is no header."""
 
 
-def kind(beginning: bytes) -> str | None:
+def kind(first_bytes: bytes) -> str | None:
     """The format, one of FORMATS, by a file's first bytes; None for any other."""
-    return next((name for known, name in _BEGINNINGS if re.match(known, beginning, re.DOTALL)), None)
+    return next((name for known, name in _BEGINNINGS if re.match(known, first_bytes, re.DOTALL)), None)
 
 
 def fault(encoded: Bytes, scans: bool = True) -> str | None:

@@ -45,9 +45,9 @@ def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: 
         return {**element, "payload": load(record[None])[0], "record": record, **drawn}
 
     def stand_in(element: Element) -> tf.data.Dataset:
-        following = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
+        stand_ins = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
         blank = tf.data.Dataset.from_tensors({**_blank(element["position"], request), "due": element["due"]})
-        return following.map(prepare).ignore_errors().concatenate(blank)
+        return stand_ins.map(prepare).ignore_errors().concatenate(blank)
 
     decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
 

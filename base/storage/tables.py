@@ -131,8 +131,8 @@ class Table:
                 merge.without_rows.append(state.done)
                 continue
             since, before = self._add(merge, state)
-            goes_on = state.done == iteration and not stays
-            self._since, self._before = (since, before) if goes_on else (state.done, merge.expected)
+            resumes_here = state.done == iteration and not stays
+            self._since, self._before = (since, before) if resumes_here else (state.done, merge.expected)
         return merge
 
     def _add(self, merge: _Merged, state: Kept) -> tuple[int, int]:
@@ -216,8 +216,12 @@ class Table:
             if damaged > MOST_DAMAGED:
                 raise _beyond(self.path, f"{MOST_DAMAGED:,} lines that are no rows")
             whole += [cells] * sound
-        begun = rest.split(",")[self.columns.index("iteration") :]
-        cut = int(begun[0]) if len(begun) > 1 and begun[0].isascii() and begun[0].isdigit() and len(begun[0]) < 19 else -1
+        first_cells = rest.split(",")[self.columns.index("iteration") :]
+        cut = (
+            int(first_cells[0])
+            if len(first_cells) > 1 and first_cells[0].isascii() and first_cells[0].isdigit() and len(first_cells[0]) < 19
+            else -1
+        )
         return whole, damaged, bool(rest) or heads != [0], cut
 
     def _is_sound(self, cells: Sequence[str]) -> bool:

@@ -115,8 +115,8 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
     live = workload.max_in_flight[stage]
     entering = operations[0].source.elements
     read: Counter[str] = Counter()
-    for operation, following in pairwise([*operations, None]):
-        read[operation.segment] += _kept(operation, following)
+    for operation, next_operation in pairwise([*operations, None]):
+        read[operation.segment] += _kept(operation, next_operation)
     largest = max(_product_elements(operation, workload.plan.micro_batch) for operation in operations)
     if not workload.recomputes(stage):
         return entering * live + (live - 1) * read.total(), read.total(), largest
@@ -133,9 +133,9 @@ def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int,
     return 0, _alive(largest), _product_elements(largest, batch)
 
 
-def _kept(operation: Operation, following: Operation | None) -> int:
+def _kept(operation: Operation, next_operation: Operation | None) -> int:
     """Elements of a result that the backward pass reads: an operation in place gives its result to the next one's."""
-    if operation.kind in ("norm", "add") and following is not None and following.kind in _IN_PLACE:
+    if operation.kind in ("norm", "add") and next_operation is not None and next_operation.kind in _IN_PLACE:
         return 0
     return operation.result.elements
 

@@ -135,8 +135,8 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
     layers at a time."""
     activations = dict.fromkeys(trace.segments, 0)
     inputs: dict[str, int] = {}
-    for operation, following in pairwise([*trace.operations, None]):
-        activations[operation.segment] += _kept_for_backward(operation, following)
+    for operation, next_operation in pairwise([*trace.operations, None]):
+        activations[operation.segment] += _kept_for_backward(operation, next_operation)
         inputs.setdefault(operation.segment, FP32.bytes * operation.source.elements)
     total = 0
     for stage, most in zip(plan.stages, plan.max_in_flight):
@@ -147,10 +147,10 @@ def _activations(trace: Trace, plan: ExecutionPlan) -> int:
     return int(plan.samples_per_pass * (total + WORKED_ON * _largest(trace.operations)))
 
 
-def _kept_for_backward(operation: Operation, following: Operation | None) -> int:
+def _kept_for_backward(operation: Operation, next_operation: Operation | None) -> int:
     """Bytes of one picture's result that the backward pass needs: a norm's or a sum's is overwritten by a ReLU behind it,
     and a fused norm is one operation with the activation behind it."""
-    behind = following.kind.split()[0] if following else ""
+    behind = next_operation.kind.split()[0] if next_operation else ""
     fused = behind == "proxy" or (behind == "swish" and _is_fused_norm(operation))
     if operation.kind in _IN_PLACE and (behind in _TAKES_OVER or fused):
         return 0

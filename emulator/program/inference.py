@@ -137,9 +137,9 @@ def _sums(
 
     start = [first, *(tf.zeros(score.shape, tf.float64) for _ in score.names)]
 
-    def going_on(i: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+    def continues(i: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([i]):
             return tf.logical_and(i < end, tf.logical_not(stop.read_value()))
 
-    _, *totals = tf.while_loop(going_on, body, start, parallel_iterations=1, back_prop=False)
+    _, *totals = tf.while_loop(continues, body, start, parallel_iterations=1, back_prop=False)
     return totals

@@ -51,10 +51,10 @@ class Passes:
                 features["image"] = self.policy.cast_input(features["image"])
             # the next pass's counter waits for this fetch: passes in flight would fetch in any order otherwise
             with tf.control_dependencies([features["label"]]):
-                following = m + 1
+                next_pass = m + 1
             cells = Cells(self.order, m, tokens)
             results = run_pass(network, values, features, cells, GradientWatch(*training.watched))
-            return following, {n: self.policy.checked(x, self._in_words(n)) for n, x in results.items()}, cells.tokens
+            return next_pass, {n: self.policy.checked(x, self._in_words(n)) for n, x in results.items()}, cells.tokens
 
         if plan.passes_per_update == 1:
             results = run(tf.constant(0), tuple(() for _ in plan.stages))[1]
@@ -63,17 +63,17 @@ class Passes:
         shapes |= {LOST_GRADIENTS: (len(training.watched[0]), 2)} if training.watched[0] else {}
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
-            following, results, tokens = run(m, tokens)
-            return following, tokens, tuple(self._add(n, total, results[n], step, m) for n, total in zip(shapes, sums))
+            next_pass, results, tokens = run(m, tokens)
+            return next_pass, tokens, tuple(self._add(n, total, results[n], step, m) for n, total in zip(shapes, sums))
 
-        def goes_on(m: tf.Tensor, *_: Any) -> tf.Tensor:
+        def continues(m: tf.Tensor, *_: Any) -> tf.Tensor:
             with tf.control_dependencies([m]):
                 if self._sync_mean:  # every pass waits for those of other instances: none may be left out here alone
                     return m < plan.passes_per_update
                 return tf.logical_and(m < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
 
         start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
-        passes, _, totals = tf.while_loop(goes_on, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
+        passes, _, totals = tf.while_loop(continues, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
         return passes, {name: self._mean(name, total) for name, total in zip(shapes, totals)}
 
     @property

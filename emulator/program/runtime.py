@@ -73,10 +73,10 @@ class Infeed:
                 kinds = tf.data.get_output_types(self._dataset), tf.data.get_output_shapes(self._dataset)
                 iterator = tf.data.Iterator.from_structure(*kinds, shared_name=INFEED)
 
-        def following(updates: tf.Tensor, m: tf.Tensor) -> Features:
+        def next_features(updates: tf.Tensor, m: tf.Tensor) -> Features:
             return self._stream.features(seed, iterator.get_next() if iterator else {}, updates, m)
 
-        return following
+        return next_features
 
 
 class ProgramGraph(NamedTuple):

@@ -97,8 +97,8 @@ class Training:
         can come of underflow only: behind a norm, and at the end."""
         if not self.plan.precision.rounds_results:
             return (), frozenset()
-        following = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
-        kinds = {_layer_name(o): after for o, after in zip(self.trace.operations, following) if o.kind in ("conv", "dense")}
+        next_kinds = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
+        kinds = {_layer_name(o): after for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")}
         return tuple(kinds), frozenset(name for name, after in kinds.items() if after == "norm")
 
     @cached_property

@@ -41,7 +41,7 @@ class HostStep:
                 finished, stop_requests = self._update(tf.cast(rates[i], self.training.dtype))
             return i + 1, done + tf.cast(finished, tf.int32), stop_requests
 
-        def goes_on(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
+        def continues(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([done]):
                 # instances end together, so each of them goes by what all requested in the update before
                 stop = tf.reduce_max(stop_requests) if group else self.stop.read_value()
@@ -52,7 +52,7 @@ class HostStep:
             tf.constant(0),
             tf.zeros([group.size if group else 0], tf.int32),
         )
-        _, done, stop_requests = tf.while_loop(goes_on, body, start, parallel_iterations=1, back_prop=False)
+        _, done, stop_requests = tf.while_loop(continues, body, start, parallel_iterations=1, back_prop=False)
         return done, stop_requests
 
     def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

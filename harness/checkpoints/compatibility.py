@@ -16,6 +16,7 @@ from emulator.plan.precision import Format
 from harness.checkpoints import find, optimiser_state, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.optimiser_state import SlotUnits
+from harness.checkpoints.read import Tensors
 from harness.options.catalogue import LARGEST, shown
 from harness.options.update_rules import UPDATE_RULES
 
@@ -57,7 +58,7 @@ def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint)
     return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
 
 
-def going_on(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of a run's own checkpoint as the run goes on with them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""
     check_shapes(of_values(values), saved(run), newest)
@@ -68,20 +69,20 @@ def going_on(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> 
             f"checkpoint {newest.prefix} does not fit the optimiser asked for: {others[0]} is of --optimiser "
             f"{before.optimiser}, and means another thing to {now.optimiser}; give the --optimiser that it was trained with"
         )
-    taken = optimiser_state.converted(values, before, now, newest)
-    check_sound(run, taken, newest, going_on=True)
-    return taken, optimiser_state.conversion(before, now)
+    tensors = optimiser_state.converted(values, before, now, newest)
+    check_sound(run, tensors, newest, resumed=True)
+    return tensors, optimiser_state.conversion(before, now)
 
 
-def check_beginning(run: Run, path: Path) -> None:
+def check_initial(run: Run, path: Path) -> None:
     """Refuses weights of --init-path that a run cannot begin with."""
     place = find.initial(path)
     in_folder = isinstance(place, Path)
     chosen = read.latest(place, "--init-path")[0] if in_folder else place
-    beginning(run, chosen, read.tensors(chosen, verified=in_folder))
+    initial_tensors(run, chosen, read.tensors(chosen, verified=in_folder))
 
 
-def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of --init-path that a new run begins with, and lines on those that begin anew or were converted.
     CheckpointError for tensors of another network, or of no use."""
     try:
@@ -90,9 +91,9 @@ def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) ->
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
     others, counted = optimiser_state.of_another_rule(values, before, now), optimiser_state.of_another_count(values, now)
-    taken = optimiser_state.converted(without(values, [*anew, *others, *counted]), before, now, source)
-    taken = optimiser_state.with_fp32_copies(taken, run)
-    check_sound(run, taken, source)
+    tensors = optimiser_state.converted(without(values, [*anew, *others, *counted]), before, now, source)
+    tensors = optimiser_state.with_fp32_copies(tensors, run)
+    check_sound(run, tensors, source)
     lines = optimiser_state.conversion(before, now)
     if anew:
         why = "it has another number of classes there" if set(anew) & values.keys() else "those weights have none"
@@ -101,7 +102,7 @@ def beginning(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) ->
         lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {before.optimiser}")
     elif counted:
         lines.append(f"The optimiser's slots begin anew: {now.optimiser} corrects them by the number of updates, now 0")
-    return taken, lines
+    return tensors, lines
 
 
 def _differing_options(run: Run, source: Checkpoint) -> str:
@@ -170,13 +171,13 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
         )
 
 
-def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, going_on: bool = False) -> None:
-    """Refuses to train with values of no use, unless --keep-going is given. `going_on`: the values are the run's own."""
+def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, resumed: bool = False) -> None:
+    """Refuses to train with values of no use, unless --keep-going is given. `resumed`: the values are the run's own."""
     if run.options.training.keep_going:
         return
     faulty = faults(values, saved(run), checkpoint)
     if faulty:
-        remedy = _to_go_back(run, checkpoint) if going_on else "give other weights"
+        remedy = _to_go_back(run, checkpoint) if resumed else "give other weights"
         raise CheckpointError(f"{faulty[0]}; {remedy}, or --keep-going to go on with these all the same")
 
 

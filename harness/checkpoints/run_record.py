@@ -115,13 +115,13 @@ def warnings(folder: Path, lost: str | None) -> list[str]:
     restore's stand for them. A later instance has none."""
     if lost:
         return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing or empty"]
-    beginning, last = folder / _FIRST, file(folder)
+    first_file, last = folder / _FIRST, file(folder)
     if last.name != _LATER or arguments(folder).get("instance"):
         return []
-    why = f"{beginning} is missing or empty"
+    why = f"{first_file} is missing or empty"
     try:
-        if _has_content(beginning):
-            _sound(beginning, saved_state.json_object(beginning))
+        if _has_content(first_file):
+            _sound(first_file, saved_state.json_object(first_file))
             return []
     except CheckpointError as error:
         why = str(error)

@@ -128,15 +128,15 @@ def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]
     return [(done, state) for done, state in states if _is_in_lineage(done, calls(state), way)]
 
 
-def calls(state: Mapping[str, Any], begun: int | None = None) -> list[Call]:
-    """The calls in a state, in order; with `begun` a new one besides, which goes on after that many updates."""
+def calls(state: Mapping[str, Any], started_at: int | None = None) -> list[Call]:
+    """The calls in a state, in order; with `started_at` a new one besides, which goes on after that many updates."""
     earlier = [(name, since) for name, since in state.get(CALLS, ())]
-    return earlier if begun is None else [*earlier, (secrets.token_hex(4), begun)]
+    return earlier if started_at is None else [*earlier, (secrets.token_hex(4), started_at)]
 
 
 def _is_in_lineage(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
     """Return whether the run passed a checkpoint after `done` updates; a saved state without calls is believed."""
     if not earlier or not way:
         return True
-    ends = {name: following for (name, _), (_, following) in zip(way, [*way[1:], ("", done)])}
+    ends = {name: next_since for (name, _), (_, next_since) in zip(way, [*way[1:], ("", done)])}
     return done <= ends.get(earlier[-1][0], -1)

@@ -149,9 +149,9 @@ def wants_help(argv: list[str]) -> bool:
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:
-    tells = any(sources.value_of(argv, name, script) for name in TELLING)
+    names_network = any(sources.value_of(argv, name, script) for name in TELLING)
     if npz_weights.located(file):
-        if tells:
+        if names_network:
             return
         raise CheckpointError(
             f"weights {file} tell no options of their network: give them, as --model, --model-size and --dataset, or have "
@@ -160,7 +160,7 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
     lost = f"{file} is missing or empty, and nothing else tells the options of that training: put it back, or"
     if script in ("train", "restore"):
         raise CheckpointError(f"{lost} begin a new run with its weights: --init-path {file.parent}")
-    if not tells:
+    if not names_network:
         raise CheckpointError(f"{lost} give them again, as --model, --dataset and --config")
 
 

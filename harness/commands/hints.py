@@ -66,7 +66,7 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
         raise
 
 
-def going_on(script: str, argv: list[str]) -> AbstractContextManager[None]:
+def resumable(script: str, argv: list[str]) -> AbstractContextManager[None]:
     """Return `repeatable` for a call that goes on with a run: a signal before it saves leads to a hint to call again."""
     return repeatable(script, argv, "The run is as it was.", "Go on", alone=True)
 

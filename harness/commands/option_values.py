@@ -84,8 +84,8 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
         return given
     missing = {name: value for name, value in meant.items() if name not in given.values and name not in given.lost}
     word = flag(spelling)
-    told = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
-    curve = f"{word} means the curve of the releases that had it{': ' + told if told else ''}"
+    values_text = ", ".join(f"{known.options[name].flag} {value:g}" for name, value in missing.items() if value is not True)
+    curve = f"{word} means the curve of the releases that had it{': ' + values_text if values_text else ''}"
     note = f"{curve}; log rows tell the learning rate of their first update"
     return given.joined(missing, dict.fromkeys(missing, f"default with {word}"), [note])
 

@@ -49,8 +49,8 @@ def of(name: str) -> dict[str, Flag]:
         return _of_poprun()
     if name == "completion":
         return {}
-    taken = _of_runs(row.takes) if row.takes else {}
-    return taken if row.module == row.takes else {**taken, **_of_parser(row.module)}
+    own_options = _of_runs(row.takes) if row.takes else {}
+    return own_options if row.module == row.takes else {**own_options, **_of_parser(row.module)}
 
 
 def first(name: str) -> Flag:

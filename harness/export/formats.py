@@ -251,11 +251,11 @@ def _tflite_runner(path: Path) -> Runner:
     content = input_files.content(path, MOST_BYTES)
     _check_plain_tflite(content)
     run = tf.lite.Interpreter(model_content=content).get_signature_runner("serving_default")
-    taken = tuple(map(int, run.get_input_details()[IMAGE]["shape_signature"][1:]))
+    expected_shape = tuple(map(int, run.get_input_details()[IMAGE]["shape_signature"][1:]))
 
     def answers(images: np.ndarray) -> np.ndarray:
-        if images.shape[1:] != taken:  # a model can be made anew for any size, at any cost
-            raise ValueError(f"it takes pictures of {taken}, not of {images.shape[1:]}")
+        if images.shape[1:] != expected_shape:  # a model can be made anew for any size, at any cost
+            raise ValueError(f"it takes pictures of {expected_shape}, not of {images.shape[1:]}")
         return run(**{IMAGE: images})[PROBABILITIES]
 
     return answers

@@ -54,12 +54,15 @@ def asked(argv: list[str]) -> ExportedFile | None:
     name = "savedmodel" if (path / _SAVED_MODEL).is_file() else _SUFFIXES.get(path.suffix)
     if not given or name is None or entry.wants_help(argv):
         return None
-    flags, taken = sources.universe("validation").flags(), {}
+    flags, given_options = sources.universe("validation").flags(), {}
     for flag, words in sources.tokens(argv, flags):
         if flags[flag].option.name not in _TAKEN:
             raise OptionError(f"{flag}: {path} is an exported file, of which --predict alone can be asked")
-        taken[flags[flag].option.name] = tuple(words)
-    photographs, output = taken.get("predict", ()), taken["output"][-1] if taken.get("output") else None
+        given_options[flags[flag].option.name] = tuple(words)
+    photographs, output = (
+        given_options.get("predict", ()),
+        given_options["output"][-1] if given_options.get("output") else None,
+    )
     if not photographs:
         raise OptionError(f"{path} is an exported file: give --predict photographs; a checkpoint is what can be validated")
     answers.check(output, photographs)

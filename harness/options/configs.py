@@ -216,13 +216,13 @@ class ConfigFile:
             again = self._at(self._blocks[label][0])
             raise OptionError(f"{again}: '{brief(label)}' is given twice; first at {self._at(self._lost[label])}")
 
-    def _repeated(self, twice: str, first: str, taken: str) -> None:
+    def _repeated(self, twice: str, first: str, outcome: str) -> None:
         """OptionError for a name that stands `twice` in a file. In an old release's, where the last one won, a note
-        says which is `taken`."""
+        says which is `outcome`."""
         if not self._is_old:
             raise OptionError(f"{twice}, first at {first}; keep one of them")
         if len(self.notes) < MOST_LISTED:
-            self.notes.append(f"{twice}: {taken}")
+            self.notes.append(f"{twice}: {outcome}")
 
     @staticmethod
     def _listed(names: list[str]) -> str:
@@ -253,8 +253,8 @@ class ConfigFile:
             label = self._key(key)
             if label in explicit:
                 first = explicit[label].where
-                taken = f"{_written(value)} is taken, not {_written(written[label])} of {first}"
-                self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", first, taken)
+                outcome = f"{_written(value)} is taken, not {_written(written[label])} of {first}"
+                self._repeated(f"{self._at(key)}: '{brief(label)}' is given twice in {what}", first, outcome)
             explicit[label], written[label] = Entry(self._value(value, label, levels), self._at(key)), value
         return {**merged, **explicit}
 

@@ -103,13 +103,13 @@ def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
     if lenient:
         return written
     elsewhere = OTHER_NAMES.get(written.removeprefix("--")) if written.startswith("--") else None
-    told = f"; {written} of other tools is {elsewhere} here" if elsewhere else ""
+    other_name = f"; {written} of other tools is {elsewhere} here" if elsewhere else ""
     if matches:
         raise OptionError(
-            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{told}"
+            f"{COMMAND_LINE}: {brief(written)} could be {', '.join(sorted(matches)[:6])}; write one of them out{other_name}"
         )
     if elsewhere:
-        raise OptionError(f"{COMMAND_LINE}: unknown option {written}{told}")
+        raise OptionError(f"{COMMAND_LINE}: unknown option {written}{other_name}")
     raise OptionError(_unknown_flag(written, flags))
 
 

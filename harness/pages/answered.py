@@ -24,7 +24,7 @@ def section(made: Evaluation) -> str:
     right = made.labels == made.answers[:, 0]
     whole = scores.wilson(int(right.sum()), len(right))
     bins, error = scores.calibration(made.probabilities[:, 0], right)
-    told = (
+    introduction = (
         f"{made.checkpoint} is right on {whole.successes:,} of {whole.count:,} pictures: {_percent(whole.value)} %; so many "
         f"pictures leave {_percent(whole.low)} to {_percent(whole.high)} % open (Wilson's interval of 95 %, as below)."
     )
@@ -39,7 +39,7 @@ def section(made: Evaluation) -> str:
     )
     return "\n".join(
         [
-            markup.paragraph(told),
+            markup.paragraph(introduction),
             markup.charts(f"<div>{markup.heading(3, title)}{content}</div>" for title, content in blocks),
             markup.heading(3, "The most confidently wrong"),
             _pictures(made),
@@ -134,14 +134,14 @@ def _pictures(made: Evaluation) -> str:
 def _picture(made: Evaluation, place: int) -> str:
     label, answer = int(made.labels[place]), int(made.answers[place, 0])
     own = made.probabilities[place][made.answers[place] == label]
-    told = f"{100 * own[0]:.1f}\u00a0%" if len(own) else f"not among the first {made.answers.shape[1]}"
+    probability = f"{100 * own[0]:.1f}\u00a0%" if len(own) else f"not among the first {made.answers.shape[1]}"
     file = evaluation.described(made, place)
     content = made.pictures.get(place)
     image = markup.photograph(content, file, content.startswith(b"\x89PNG")) if content else ""
-    taken, is_ = (escape(evaluation.name(made, k)) for k in (answer, label))
+    given_name, true_name = (escape(evaluation.name(made, k)) for k in (answer, label))
     return (
-        f"<figure>{image}<figcaption><b>{taken}</b> {100 * made.probabilities[place, 0]:.1f}&nbsp;%"
-        f"<br>is {is_} ({told})<br>{escape(file)}</figcaption></figure>"
+        f"<figure>{image}<figcaption><b>{given_name}</b> {100 * made.probabilities[place, 0]:.1f}&nbsp;%"
+        f"<br>is {true_name} ({probability})<br>{escape(file)}</figcaption></figure>"
     )
 
 

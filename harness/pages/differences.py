@@ -64,7 +64,7 @@ def shown(value: Any) -> str:
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def told(run: RunFolder) -> tuple[list[Difference], str]:
+def listed(run: RunFolder) -> tuple[list[Difference], str]:
     """The differences from the defaults, or why these are not known."""
     if not run.options:
         return [], "arguments.json is missing"

@@ -89,8 +89,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = ""
     numbers = {k for row in rows for k, cell in enumerate(row) if isinstance(cell, tuple) and cell[0] == "n"}
     top = "".join(f'<th scope="col"{_class(k in numbers)}>{escape(text)}</th>' for k, text in enumerate(head))
     body = "".join(f"<tr>{''.join(map(_cell, row, range(len(row))))}</tr>" for row in rows)
-    told = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="wide"><table>{told}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    caption = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="wide"><table>{caption}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _cell(cell: Cell, place: int) -> str:
@@ -126,8 +126,8 @@ def folded(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
-def photograph(content: bytes, told: str, small: bool) -> str:
+def photograph(content: bytes, alternative: str, small: bool) -> str:
     """A picture of PNG or JPEG inside of the page. `small`: of so few pixels that they are shown as squares."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
     data = base64.b64encode(content).decode()
-    return f'<img{" class=small" if small else ""} alt="{escape(told)}" src="data:image/{kind};base64,{data}">'
+    return f'<img{" class=small" if small else ""} alt="{escape(alternative)}" src="data:image/{kind};base64,{data}">'

@@ -157,7 +157,7 @@ def _averages(run: RunFolder) -> str:
 
 
 def _options(run: RunFolder) -> str:
-    changed, unknown = differences.told(run)
+    changed, unknown = differences.listed(run)
     if unknown:
         return markup.paragraph(f"They are not known: {unknown}")
     if not changed:

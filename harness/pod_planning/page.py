@@ -68,14 +68,14 @@ def _section(planned: Planned) -> str:
         (f"{100 * timing.peak_share:.1f} %", "of the peak"),
     ]
     facts += [(f"{energy:,.0f}", "kWh")] if energy is not None else []
-    told = "".join(f"<span><b>{value}</b> {escape(name)}</span>" for value, name in facts)
+    facts_html = "".join(f"<span><b>{value}</b> {escape(name)}</span>" for value, name in facts)
     pictures = [_memory(prediction), _update(prediction)]
     if len(prediction.memories) > 1:
         pictures = [_timeline(prediction), *pictures, _schedules(prediction)]
     pictures.append(_scaling(prediction))
     return (
         f"<h2>{escape(planned.name)}, predicted on {prediction.system.name}</h2>"
-        f'<div class="facts">{told}</div>'
+        f'<div class="facts">{facts_html}</div>'
         f'<div class="pictures">{"".join(map(_figure, pictures))}</div>'
         f"<details><summary>Numbers</summary><pre>{escape(table.one(planned))}</pre></details>"
     )
@@ -205,9 +205,9 @@ def _bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
     most = max((value for _, value, _, _ in rows), default=1.0) or 1.0
     left, y, parts = 10.0, 36.0, []
     for name, value, words, colour in rows:
-        told = svg.wrapped(f"{name}: {words}", WIDTH - 2 * left, _SIZE)
-        parts += svg.paragraph(left, y + 16, told, step=19, size=_SIZE)
-        y += 19 * len(told) + 3
+        text_lines = svg.wrapped(f"{name}: {words}", WIDTH - 2 * left, _SIZE)
+        parts += svg.paragraph(left, y + 16, text_lines, step=19, size=_SIZE)
+        y += 19 * len(text_lines) + 3
         parts.append(_box(left, y, value / most * (WIDTH - left - RIGHT), 12, colour, words))
         y += 22
     return _picture(title, y + 2, parts)
@@ -220,11 +220,11 @@ def _rates(planned: Sequence[Planned]) -> str:
     full = [each.prediction.fullest.total / MIB for each in planned]
     limit = max(each.prediction.capacity for each in planned) / MIB
     x1, y1 = 1.05 * max([*full, limit]), 1.1 * max(rates)
-    told = (
+    labels = (
         f"{k}  {p.name}, {p.prediction.system.name}: {rate:,.0f} img/sec"
         for k, (p, rate) in enumerate(zip(planned, rates), 1)
     )
-    names = [svg.wrapped(each, WIDTH - 20, _SIZE) for each in told]
+    names = [svg.wrapped(each, WIDTH - 20, _SIZE) for each in labels]
 
     def parts() -> Iterator[str]:
         for tick in svg.ticks(0.0, x1, 5):
@@ -242,8 +242,10 @@ def _rates(planned: Sequence[Planned]) -> str:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{colour}" fill-opacity="0.85"/>'
             yield svg.text(x, y + 4, str(k), size=_SIZE, anchor="middle", fill=svg.BRIGHT)
         y = bottom + 56
-        for told in names:
-            yield from svg.paragraph(10, y, told, step=19, size=_SIZE)
-            y += 19 * len(told) + 3
+        for text_lines in names:
+            yield from svg.paragraph(10, y, text_lines, step=19, size=_SIZE)
+            y += 19 * len(text_lines) + 3
 
-    return _picture("Images a second against memory", bottom + 50 + sum(19 * len(told) + 3 for told in names), parts())
+    return _picture(
+        "Images a second against memory", bottom + 50 + sum(19 * len(text_lines) + 3 for text_lines in names), parts()
+    )

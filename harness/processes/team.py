@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
-_PARTED = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
+_LOST = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
 class Team:
@@ -77,7 +77,7 @@ class Team:
             try:
                 self.shut_down()
             except Exception as late:  # what all agreed to end with has been told
-                if not self.parted(late):
+                if not self.lost_others(late):
                     raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
             self.group.announce(str(self.instance), self._heart.answering())
@@ -87,16 +87,18 @@ class Team:
         if self._leaving.is_set():
             time.sleep(self._timeout)
         self._heart.stop()
-        if self.parted(error):
-            reason = self._parting(error)
+        if self.lost_others(error):
+            reason = self._why_lost(error)
             self._tell(reason)
             raise heartbeat.WorkerError(reason) from error
 
-    def parted(self, error: BaseException | None) -> bool:
+    def lost_others(self, error: BaseException | None) -> bool:
         """Return whether it is TensorFlow's word that this instance can compute with the others no longer."""
-        return bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _PARTED
+        return (
+            bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _LOST
+        )
 
-    def _parting(self, error: BaseException) -> str:
+    def _why_lost(self, error: BaseException) -> str:
         """Return a line on an error of the runtime between the instances, and on those that are not there."""
         there = self._heart.answering()
         silent = [self.cluster.named(k) for k in range(self.size) if k not in (self.instance, *there)]
@@ -193,8 +195,8 @@ class Team:
     def _lost(self, reason: str) -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
-        told = [text for text in self.group.announced() if text.isascii() and text.isdecimal()]
-        stop = StopRequest(signal.SIGTERM, int(told[0])) if told else None
+        signals_received = [text for text in self.group.announced() if text.isascii() and text.isdecimal()]
+        stop = StopRequest(signal.SIGTERM, int(signals_received[0])) if signals_received else None
         message = str(stop or f"{reason}: no instance can go on without it")
         worker = threading.Thread(target=self._tell, args=(message,), daemon=True)
         worker.start()

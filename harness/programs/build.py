@@ -111,8 +111,8 @@ def first_pictures(run: Run, start: int, most: int) -> dict[str, bytes]:
         if iterator:
             session.run(iterator.initializer)
         files, labels = session.run([encoded, features["label"]])
-    told = (names[label] if names else f"class {label}" for label in labels)
-    return {f"{k:03d} {name}": file for k, (name, file) in enumerate(zip(told, files))}
+    class_names_shown = (names[label] if names else f"class {label}" for label in labels)
+    return {f"{k:03d} {name}": file for k, (name, file) in enumerate(zip(class_names_shown, files))}
 
 
 def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:
@@ -160,10 +160,10 @@ def byte_batches(run: Run, count: int) -> Batches:
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
         session.run(iterator.initializer)
-        following, batches = iterator.get_next(), []
+        next_batch, batches = iterator.get_next(), []
         try:
             while True:
-                batches.append(session.run([following["image"], following["label"]]))
+                batches.append(session.run([next_batch["image"], next_batch["label"]]))
         except tf.errors.OutOfRangeError:
             pass
     return Batches(tuple(images for images, _ in batches), tuple(labels for _, labels in batches))

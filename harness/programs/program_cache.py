@@ -87,11 +87,11 @@ def folder(run: Run, environ: Mapping[str, str]) -> Path | None:
         return None
     if device.executable_cache_path:
         return Path(device.executable_cache_path)
-    for word, following in _pairs(environ.get(_POPLAR_FLAGS, "")):
+    for word, next_word in _pairs(environ.get(_POPLAR_FLAGS, "")):
         if word.startswith(f"{_POPLAR_FLAG}="):
             return Path(word[len(_POPLAR_FLAG) + 1 :])
-        if word == _POPLAR_FLAG and following and not following.startswith("--"):
-            return Path(following)
+        if word == _POPLAR_FLAG and next_word and not next_word.startswith("--"):
+            return Path(next_word)
     return user_cache.folder(environ) / "executables"
 
 

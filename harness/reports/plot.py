@@ -122,11 +122,11 @@ def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path)
     return target
 
 
-def _page(panels: tuple[Panel, ...], title: str, told: str = "", name: str = "") -> str:
+def _page(panels: tuple[Panel, ...], title: str, subtitle: str = "", name: str = "") -> str:
     """Panels below each other, on one axis of epochs."""
     x_axis = svg.span([x for panel in panels for line in panel.lines for x, _ in line.points], floor=0, count=6)
     room = svg.WIDTH - 2 * EDGE
-    heading, below = svg.wrapped(title, room, 18, "bold") if title else [], [part for part in (told, name) if part]
+    heading, below = svg.wrapped(title, room, 18, "bold") if title else [], [part for part in (subtitle, name) if part]
     parts = svg.paragraph(EDGE, 28, heading, size=18, weight="bold")
     y = 28.0 + 21 * len(heading)
     for line in (line for part in below for line in svg.wrapped(part, room)):

@@ -126,6 +126,6 @@ def _document(width: float, height: float, parts: Sequence[str], title: str, alo
     size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
     named = f' role="img" aria-label={quoteattr(title)}' if title else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}{named} font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
-    told = [f"<title>{escape(title)}</title>"] if title and alone else []
+    title_element = [f"<title>{escape(title)}</title>"] if title and alone else []
     rules = [f"<style>{dark_rules(''.join(parts))}</style>"] if alone else []
-    return "\n".join([head, *told, *rules, *parts, "</svg>\n"])
+    return "\n".join([head, *title_element, *rules, *parts, "</svg>\n"])

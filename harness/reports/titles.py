@@ -18,5 +18,5 @@ def of_run(options: Mapping[str, Any]) -> str:
     model, data, size = (options.get(name) for name in ("model", "dataset", "model_size"))
     if not model:
         return ""
-    told = f"{_NETWORKS.get(model, model)}{f'-{size}' if size else ''}"
-    return f"{told} on {_DATA.get(data, data) if data else 'unknown data'}"
+    network = f"{_NETWORKS.get(model, model)}{f'-{size}' if size else ''}"
+    return f"{network} on {_DATA.get(data, data) if data else 'unknown data'}"

@@ -37,7 +37,7 @@ class Metric:
         value = number(row, self.column)
         return math.inf if not math.isfinite(value) else -value if self.highest else value
 
-    def told(self, value: float) -> str:
+    def text(self, value: float) -> str:
         """A value for people."""
         return f"{self.name.replace('-', ' ')} {value:.2f} %" if self.unit else f"{self.name.replace('-', ' ')} {value:.4g}"
 

@@ -128,9 +128,9 @@ def reason(output: Path, code: int) -> str:
         lines = input_files.content(output, _MOST_OUTPUT).decode("utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = [line.partition("train.py: error: ")[2] for line in lines if line.startswith("train.py: error: ")]
-    if told:
-        return told[-1]
+    messages = [line.partition("train.py: error: ")[2] for line in lines if line.startswith("train.py: error: ")]
+    if messages:
+        return messages[-1]
     if code > 128:
         return f"ended by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
     return brief(lines[-1]) if lines else f"exit code {code}"

@@ -62,7 +62,7 @@ def best(top: Path, board: Board, metric: Metric) -> list[str]:
     again = ("--config-path", command_line.as_value(target), "--config", name)
     head = (
         f"# The best of {board.count} of {board.sweep.name}: {planned.trial.name}",
-        f"# {metric.told(result.value)}, in {brief(result.folder)}",
+        f"# {metric.text(result.value)}, in {brief(result.folder)}",
     )
     files.write_atomically(target, "\n".join((*head, block(name, planned.run.options))))
     return [f"As a block:      {target}", f"Train it again:  {hints.command('train', *again)}", *_doubts(planned, again)]

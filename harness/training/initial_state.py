@@ -90,8 +90,8 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
     source, values, damaged = read.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
-    taken, lines = compatibility.beginning(run, source, values)
-    program.begin_with(taken)
+    tensors, lines = compatibility.initial_tensors(run, source, values)
+    program.begin_with(tensors)
     log.note(f"Begun with the weights of {source.prefix}")
     for line in lines:
         log.note(line)
@@ -135,13 +135,13 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
 
 def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
-    taken: Tensors = {}
+    tensors: Tensors = {}
     if job.team.first:
-        taken, lines = compatibility.going_on(job.run, saved.checkpoint, saved.values)
+        tensors, lines = compatibility.resumed_tensors(job.run, saved.checkpoint, saved.values)
         for line in lines:
             job.log.note(line)
     saved.values.clear()
-    values = job.team.broadcast(taken if job.team.first else None)
+    values = job.team.broadcast(tensors if job.team.first else None)
     program.load(values)
     return values
 

@@ -72,7 +72,7 @@ class TrainingLoop:
                 self._checkpointer.save(self._done, SAFETY)
             raise
         except Exception as error:
-            if self._job.team.parted(error):
+            if self._job.team.lost_others(error):
                 self._save_finished()
             raise
         self._finish(self._done)

@@ -62,10 +62,10 @@ def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None
     """The log with its head; the options of a new run are recorded, those of one that goes on when it is restored."""
     logging = run.options.logging
     values = recorded_values(run, folder, saved.checkpoint if saved else None)
-    tells = team.first or logging.log_all_instances
-    own = folder if logging.logs and tells else None
+    has_log = team.first or logging.log_all_instances
+    own = folder if logging.logs and has_log else None
     head = run_log.training_head(run)
-    log = run_log.opened(run, own, None if saved else values, head, console=tells)
+    log = run_log.opened(run, own, None if saved else values, head, console=has_log)
     if logging.wandb and team.first:
         start = partial(trackers.WeightsAndBiases, logging.wandb_project, folder.name, values, logging.wandb_id)
         log.follow("--wandb", start)

@@ -55,7 +55,7 @@ class NewRun(TrainingOrigin):
         if run.cluster.instance:
             return []
         if given:
-            compatibility.check_beginning(run, Path(given))
+            compatibility.check_initial(run, Path(given))
             run_record.arguments(find.run_folder(Path(given)))  # which is asked how they were trained
         folders.check(run)
         return []
@@ -157,7 +157,7 @@ class SavedRun(TrainingOrigin):
         newest, _, missing = self._latest
         if newest:
             _check_seed(run, newest)
-            compatibility.going_on(run, newest, read.tensors(newest, verified=True))
+            compatibility.resumed_tensors(run, newest, read.tensors(newest, verified=True))
         if not self._is_complete(run):
             last_update(run, self.updates)
         if missing and run.cluster.instance == 0:

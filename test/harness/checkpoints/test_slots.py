@@ -105,7 +105,7 @@ def test_slots_that_count_updates_begin_anew_with_the_count(optimiser, stopped):
     asked = prepare(cli.parse([*BASE, "--precision", "32.32", "--optimiser", optimiser], "train", environ={}).options, {})
     values = variables(stopped, 4)
     slots = {f"{KERNEL}/{slot}": values[KERNEL] for slot in UPDATE_RULES[optimiser].slots}
-    taken, lines = compatibility.beginning(asked, Checkpoint.at(stopped, 4), {**values, **slots})
+    taken, lines = compatibility.initial_tensors(asked, Checkpoint.at(stopped, 4), {**values, **slots})
     assert KERNEL in taken and not slots.keys() & taken.keys()
     assert any(line.startswith("The optimiser's slots begin anew") for line in lines)
 
