@@ -77,44 +77,44 @@ class TrainingProgram(Program):
         self.session.run(self._names["step"], self._feeds([]))
         self._mark_compiled()
 
-    def step(self, rates: Sequence[float], report: Report | None = None) -> Metrics:
+    def step(self, learning_rates: Sequence[float], report: Report | None = None) -> Metrics:
         """Run a host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
 
         `report` is called in another thread with the loss and accuracy of each update as soon as it is done; an error of
         its own ends the step after the present update, and is raised here.
         """
-        return self._run(rates, report)
+        return self._run(learning_rates, report)
 
-    def profile(self, rate: float, operations: bool, report: Report | None = None) -> Profile:
+    def profile(self, learning_rate: float, operations: bool, report: Report | None = None) -> Profile:
         """Run one weight update and return its metrics and the times of its cells; with `operations` also those of each
         operation. ValueError if the program was built without recording."""
         if not self._names["recorded"]:
             raise ValueError("the program was built without recording")
         trace = tf.RunMetadata() if operations else None
-        metrics = self._run([rate], report, recording=True, trace=trace)
+        metrics = self._run([learning_rate], report, recording=True, trace=trace)
         rows = zip(*self.session.run(self._names["recorded"]))
         cells = tuple(
             CellTiming(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows
         )
         return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
 
-    def _feeds(self, rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
+    def _feeds(self, learning_rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
         """Return the feeds of a host step; the same tensors always, as TensorFlow optimises the graph anew for others."""
-        return dict(zip(self._names["fed"], (np.asarray(rates, np.float32), recording)))
+        return dict(zip(self._names["fed"], (np.asarray(learning_rates, np.float32), recording)))
 
     def _run(
         self,
-        rates: Sequence[float],
+        learning_rates: Sequence[float],
         report: Report | None,
         recording: bool = False,
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
         """Run one host step."""
-        feeds = self._feeds(rates, recording)
+        feeds = self._feeds(learning_rates, recording)
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
         outfeed: list[OutfeedRow] = []
         failed: list[Exception] = []
-        reader = threading.Thread(target=self._drain, args=(len(rates), outfeed, report, failed), daemon=True)
+        reader = threading.Thread(target=self._drain, args=(len(learning_rates), outfeed, report, failed), daemon=True)
         reader.start()
         try:
             with named_faults(lambda: f"update {self.updates() + 1}"):
@@ -189,16 +189,16 @@ def _write(training: Training, seed: Seed, next_features: NextFeatures) -> Progr
         training.plan.precision,
     )  # fmt: skip
     order = StageOrder(training.plan, training.recording)
-    rates = tf.placeholder(tf.float32, [None], "learning_rates")
+    learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")
     watched = training.watched[0]
     outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
-    step = HostStep(training, training.policy(seed), next_features, weights, order, outfeed, stop).run(rates)
+    step = HostStep(training, training.policy(seed), next_features, weights, order, outfeed, stop).run(learning_rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)
     with tf.control_dependencies([at_pass]):
         release = order.release()
     names = {
-        "fed": [rates, order.recorded_step],
+        "fed": [learning_rates, order.recorded_step],
         "step": step,
         "outfeed": outfeed.dequeue_many(outfeed.size()),
         "recorded": order.recorded,

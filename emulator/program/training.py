@@ -28,8 +28,8 @@ class Optimiser(Protocol):
     decoupled_decay: bool = False
 
     @abstractmethod
-    def step(
-        self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: dict[str, tf.Tensor], g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
 

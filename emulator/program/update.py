@@ -119,7 +119,7 @@ class HostStep:
             decaying = self._decaying(variable, master)
             if decaying is not None and not optimiser.decoupled_decay:
                 mean += decaying * (decay * training.scale.scale)
-            value, slots = optimiser.step(name, master, slots, training.scale.gradient(mean), rate, step)
+            value, slots = optimiser.update(name, master, slots, training.scale.gradient(mean), rate, step)
             if decaying is not None and optimiser.decoupled_decay:
                 value -= rate * decay * decaying
             operations += weights.put(name, self.policy.checked(value, f"the update of {name}"), slots, step)

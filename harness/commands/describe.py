@@ -27,7 +27,7 @@ def run(run: Run, done: int = 0) -> str:
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),
             "Learning rate:",
-            plot.text_curve(run.rate, length.iterations, length.epochs),
+            plot.text_curve(run.learning_rate, length.iterations, length.epochs),
         ]
     )
 

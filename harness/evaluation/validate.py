@@ -64,17 +64,17 @@ def validate(
         loss=totals["loss"] / samples,
         seconds=seconds,
         pictures=int(totals["samples"]),
-        rate=totals["samples"] / seconds,
+        throughput=totals["samples"] / seconds,
         latency=_latency(run, program, micro_batches, log) or 1000 * seconds / max(micro_batches, 1),
     )
 
 
 def row(
     run: Run, checkpoint: Checkpoint, global_batch: int, *, accuracy: float, top5: float, loss: float, seconds: float,
-    pictures: int, rate: float, latency: float,
+    pictures: int, throughput: float, latency: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """A row of validation.csv. `accuracy`, `top5`: per cent, or -1 as `loss` where nothing tells labels; `rate`: pictures
-    a second; `latency`: milliseconds of a micro-batch."""
+    """A row of validation.csv. `accuracy`, `top5`: per cent, or -1 as `loss` where nothing tells labels; `throughput`:
+    pictures a second; `latency`: milliseconds of a micro-batch."""
     iteration = checkpoint.iteration
     return {
         "name": checkpoint.name,
@@ -84,7 +84,7 @@ def row(
         "raw_acc": accuracy,
         "val_time": seconds,
         "val_size": pictures,
-        "img_per_sec": rate,
+        "img_per_sec": throughput,
         "latency": latency,
         "top5_acc": top5,
         "loss": loss,

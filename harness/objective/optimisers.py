@@ -21,10 +21,10 @@ class SGD(Optimiser):
 
     slots = UPDATE_RULES["SGD"].slots
 
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
-        return w - rate * g, {}
+        return w - learning_rate * g, {}
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Momentum(Optimiser):
     momentum: float
     slots = UPDATE_RULES["momentum"].slots
 
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
         a = self.momentum * slots["Momentum"] + g
-        return w - rate * a, {"Momentum": a}
+        return w - learning_rate * a, {"Momentum": a}
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class RMSprop(Optimiser):
     epsilon: float
     slots = UPDATE_RULES["RMSprop"].slots
 
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
         ms = slots["RMSProp"] + (tf.square(g) - slots["RMSProp"]) * (1 - self.decay)
-        mom = self.momentum * slots["RMSProp_1"] + rate * g * tf.math.rsqrt(ms + self.epsilon)
+        mom = self.momentum * slots["RMSProp_1"] + learning_rate * g * tf.math.rsqrt(ms + self.epsilon)
         return w - mom, {"RMSProp": ms, "RMSProp_1": mom}
 
 
@@ -71,14 +71,14 @@ class LARS(Optimiser):
     skipped: Named
     slots = UPDATE_RULES["LARS"].slots
 
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
-        step = rate * g
+        step = learning_rate * g
         if not self.skipped(name):
             of_w, of_g = tf.norm(w), tf.norm(g)
             trust = self.eeta * of_w / _or_one(of_g + self.weight_decay * of_w + self.epsilon)
-            step = rate * _where_both(of_w, of_g, trust) * (g + self.weight_decay * w)
+            step = learning_rate * _where_both(of_w, of_g, trust) * (g + self.weight_decay * w)
         a = self.momentum * slots["Momentum"] + step
         return w - a, {"Momentum": a}
 
@@ -95,8 +95,8 @@ class LAMB(Optimiser):
     skipped: Named
     slots = UPDATE_RULES["LAMB"].slots
 
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
         m = self.beta1 * slots["LAMB_m"] + (1 - self.beta1) * g
         v = self.beta2 * slots["LAMB_v"] + (1 - self.beta2) * tf.square(g)
@@ -105,8 +105,8 @@ class LAMB(Optimiser):
         if not self.skipped(name):
             u += self.weight_decay * w
             of_w, of_u = tf.norm(w), tf.norm(u)
-            rate *= _where_both(of_w, of_u, of_w / _or_one(of_u))
-        return w - rate * u, {"LAMB_m": m, "LAMB_v": v}
+            learning_rate *= _where_both(of_w, of_u, of_w / _or_one(of_u))
+        return w - learning_rate * u, {"LAMB_m": m, "LAMB_v": v}
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ class Adam(Optimiser):
     decoupled_decay: bool = False
     slots = UPDATE_RULES["Adam"].slots
 
-    def step(
-        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, rate: tf.Tensor, done: tf.Tensor
+    def update(
+        self, name: str, w: tf.Tensor, slots: Slots, g: tf.Tensor, learning_rate: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
         m = slots["Adam_m"] + (g - slots["Adam_m"]) * (1 - self.beta1)
         v = slots["Adam_v"] + (tf.square(g) - slots["Adam_v"]) * (1 - self.beta2)
         first, second = _corrections(done, w.dtype, self.beta1, self.beta2)
-        rate *= tf.sqrt(second) / first
-        return w - rate * m / (tf.sqrt(v) + self.epsilon), {"Adam_m": m, "Adam_v": v}
+        learning_rate *= tf.sqrt(second) / first
+        return w - learning_rate * m / (tf.sqrt(v) + self.epsilon), {"Adam_m": m, "Adam_v": v}
 
 
 def _corrections(done: tf.Tensor, dtype: tf.DType, *decays: float) -> list[tf.Tensor]:

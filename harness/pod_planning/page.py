@@ -170,9 +170,14 @@ def _schedules(prediction: Prediction) -> str:
     for schedule in SCHEDULES:
         other = _varied(prediction, variants.scheduled(prediction.workload, schedule), prediction.system)
         own = schedule == prediction.workload.plan.schedule
-        rate = other.timing.images_per_second
+        throughput = other.timing.images_per_second
         rows.append(
-            (schedule, rate, f"{rate:,.0f} img/sec, {other.fullest.total / MIB:,.0f} MiB", PLANNED if own else IDEAL)
+            (
+                schedule,
+                throughput,
+                f"{throughput:,.0f} img/sec, {other.fullest.total / MIB:,.0f} MiB",
+                PLANNED if own else IDEAL,
+            )
         )
     return _bars("Schedules", rows)
 
@@ -187,10 +192,15 @@ def _scaling(prediction: Prediction) -> str:
             why = "the global batch is too small for its replicas" if holds else "does not hold this plan"
             rows.append((system.name, 0.0, why, IDEAL))
             continue
-        rate = _varied(prediction, other, system).timing.images_per_second
+        throughput = _varied(prediction, other, system).timing.images_per_second
         own = system is prediction.system
         rows.append(
-            (system.name, rate, f"{rate:,.0f} img/sec, accumulation {other.plan.accumulation}", PLANNED if own else IDEAL)
+            (
+                system.name,
+                throughput,
+                f"{throughput:,.0f} img/sec, accumulation {other.plan.accumulation}",
+                PLANNED if own else IDEAL,
+            )
         )
     return _bars("The same global batch on other systems", rows)
 
@@ -216,13 +226,13 @@ def _bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
 def _rates(planned: Sequence[Planned]) -> str:
     """Rate against memory of the fullest IPU, a dot for each plan."""
     top, side, bottom = 44.0, 300.0, 344.0
-    rates = [each.prediction.timing.images_per_second for each in planned]
+    throughputs = [each.prediction.timing.images_per_second for each in planned]
     full = [each.prediction.fullest.total / MIB for each in planned]
     limit = max(each.prediction.capacity for each in planned) / MIB
-    x1, y1 = 1.05 * max([*full, limit]), 1.1 * max(rates)
+    x1, y1 = 1.05 * max([*full, limit]), 1.1 * max(throughputs)
     labels = (
-        f"{k}  {p.name}, {p.prediction.system.name}: {rate:,.0f} img/sec"
-        for k, (p, rate) in enumerate(zip(planned, rates), 1)
+        f"{k}  {p.name}, {p.prediction.system.name}: {throughput:,.0f} img/sec"
+        for k, (p, throughput) in enumerate(zip(planned, throughputs), 1)
     )
     names = [svg.wrapped(each, WIDTH - 20, _SIZE) for each in labels]
 
@@ -236,8 +246,8 @@ def _rates(planned: Sequence[Planned]) -> str:
         edge = LEFT + limit / x1 * (WIDTH - LEFT - RIGHT)
         yield svg.rule(edge, top, edge, bottom, FULL)
         yield svg.text(WIDTH - RIGHT, bottom + 32, "MiB on the fullest IPU", size=_SIZE, anchor="end")
-        for k, (each, rate, size) in enumerate(zip(planned, rates, full), 1):
-            x, y = LEFT + size / x1 * (WIDTH - LEFT - RIGHT), bottom - rate / y1 * side
+        for k, (each, throughput, size) in enumerate(zip(planned, throughputs, full), 1):
+            x, y = LEFT + size / x1 * (WIDTH - LEFT - RIGHT), bottom - throughput / y1 * side
             colour = PLANNED if each.prediction.fits else FULL
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{colour}" fill-opacity="0.85"/>'
             yield svg.text(x, y + 4, str(k), size=_SIZE, anchor="middle", fill=svg.BRIGHT)

@@ -94,9 +94,7 @@ class Team:
 
     def lost_others(self, error: BaseException | None) -> bool:
         """Return whether it is TensorFlow's word that this instance can compute with the others no longer."""
-        return (
-            bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _LOST
-        )
+        return bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _LOST
 
     def _why_lost(self, error: BaseException) -> str:
         """Return a line on an error of the runtime between the instances, and on those that are not there."""

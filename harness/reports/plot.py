@@ -28,17 +28,19 @@ PALE, BLUE, ORANGE, GREEN = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
 COLOURS = ((PALE, 6.0), (BLUE, 2.2), (ORANGE, 2.2), (GREEN, 2.2))  # of runs in one picture, and widths: none hides the first
 
 
-def text_curve(rate: Callable[[int], float], iterations: int, epochs: float, width: int = 60, height: int = 8) -> str:
+def text_curve(
+    learning_rate: Callable[[int], float], iterations: int, epochs: float, width: int = 60, height: int = 8
+) -> str:
     """The learning rate over the run: `width` × `height` characters between its axes."""
     edges = [min(c * iterations // width, iterations - 1) for c in range(width)] + [iterations]
     columns = [range(a, max(a + 1, b), max(1, (b - a) // 16)) for a, b in pairwise(edges)]
-    tops = [max((_number(rate(i)), -i) for i in column) for column in columns]
+    tops = [max((_number(learning_rate(i)), -i) for i in column) for column in columns]
     near, reach = -max(tops)[1], iterations // width // 16 + 1
-    peak, at = _highest(rate, max(0, near - reach), min(iterations, near + reach + 1))
+    peak, at = _highest(learning_rate, max(0, near - reach), min(iterations, near + reach + 1))
     eighths = [max(1, round(8 * height * top / peak)) if top > 0 else 0 for top, _ in tops]
     labels = {height - 1: peak, height // 2 - 1: peak * (height // 2) / height}
     lines = [f"learning rate: {peak:.4g} at its peak (epoch {at * epochs / iterations:.4g}), "
-             f"{rate(iterations - 1):.4g} at the last of {iterations:,} updates"]  # fmt: skip
+             f"{learning_rate(iterations - 1):.4g} at the last of {iterations:,} updates"]  # fmt: skip
     for row in reversed(range(height)):
         axis = f"{labels[row]:>9.4g} ┤" if row in labels else " " * 10 + "│"
         lines.append((axis + "".join(BLOCKS[min(8, max(0, e - 8 * row))] for e in eighths)).rstrip())

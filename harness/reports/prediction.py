@@ -40,13 +40,13 @@ def lines(run: Run) -> list[str]:
     ]
 
 
-def compared(run: Run, host_rate: float) -> list[str]:
+def compared(run: Run, host_throughput: float) -> list[str]:
     """Return the measured rate and the predicted one, clearly apart, for the end of a training."""
     prediction = on_smallest_system(run)
-    if prediction is None or not host_rate:
+    if prediction is None or not host_throughput:
         return []
     predicted = f"predicted on {prediction.system.name} img/sec: {prediction.timing.images_per_second:,.0f}"
-    return [f"host img/sec: {host_rate:,.1f}", predicted]
+    return [f"host img/sec: {host_throughput:,.1f}", predicted]
 
 
 def duration(hours: float) -> str:

@@ -38,7 +38,7 @@ class Run:
     plan: ExecutionPlan
     length: TrainingLength
     peak_rate: float | None  # None where nothing is trained
-    rate: Callable[[int], float]
+    learning_rate: Callable[[int], float]
     seed: int
     name: str
     not_decayed: tuple[str, ...]
@@ -120,7 +120,7 @@ class Run:
         if getattr(self.options.schedule, "warmup_epochs", 0) < self.length.epochs:
             return self.peak_rate
         last = self.length.iterations - 1
-        return max(self.rate(last * k // RATE_SAMPLES) for k in range(RATE_SAMPLES + 1))
+        return max(self.learning_rate(last * k // RATE_SAMPLES) for k in range(RATE_SAMPLES + 1))
 
     @property
     def arithmetic(self) -> str:

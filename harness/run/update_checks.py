@@ -170,7 +170,7 @@ def peak_rate(resolved: Resolved) -> Iterator[str]:
 def final_rate(resolved: Resolved) -> Iterator[str]:
     """A schedule's rate falls."""
     run = resolved.run
-    last = run.rate(run.length.iterations - 1)
+    last = run.learning_rate(run.length.iterations - 1)
     rise = f"the {run.options.main.lr_schedule} schedule lets the learning rate rise from {run.peak_rate:.4g}"
     if not last <= LARGEST:
         raise OptionError(f"{rise} beyond FP32's largest number, {LARGEST:.4g}; {_falling(run.options)} if it is to fall")

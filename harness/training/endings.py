@@ -11,8 +11,8 @@ from harness.training.job import Job
 from harness.training.validating import Validator
 
 
-def finished(job: Job, done: int, validator: Validator, host_rate: float) -> None:
-    """Log the end of a call that has reached its end. `host_rate`: images a second on this machine."""
+def finished(job: Job, done: int, validator: Validator, host_throughput: float) -> None:
+    """Log the end of a call that has reached its end. `host_throughput`: images a second on this machine."""
     note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
     if job.log.folder is None and not job.team.first:
         return
@@ -23,7 +23,7 @@ def finished(job: Job, done: int, validator: Validator, host_rate: float) -> Non
         note(f"Final {accuracy}" if final else f"Newest {accuracy}, of {validated['name']}; the run has done {done} updates")
         if float(best["val_acc"]) > float(validated["val_acc"]):
             note(f"Best validation top-1 accuracy: {float(best['val_acc']):.2f}%, of {best['name']}")
-    for line in prediction.compared(run, host_rate):
+    for line in prediction.compared(run, host_throughput):
         note(line)
     if not run.options.logging.logs:
         note(f"No logs were kept; checkpoints, if any, are in {folder}")

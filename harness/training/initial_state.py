@@ -81,7 +81,7 @@ def _fresh(job: Job, program: TrainingProgram) -> InitialState:
         _take_over(job, program)
     if team.group:
         program.load(team.broadcast(program.values() if team.first else None))
-    return InitialState(Meter(run.length, run.step_increment, run.rate, {}), calls)
+    return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), calls)
 
 
 def _take_over(job: Job, program: TrainingProgram) -> None:
@@ -157,7 +157,8 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
     log.go_on_after(checkpoint.iteration, states, stays, expected_rows(run, job.folder))
     if team.first:
         state = meter_state(job, checkpoint, state)
-    return Meter(run.length, run.step_increment, run.rate, json.loads(team.broadcast_text(json.dumps(state)))), calls
+    state = json.loads(team.broadcast_text(json.dumps(state)))
+    return Meter(run.length, run.step_increment, run.learning_rate, state), calls
 
 
 def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:

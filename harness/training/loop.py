@@ -129,7 +129,7 @@ class TrainingLoop:
 
     def _step(self, first: int, end: int) -> int:
         """Weight updates first..end-1, or fewer if a signal comes; how many the run has done then."""
-        rates = [self._job.run.rate(update) for update in range(first, end)]
+        rates = [self._job.run.learning_rate(update) for update in range(first, end)]
         rows: list[tuple[float, float]] = []
         report, profiler = self._progress(first, rows), self._profiler
         profiler.begins(first)

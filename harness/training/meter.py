@@ -18,12 +18,12 @@ class Meter:
     """Collects updates; `row` describes the host step that has just ended."""
 
     def __init__(
-        self, length: TrainingLength, step_increment: int, rate: Callable[[int], float], state: Mapping[str, Any]
+        self, length: TrainingLength, step_increment: int, learning_rate: Callable[[int], float], state: Mapping[str, Any]
     ) -> None:
         """`state`: what `state()` gave at the checkpoint, or nothing."""
         self._length = length
         self._increment = step_increment
-        self._rate = rate
+        self._learning_rate = learning_rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
         same_grid = state.get("updates_per_step") == length.updates_per_step
@@ -81,7 +81,7 @@ class Meter:
             "step": self._steps * self._increment,
             "iteration": end,
             "epoch": self._length.epoch(end),
-            "lr": self._rate(self._length.logged_update(end)),
+            "lr": self._learning_rate(self._length.logged_update(end)),
             "loss_batch": loss,
             "loss_avg": loss_average,
             "train_acc_batch": 100 * accuracy,

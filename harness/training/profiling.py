@@ -48,10 +48,10 @@ class UpdateProfiler:
         """Return whether this instance records the update."""
         return update == self._update and self._request is not None
 
-    def record(self, update: int, rate: float, report: Progress) -> Metrics:
+    def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
         """Carries the update out, and writes when its cells and operations ran."""
         run, request = self._job.run, self._request
-        found = self._program.profile(rate, request.operations, report)
+        found = self._program.profile(learning_rate, request.operations, report)
         title = f"{titles.of_run(run.options.values())}: update {update + 1} of {run.name}"
         self._note(profile.write(request, run.plan, title, found.cells, found.operations, found.most_alive))
         return found.metrics

@@ -93,7 +93,7 @@ def test_twenty_updates_against_float64(rule, name):
             slots = {slot: tf.fill([3, 5], tf.constant(value, dtype)) for slot, value in RULES[rule].slots.items()}
             for t in range(UPDATES):
                 g, rate = tf.constant(gradients[t], dtype), tf.constant(rates[t], dtype)
-                w, slots = RULES[rule].step(name, w, slots, g, rate, tf.constant(t, tf.int64))
+                w, slots = RULES[rule].update(name, w, slots, g, rate, tf.constant(t, tf.int64))
             assert slots.keys() == RULES[rule].slots.keys()
             with tf.Session(config=session_config()) as session:
                 found = session.run(w)

@@ -546,7 +546,7 @@ def fingerprint(words: str) -> dict[str, object]:
         "stages": run.plan.stages if "--shards" in words or "--pipeline-splits" in words else None,
         "length": length,
         "peak": run.peak_rate,
-        "rates": [run.rate(i) for i in points],
+        "rates": [run.learning_rate(i) for i in points],
         "seed": run.seed,
         "name": run.name,
         "request": run.request(run.plan.micro_batch),
@@ -595,7 +595,7 @@ def outcome(words: str) -> dict[str, object]:
     """Two weight updates of a small network: weights, slots and losses as bytes, and the graph's kinds of operation."""
     run = prepared(f"{SMALL} {words if '-data' in words else '--generated-data ' + words}")
     with closing(program(run)) as built:
-        metrics = built.step(np.array([run.rate(i) for i in range(2)], np.float32))
+        metrics = built.step(np.array([run.learning_rate(i) for i in range(2)], np.float32))
         values = built.values()
         kinds = {operation.type for operation in built.graph.get_operations()}
     slots = {name for name in values if name.rsplit("/", 1)[-1].startswith(("Momentum", "RMSProp", "LAMB", "Adam", "fp32"))}

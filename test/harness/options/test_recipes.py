@@ -191,7 +191,7 @@ def test_application(name):
     else:
         assert training.weight_decay == (2.5e-5 if "mlperf" in name else 1e-5 if "efficientnet" in name else 1e-4)
     assert run.options.main.lr_schedule == schedule
-    assert max(run.rate(i) for i in range(0, run.length.iterations, 97)) <= expected * (1 + 1e-9)
+    assert max(run.learning_rate(i) for i in range(0, run.length.iterations, 97)) <= expected * (1 + 1e-9)
 
 
 # Every option of every block, release by release. What a block does not give has its default.
@@ -287,13 +287,13 @@ def test_the_large_batch_is_the_same_training_on_every_system():
     runs = [resolved(f"mk2_efficientnet_b4_g16_{ipus}ipus", "--generated-data") for ipus in (16, 32, 64, 128, 256)]
     assert [run.plan.ipus for run in runs] == [16, 32, 64, 128, 256]
     assert {run.plan.global_batch for run in runs} == {6144} and {round(run.peak_rate, 3) for run in runs} == {8.485}
-    assert {run.rate(5000) for run in runs} == {runs[0].rate(5000)}
+    assert {run.learning_rate(5000) for run in runs} == {runs[0].learning_rate(5000)}
 
 
 def test_mlperf_ends_its_rates_where_it_should():
     run = resolved("mk2_resnet50_mlperf_pod16_bs20", "--generated-data")
-    assert run.rate(run.length.iterations) == pytest.approx(1e-4)
-    assert run.rate(run.length.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
+    assert run.learning_rate(run.length.iterations) == pytest.approx(1e-4)
+    assert run.learning_rate(run.length.iterations * 5 // 40) == pytest.approx(3.824, rel=1e-3)
     assert run.plan.options.BN_span == 2 and run.channels == 4 and run.options.logging.mlperf_logging
 
 
