@@ -262,7 +262,7 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
     data = SimpleNamespace(spec=SimpleNamespace(train_images=100, validation_images=10))
     asked = SimpleNamespace(checkpoint=SimpleNamespace(validation=True))
     now = TrainingLength.of(images=100, global_batch=2, iterations=60, log_freq=1)
-    call = SimpleNamespace(source=data, plan=SimpleNamespace(global_batch=2), options=asked, length=now)
+    call = SimpleNamespace(data_source=data, plan=SimpleNamespace(global_batch=2), options=asked, length=now)
     for validated in (True, False):
         (tmp_path / "arguments.json").write_text(json.dumps({**found, "validation": validated}))
         expected_rows = {name: rows().points for name, rows in initial_state.expected_rows(call, tmp_path).items()}

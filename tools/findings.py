@@ -152,7 +152,7 @@ def _pictures() -> int:
 def _traced(config: str) -> tuple[float, int, int]:
     """Millions of multiply-adds of a picture, parameters, training pictures."""
     run = prepare(cli.parse(["--config", config, *SHORTER], "train", environ={}).options, {})
-    return run.trace.multiply_adds / 1e6, run.trace.trainable_parameters, run.source.spec.train_images
+    return run.trace.multiply_adds / 1e6, run.trace.trainable_parameters, run.data_source.spec.train_images
 
 
 def _call(core: int, script: str, *words: object) -> None:

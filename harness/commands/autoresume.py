@@ -60,7 +60,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     except (OSError, ValueError):  # going on mends rows, or tells of them
         return False
     checkpoints = validated_rows.of_checkpoints(rows, updates)
-    validates = checkpoint.validation and run.source.spec.validation_images
+    validates = checkpoint.validation and run.data_source.spec.validation_images
     if validates and not any(int(row["iteration"]) == updates for row in checkpoints):
         return False
     ended = early_stopping.patience_is_over(checkpoints, checkpoint.patience)

@@ -27,7 +27,7 @@ def report(run: Run, training: bool) -> None:
         _profile(run, log, program)
         megabytes = sum(value.nbytes for value in program.values().values()) / 1e6
         _report(log, program, "training", f", {megabytes:,.1f} MB of weights and optimiser state")
-    if not training or (run.options.checkpoint.validation and run.source.spec.validation_images):
+    if not training or (run.options.checkpoint.validation and run.data_source.spec.validation_images):
         program = compiling.validation_program(run, log)
         if not training:
             _profile(run, log, program)

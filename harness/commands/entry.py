@@ -166,7 +166,7 @@ def _check_recorded(file: Path, argv: list[str], script: str) -> None:
 
 def _other_names(run: Run, origin: Origin) -> list[str]:
     """A line where the classes are called otherwise, or come in another order, than those that the weights know."""
-    if not other_class_names(origin.recorded, run.source.spec):
+    if not other_class_names(origin.recorded, run.data_source.spec):
         return []
     if run.options.checkpoint.predict and inference_record.recorded_names(origin.folder, origin.recorded):
         return ["the classes are named as in the training; in the data they have other names, or another order"]

@@ -61,7 +61,7 @@ def training_head(run: Run) -> list[str]:
 
 def validation_head(run: Run) -> list[str]:
     """Return the log line on the validation that is about to begin."""
-    return [f"Validating {run.name} on {run.source.spec.validation_images} images of {run.source.spec.name}"]
+    return [f"Validating {run.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}"]
 
 
 def command_line() -> str:

@@ -24,7 +24,7 @@ _MOST_BYTES = 64 << 20  # the names of some hundred thousand classes
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Return the content of the file: the names, () where nobody has any, and `preprocessing.described`."""
-    return {NAMES: list(names), "preprocessing": preprocessing.described(run.source.spec, run.request(1))}
+    return {NAMES: list(names), "preprocessing": preprocessing.described(run.data_source.spec, run.request(1))}
 
 
 def keep(run: Run, folder: Path, resumed: bool) -> None:
@@ -32,13 +32,13 @@ def keep(run: Run, folder: Path, resumed: bool) -> None:
     classes that the weights know."""
     if resumed and (os.path.lexists(folder / FILE) or _others_known(run, folder)):
         return
-    text = json.dumps(described(run, class_names.of(run.source.spec)), indent=1, ensure_ascii=False)
+    text = json.dumps(described(run, class_names.of(run.data_source.spec)), indent=1, ensure_ascii=False)
     files.write_atomically(folder / FILE, text + "\n")
 
 
 def _others_known(run: Run, folder: Path) -> bool:
     known = run_record.arguments(folder).get(CLASSES)
-    return known not in (None, names_digest(run.source.spec))
+    return known not in (None, names_digest(run.data_source.spec))
 
 
 def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -49,9 +49,9 @@ def names(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
     recorded = run_record.arguments(folder)
     known = recorded_names(folder, recorded)
     if known:
-        _check(known, recorded.get(CLASSES), run.source.spec.num_classes, folder)
+        _check(known, recorded.get(CLASSES), run.data_source.spec.num_classes, folder)
         return known
-    return () if recorded.get(CLASSES) and not run.source.spec.class_names else class_names.of(run.source.spec)
+    return () if recorded.get(CLASSES) and not run.data_source.spec.class_names else class_names.of(run.data_source.spec)
 
 
 def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds
         return
     batch = run.plan.samples_per_pass if training else run.validation_batch
     request = run.request(batch)
-    stages = run.source.stages(request, training)
+    stages = run.data_source.stages(request, training)
     before, shares = 0.0, []
     for name, stream, pictures in stages:
         each = _seconds_each(stream, pictures, seconds)
@@ -40,7 +40,7 @@ def _on_device(run: Run, stream, request):
     """The last stage: the device's own preparation of a micro-batch."""
 
     def ready(features):
-        return run.source.on_device(features["image"], request, features.get("moments")), features["label"]
+        return run.data_source.on_device(features["image"], request, features.get("moments")), features["label"]
 
     return stream.map(ready)
 

@@ -85,7 +85,7 @@ def _probabilities(
     """Each photograph with its probabilities [classes]."""
     from Datasets.pipeline import image_files
 
-    for pictures in loaded(listed, lambda paths: image_files.load(paths, run.source.spec, request), log.note):
+    for pictures in loaded(listed, lambda paths: image_files.load(paths, run.data_source.spec, request), log.note):
         batch.pictures = list(pictures.values())
         program.rewind()
         for k, path in enumerate(pictures):

@@ -52,7 +52,7 @@ def validate(
     samples = totals["samples"]
     if not samples:
         raise DataError(
-            f"none of the {run.source.spec.validation_images} pictures for validation can be used: mend them, or give "
+            f"none of the {run.data_source.spec.validation_images} pictures for validation can be used: mend them, or give "
             "--no-validation"
         )
     return row(
@@ -79,7 +79,7 @@ def row(
     return {
         "name": checkpoint.name,
         "iteration": iteration,
-        "epoch": iteration * global_batch / run.source.spec.train_images if iteration >= 0 else -1,
+        "epoch": iteration * global_batch / run.data_source.spec.train_images if iteration >= 0 else -1,
         "val_acc": accuracy,
         "raw_acc": accuracy,
         "val_time": seconds,
@@ -93,7 +93,7 @@ def row(
 
 def own_micro_batches(run: Run, instance: int | None = None) -> int:
     """Return the number of micro-batches of the validation set, in this instance or another one."""
-    whole = -(-run.source.spec.validation_images // run.validation_batch)
+    whole = -(-run.data_source.spec.validation_images // run.validation_batch)
     return len(range(run.cluster.instance if instance is None else instance, whole, run.cluster.size))
 
 

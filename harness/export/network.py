@@ -54,7 +54,7 @@ class Network:
 
     def texts(self, side: int) -> dict[str, str]:
         """Return the files that tell of the network, by name; `side`: of the pictures that it takes."""
-        described = preprocessing.described(self.run.source.spec, self.run.request(1))
+        described = preprocessing.described(self.run.data_source.spec, self.run.request(1))
         about = {
             "network": self.run.name.split("_bs")[0],
             "checkpoint": self.checkpoint.name,
@@ -91,7 +91,7 @@ def opened(path: str, words: Sequence[str]) -> Network | None:
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
     notes += [] if names else ["the names of the classes are not known: labels.txt numbers them"]
-    count = run.source.spec.num_classes
+    count = run.data_source.spec.num_classes
     return Network(
         run=run,
         checkpoint=checkpoint,

@@ -31,7 +31,7 @@ def checking(network: Network) -> Pictures:
     run = network.run
     if not network.has_data:
         return Pictures(_made_up(embedded.shape(run)[1]), "made-up pictures")
-    if not run.source.spec.validation_images:
+    if not run.data_source.spec.validation_images:
         return Pictures(build.training_bytes(run, CHECKED), "pictures of the training set")
     batches = build.byte_batches(run, -(-CHECKED // run.validation_batch))
     real = [images[labels >= 0] for images, labels in zip(batches.images, batches.labels)]

@@ -62,9 +62,9 @@ def _kept_or_made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoi
     run = entry.start(words, "validation", SavedWeights([checkpoint], folder, recorded), training=False)
     if run.options.dataset.random_data:
         raise DataError("the run's data are random, and nothing can be right or wrong about them")
-    if not run.source.spec.validation_images:
-        raise DataError(f"data set {run.source.spec.name} has no pictures for validation")
-    say(f"Evaluating {checkpoint.name} on {run.source.spec.validation_images} images of {run.source.spec.name}")
+    if not run.data_source.spec.validation_images:
+        raise DataError(f"data set {run.data_source.spec.name} has no pictures for validation")
+    say(f"Evaluating {checkpoint.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}")
     made = _with_pictures(run, replace(_answered(run, checkpoint, values), fingerprint=fingerprint))
     warning = evaluation.keep(folder, made)
     if warning:
@@ -79,7 +79,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
     program_cache.import_tensorflow(run)
     from harness.programs import build
 
-    classes = run.source.spec.num_classes
+    classes = run.data_source.spec.num_classes
     most = min(predictions.MOST, classes)
     compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
     with build.answering_program(run, most) as program:
@@ -115,7 +115,7 @@ def _with_pictures(run: Run, made: Evaluation) -> Evaluation:
     wrong = scores.confidently_wrong(made.labels, made.answers[:, 0], made.probabilities[:, 0], evaluation.WRONG)
     images = build.validation_pictures(run, [int(made.records[place]) for place in wrong])
     pictures = {place: _encoded(image) for place, image in zip(wrong, images)}
-    name = getattr(run.source, "validation_name", None)
+    name = getattr(run.data_source, "validation_name", None)
     files = {place: _short(name(int(record)), run) for place, record in enumerate(made.records)} if name else {}
     return replace(made, pictures=pictures, files=files)
 

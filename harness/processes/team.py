@@ -247,11 +247,11 @@ def code_version() -> str:
 
 def _config(run: Run) -> dict[str, Any]:
     """Return the values that all instances must have in common, and those that instance 0 decides."""
-    spec = run.source.spec
+    spec = run.data_source.spec
     own = with_trait(PER_INSTANCE)
     options = {name: value for name, value in run.options.values().items() if name not in own}
     data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
-    data["records"] = run.source.digest() if hasattr(run.source, "digest") else ""  # generated ones have none
+    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated ones have none
     logging = run.options.logging
     place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
     return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}

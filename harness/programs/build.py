@@ -85,13 +85,13 @@ def answering_program(run: Run, most: int) -> InferenceProgram:
 
 def validation_pictures(run: Run, records: Sequence[int]) -> list[np.ndarray]:
     """Some records of the validation set as the network sees them, before anything is normalised: uint8 [side, side, 3]."""
-    size = run.source.spec.validation_images
+    size = run.data_source.spec.validation_images
     request = replace(run.validation_request(), batch_size=1, eight_bit=True)
     pictures = []
     with tf.Graph().as_default(), tf.Session() as session:
         for record in records:  # a stream of one micro-batch
             only = replace(request, start=record, block=1, period=size)
-            iterator = tf.data.make_initializable_iterator(run.source.validation(only))
+            iterator = tf.data.make_initializable_iterator(run.data_source.validation(only))
             session.run(iterator.initializer)
             pictures.append(session.run(iterator.get_next()["image"])[0])
     return pictures
@@ -100,13 +100,13 @@ def validation_pictures(run: Run, records: Sequence[int]) -> list[np.ndarray]:
 def first_pictures(run: Run, start: int, most: int) -> dict[str, bytes]:
     """The first pictures of this instance's training from update `start` on, augmented and mixed as the network sees them,
     as PNG files by number and class. A stream of their own gives them: as draws are keyed, the training's is the same."""
-    request, names = run.training_request(start), class_names.of(run.source.spec)
+    request, names = run.training_request(start), class_names.of(run.data_source.spec)
     with tf.Graph().as_default(), tf.Session() as session:
         stream = _stream(run, request, training=True)
         iterator = tf.data.make_initializable_iterator(stream.dataset()) if stream.dataset else None
         at = tf.constant(start, tf.int64), tf.constant(0, tf.int64)
         features = stream.features(run.seed, iterator.get_next() if iterator else {}, *at)
-        shown = augmentation.visible(features["image"][:most], request, run.source.spec.standardised)
+        shown = augmentation.visible(features["image"][:most], request, run.data_source.spec.standardised)
         encoded = tf.map_fn(tf.io.encode_png, shown, fn_output_signature=tf.string)
         if iterator:
             session.run(iterator.initializer)
@@ -122,7 +122,7 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
         run.segments,
         run.trace.variables,
         shape=embedded.shape(run),
-        prepare=lambda images: run.source.on_device(images, request),
+        prepare=lambda images: run.data_source.on_device(images, request),
         values=values,
         seed=run.seed,
         precision=run.plan.precision,
@@ -135,9 +135,9 @@ def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
     request = replace(run.validation_request(), eight_bit=True)
 
     def prepare(images: tf.Tensor) -> tf.Tensor:
-        if run.source.spec.standardised:
+        if run.data_source.spec.standardised:
             return augmentation.sized(augmentation.standardise_in_floats(images), request.image_size)
-        return run.source.on_device(images, request)
+        return run.data_source.on_device(images, request)
 
     side = embedded.shape(run)[1]
     return ipu_utils.portable_graph(run.segments, run.trace.variables, side=side, prepare=prepare, values=values)
@@ -146,10 +146,10 @@ def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
 def training_bytes(run: Run, count: int) -> np.ndarray:
     """The first `count` pictures of the training, or all if there are fewer, in evaluation's preprocessing, uint8
     [count, side, side, 3], in host memory."""
-    count = min(count, run.source.spec.train_images)
+    count = min(count, run.data_source.spec.train_images)
     request = replace(run.request(count), eight_bit=True, augment=False)
     with tf.Graph().as_default(), tf.Session() as session:
-        iterator = tf.data.make_initializable_iterator(run.source.train(request))
+        iterator = tf.data.make_initializable_iterator(run.data_source.train(request))
         session.run(iterator.initializer)
         return session.run(iterator.get_next()["image"])
 
@@ -158,7 +158,7 @@ def byte_batches(run: Run, count: int) -> Batches:
     """The first `count` micro-batches of the validation set, or all if there are fewer, in host memory."""
     request = replace(run.validation_request(), eight_bit=True)
     with tf.Graph().as_default(), tf.Session() as session:
-        iterator = tf.data.make_initializable_iterator(run.source.validation(request).take(count))
+        iterator = tf.data.make_initializable_iterator(run.data_source.validation(request).take(count))
         session.run(iterator.initializer)
         next_batch, batches = iterator.get_next(), []
         try:
@@ -183,7 +183,7 @@ def prediction_program(run: Run, request: ReadRequest, pictures: Iterable[np.nda
         return tf.data.Dataset.from_generator(single, output_signature=kinds)
 
     def prepare(_: Seed, features: Features) -> Features:
-        return {**features, "image": run.source.on_device(features["image"], request)}
+        return {**features, "image": run.data_source.on_device(features["image"], request)}
 
     probabilities = Score(
         ("probabilities",), lambda logits, _: {"probabilities": tf.nn.softmax(logits)[0]},
@@ -219,11 +219,11 @@ def _stream(run: Run, request: ReadRequest, training: bool) -> Stream:
 
     def prepare(seed: Seed, features: Features) -> Features:
         """The device's part: normalising, and mixing unless the host mixes."""
-        features = {**features, "image": run.source.on_device(features["image"], request, features.get("moments"))}
+        features = {**features, "image": run.data_source.on_device(features["image"], request, features.get("moments"))}
         return _mixing(run, seed)(features) if mixes and not on_host else features
 
     def dataset() -> tf.data.Dataset:
-        stream = run.source.train(request) if training else run.source.validation(request)
+        stream = run.data_source.train(request) if training else run.data_source.validation(request)
         return stream.map(_mixing(run, run.seed)).prefetch(1) if mixes and on_host else stream
 
     if run.options.dataset.synthetic_data:
@@ -247,13 +247,13 @@ def _synthetic_stream(
     run: Run, request: ReadRequest, training: bool, prepare: Callable[[Seed, Features], Features]
 ) -> Stream:
     """Data made on the device. Samples past the validation set's end are marked as filling."""
-    limit = None if training else run.source.spec.validation_images
+    limit = None if training else run.data_source.spec.validation_images
     first_update = replace(request, start=run.training_request(0).start) if training else request
 
     def features(seed: Seed, _: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
         sample = step * run.plan.micro_batch * run.plan.micro_batches + tf.cast(m, tf.int64) * request.batch_size
         position = batching.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
-        image, label = synthetic(run.source.spec, replace(request, seed=seed), position)
+        image, label = synthetic(run.data_source.spec, replace(request, seed=seed), position)
         if limit is not None:
             label = tf.where_v2(position < limit, label, -1)
         return prepare(seed, {"image": image, "label": label, "position": position})

@@ -117,14 +117,14 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
     described = {
         "model": run.options.main.model,
         **{f"model.{name}": value for name, value in vars(run.options.model).items()},
-        "classes": run.source.spec.num_classes,
+        "classes": run.data_source.spec.num_classes,
         "stable": [run.options.training.stable_norm, run.options.device.force_unstable_norm],
         "shape": shape(run),
         "side": run.image_size,
         "tensorflow": versions.installed("tensorflow"),
         "kernels": library.identity(),
         "pictures": [
-            run.source.spec.name, run.source.spec.standardised, run.channels,
+            run.data_source.spec.name, run.data_source.spec.standardised, run.channels,
             dataset.normalise_input, dataset.symmetric_input,
         ],
         "precision": repr(run.plan.precision),
@@ -136,7 +136,7 @@ def identity(run: Run, values: Mapping[str, np.ndarray] | None) -> str:
 
 def shape(run: Run) -> tuple[int, int, int, int]:
     """The shape of one micro-batch of pictures as they are sent."""
-    side = 32 if run.source.spec.standardised else run.image_size
+    side = 32 if run.data_source.spec.standardised else run.image_size
     return (run.validation_batch, side, side, 3)
 
 

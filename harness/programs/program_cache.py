@@ -227,7 +227,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in vars(getattr(run.options, section)).items()
         if name not in left_out and (kind == "training" or section != "training" or name == "stable_norm")
     }
-    spec, plan = run.source.spec, repr(replace(run.plan, updates_per_step=0))
+    spec, plan = run.data_source.spec, repr(replace(run.plan, updates_per_step=0))
     request = run.training_request(0)
     if kind != "training":
         plan, request = repr((run.plan.precision, run.plan.stage_devices[0])), run.validation_request()
@@ -238,7 +238,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "plan": plan,
         "network": hashlib.sha256(repr(run.trace).encode()).hexdigest(),
         "not decayed": list(run.not_decayed),
-        "data": [type(run.source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
+        "data": [type(run.data_source).__qualname__, {name: getattr(spec, name) for name in _OF_DATA}],
         "request": {name: value for name, value in vars(request).items() if name not in _OF_STREAM},
         "code": code_version(),
         "processor": _processor(),

@@ -92,9 +92,9 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
         "iterations_per_epoch": run.length.iterations_per_epoch,
         LR_SCALE: in_rate,
         "name": run.name,
-        CLASSES: names_digest(run.source.spec),
-        **data_identity(run.source),
-        "num_classes": run.source.spec.num_classes,  # --predict needs no data, but the network's size
+        CLASSES: names_digest(run.data_source.spec),
+        **data_identity(run.data_source),
+        "num_classes": run.data_source.spec.num_classes,  # --predict needs no data, but the network's size
         "parameters": run.trace.parameters,
         "precision": run.plan.precision.name,
         SEED: run.seed,

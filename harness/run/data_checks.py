@@ -80,7 +80,7 @@ def validation_split(resolved: Resolved) -> None:
 
 def shuffled(resolved: Resolved) -> Iterator[str]:
     """Blocks of neighbouring records are permuted, so one block is never out of order."""
-    options, images = resolved.run.options.dataset, resolved.run.source.spec.train_images
+    options, images = resolved.run.options.dataset, resolved.run.data_source.spec.train_images
     if family(options.dataset) == "imagenet" and options.shuffle_block >= images > 1:
         yield (
             f"--shuffle-block {options.shuffle_block} is not below the {images:,} records of the training set: every epoch "
@@ -127,7 +127,7 @@ def cutmix_version(resolved: Resolved) -> Iterator[str]:
 
 def pictures_to_learn_from(resolved: Resolved) -> Iterator[str]:
     """Two classes at least, and a picture of each."""
-    spec = resolved.run.source.spec
+    spec = resolved.run.data_source.spec
     if resolved.run.options.dataset.dataset_benchmark:
         return
     if spec.num_classes < 2:
@@ -144,7 +144,7 @@ def pictures_to_learn_from(resolved: Resolved) -> Iterator[str]:
 
 def pictures_to_validate_on(resolved: Resolved) -> Iterator[str]:
     """A training that validates needs pictures for it."""
-    options, source = resolved.run.options, resolved.run.source
+    options, source = resolved.run.options, resolved.run.data_source
     if options.checkpoint.validation and not source.spec.validation_images and not options.dataset.dataset_benchmark:
         yield (
             f"warning: data set {source.spec.name}: {_reason(source)}; or train with --no-validation: nothing tells how "
@@ -154,7 +154,7 @@ def pictures_to_validate_on(resolved: Resolved) -> Iterator[str]:
 
 def nothing_to_validate_on(resolved: Resolved) -> None:
     """A validation needs pictures, those to be named aside."""
-    source = resolved.run.source
+    source = resolved.run.data_source
     if not source.spec.validation_images and not resolved.run.options.checkpoint.predict:
         raise OptionError(f"data set {source.spec.name}: {_reason(source)}")
 

@@ -22,7 +22,7 @@ _KINDS = {ADDRESSES: "address space", DATA: "writable memory"}
 
 def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
     """Training with its validation by this plan, which need not be the run's."""
-    options, spec = run.options, run.source.spec
+    options, spec = run.options, run.data_source.spec
     validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
     return process_memory.training(
         run.trace,
@@ -38,7 +38,7 @@ def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
 def of_validation(run: Run) -> HostMemory:
     """Validating, serving or naming photographs."""
     predicting = bool(run.options.checkpoint.predict)
-    records = 0 if predicting else _records(run, run.source.spec.validation_images)
+    records = 0 if predicting else _records(run, run.data_source.spec.validation_images)
     return process_memory.inference(
         run.trace, run.plan.precision, 1 if predicting else run.validation_batch, run.image_numbers, records
     )
@@ -47,7 +47,7 @@ def of_validation(run: Run) -> HostMemory:
 def _records(run: Run, images: int) -> int:
     """Bytes of the raw records that are cached. Photographs are not counted: they come one by one, and take a part of the
     memory that there is."""
-    options, side = run.options.dataset, run.source.spec.image_size
+    options, side = run.options.dataset, run.data_source.spec.image_size
     return 0 if options.random_data or not options.dataset_cache or side is None else images * 3 * side**2
 
 

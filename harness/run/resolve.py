@@ -58,7 +58,7 @@ def prepare(
     peak = _peak_rate(options, plan.global_batch) if training else None
     run = Run(
         options=options,
-        source=source,
+        data_source=source,
         data_dir=_data_dir(options.dataset, environ),
         image_size=image_size,
         segments=segments,

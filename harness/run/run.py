@@ -30,7 +30,7 @@ class Run:
     """Options, network, data, plan, length and learning rates, fitted to each other."""
 
     options: RunOptions
-    source: DataSource
+    data_source: DataSource
     data_dir: str | None
     image_size: int
     segments: list[Segment]
@@ -131,7 +131,7 @@ class Run:
 
     def summary(self) -> str:
         """The head of a log: the run in a few lines."""
-        spec = self.source.spec
+        spec = self.data_source.spec
         lines = [
             f"Run: {self.name}, seed {self.seed}",
             *self._emulated_halves(),
@@ -170,7 +170,9 @@ class Run:
             eight_bit=self.options.dataset.eight_bit_io,
             from_host=not self.options.dataset.synthetic_data,
             two_pass=self.options.two_pass_norms,
-            images=self.length.iterations * self.plan.global_batch if self.trains else self.source.spec.validation_images,
+            images=self.length.iterations * self.plan.global_batch
+            if self.trains
+            else self.data_source.spec.validation_images,
             trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.trained(v.name)),
             training=self.trains,
             processes=processes,

@@ -86,7 +86,7 @@ def skip_lists(resolved: Resolved) -> Iterator[str]:
 
 def more_than_an_epoch(resolved: Resolved) -> Iterator[str]:
     """An update that takes pictures twice."""
-    batch, images = resolved.run.plan.global_batch, resolved.run.source.spec.train_images
+    batch, images = resolved.run.plan.global_batch, resolved.run.data_source.spec.train_images
     if batch > images:
         yield f"one update takes {batch} samples: more than the {images} images of an epoch"
 
@@ -107,7 +107,7 @@ def averages(resolved: Resolved) -> Iterator[str]:
 
 def validations(resolved: Resolved) -> Iterator[str]:
     """Options that go by the accuracy of validation."""
-    options, source = resolved.run.options.checkpoint, resolved.run.source
+    options, source = resolved.run.options.checkpoint, resolved.run.data_source
     if options.keep_best_ckpt and not options.max_ckpts_to_keep:
         yield "--keep-best-ckpt changes nothing: every checkpoint is kept without --max-ckpts-to-keep"
     named = {f"--patience {options.patience}": options.patience, "--keep-best-ckpt": options.keep_best_ckpt}
@@ -132,7 +132,7 @@ def decays_of_one(resolved: Resolved) -> None:
 
 def label_smoothing(resolved: Resolved) -> None:
     """The true class stays the most probable one."""
-    classes = resolved.run.source.spec.num_classes
+    classes = resolved.run.data_source.spec.num_classes
     smoothing, most = resolved.run.options.training.label_smoothing or 0.0, (classes - 1) / classes
     if smoothing >= most:
         raise OptionError(

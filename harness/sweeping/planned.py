@@ -139,7 +139,7 @@ class _Planner:
         return planned
 
     def _check_measured(self, run: Run) -> None:
-        if self.metric.of_validation and not (run.options.checkpoint.validation and run.source.spec.validation_images):
+        if self.metric.of_validation and not (run.options.checkpoint.validation and run.data_source.spec.validation_images):
             raise OptionError("nothing is validated: --metric training-loss compares without")
 
     def _placed(self, trial: Trial, message: str) -> str:

@@ -37,7 +37,7 @@ def finished(job: Job, done: int, validator: Validator, host_throughput: float) 
         return
     if not job.saves:
         return
-    if run.source.spec.validation_images:
+    if run.data_source.spec.validation_images:
         note(f"Validate again:  {hints.command('validation', *hints.restoring(folder))}")
     longer = length.longer(run.options.training.iterations is not None)
     if done < length.iterations:

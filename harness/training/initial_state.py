@@ -106,7 +106,7 @@ def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
         if recorded.get(name) not in (None, getattr(run.options.dataset, name)):
             word = flag(name if recorded[name] else f"no_{name}")
             lines.append(f"those weights were trained on pictures that were normalised with {word}")
-    if other_class_names(recorded, run.source.spec):
+    if other_class_names(recorded, run.data_source.spec):
         lines.append("the classes have other names, or another order, than in the training of those weights")
     size, stride = recorded.get("image_size"), run.trace.stride
     if size and size % stride != run.image_size % stride:
@@ -194,10 +194,10 @@ def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], lis
     """The updates after which a call has rows by table, as its options tell."""
     given = {name: recorded[name] for name in with_trait(LENGTH) if recorded.get(name) is not None}
     try:
-        length = TrainingLength.of(images=run.source.spec.train_images, global_batch=run.plan.global_batch, **given)
+        length = TrainingLength.of(images=run.data_source.spec.train_images, global_batch=run.plan.global_batch, **given)
     except ValueError:  # an instance that has recorded none
         length = run.length
-    validated = recorded.get("validation", run.options.checkpoint.validation) and run.source.spec.validation_images
+    validated = recorded.get("validation", run.options.checkpoint.validation) and run.data_source.spec.validation_images
     return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 

@@ -170,7 +170,7 @@ class SavedRun(TrainingOrigin):
     def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
         """OptionError for a repeated call with other data, if they are of another folder, or the run is complete: whoever
         gives them wants a training on them. In the midst of a run pictures may have been mended."""
-        changed = _changed_data(run, recorded) or ["other classes"] * other_class_names(recorded, run.source.spec)
+        changed = _changed_data(run, recorded) or ["other classes"] * other_class_names(recorded, run.data_source.spec)
         elsewhere = recorded.get("data_dir") not in (None, run.data_dir)
         if self._repeated and changed and (elsewhere or self._is_complete(run)):
             raise OptionError(
@@ -222,7 +222,7 @@ def other_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
 
 def _changed_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """Phrases that tell where the data are not those that the run recorded."""
-    now = data_identity(run.source)
+    now = data_identity(run.data_source)
     before = {name: recorded.get(name) for name in now}
     changed = [
         f"{before[name]:,} {name.replace('_', ' ')}, now {now[name]:,}"
@@ -236,7 +236,7 @@ def _changed_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
 
 def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:
     """OptionError where the data have more or fewer classes than the run's network."""
-    before, now = recorded.get("num_classes"), run.source.spec.num_classes
+    before, now = recorded.get("num_classes"), run.data_source.spec.num_classes
     if before not in (None, now):
         raise OptionError(
             f"the run's network tells {before:,} classes apart, and the data have {now:,}: put the earlier data back, or "

@@ -42,7 +42,9 @@ class Validator:
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
         """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
         run, log = self._job.run, self._job.log
-        if not run.options.checkpoint.validation or not run.source.spec.validation_images:  # the log's head tells of these
+        if (
+            not run.options.checkpoint.validation or not run.data_source.spec.validation_images
+        ):  # the log's head tells of these
             return
         if checkpoint.name in self.rows:
             log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")

@@ -325,7 +325,7 @@ def test_a_path_is_no_pattern(finished):
 
 def test_other_records_of_the_same_number_are_warned_of():
     spec = SimpleNamespace(train_images=3, validation_images=2)
-    run = SimpleNamespace(source=SimpleNamespace(spec=spec, digest=lambda: "b"))
+    run = SimpleNamespace(data_source=SimpleNamespace(spec=spec, digest=lambda: "b"))
     for digest, said in (("a", True), ("b", False), (None, False)):
         recorded = {"train_images": 3, "validation_images": 2, "records_digest": digest}
         assert any("others or in another order" in line for line in origins.other_data(run, recorded)) == said

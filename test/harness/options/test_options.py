@@ -537,7 +537,7 @@ def fingerprint(words: str) -> dict[str, object]:
     length = run.length
     points = sorted({0, 1, 50, 300, 1500, 3000, 30_000, *(length.iterations * k // 20 for k in range(21))})
     return {
-        "data": (type(run.source), run.source.spec),
+        "data": (type(run.data_source), run.data_source.spec),
         "image size": run.image_size,
         "layers": spy.calls,
         "variables": [dataclasses.astuple(variable) for variable in run.trace.variables],

@@ -338,4 +338,4 @@ def test_a_miniature_keeps_what_makes_its_recipe(name):
             values = [getattr(getattr(run.options, part), option) for run in (small, large)]
             if option != "lars_weight_decay" or small.options.training.optimiser == "LARS":
                 assert (values[0] or 0) == (values[1] or 0), option
-    assert small.source.spec.name.startswith("fashion") and small.plan.global_batch * 20 < 10_000
+    assert small.data_source.spec.name.startswith("fashion") and small.plan.global_batch * 20 < 10_000
