@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from base.plugins import did_you_mean
+from base.plugins import nearest
 from emulator.plan.trace import Operation, Trace
 
 Stages = tuple[tuple[str, ...], ...]  # the segments of each stage
@@ -68,7 +68,7 @@ def automatic(
     names = trace.segments
     places = [i for i in range(1, len(names)) if _passes(names[i], include, exclude)]
     lost = [text for text in include if not any(text in name for name in names[1:])]
-    hint = f"no segment to cut at contains '{lost[0]}'{did_you_mean(lost[0], names[1:], cutoff=0)}" if lost else ""
+    hint = f"no segment to cut at contains '{lost[0]}'{_did_you_mean(lost[0], names[1:])}" if lost else ""
     if len(places) + 1 < parts:
         fewer = f"leave fewer subgraphs ({len(places) + 1}) than available shards ({parts})"
         raise PartitionError(f"the model and the sharding filters {fewer}{hint and '; ' + hint}", names)
@@ -144,10 +144,16 @@ def _position(segments: tuple[str, ...], name: str) -> int:
     folded = {spelling.casefold(): i for spelling, i in known.items()}
     place = known.get(name, folded.get(name.casefold()))
     if place is None:
-        near = did_you_mean(name, [spelling for spelling, i in known.items() if i > 0], cutoff=0)
+        near = _did_you_mean(name, [spelling for spelling, i in known.items() if i > 0])
         raise PartitionError(f"pipeline_splits: no segment '{name}'{near}", segments)
     return place
 
 
 def _passes(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
     return (not include or any(text in name for text in include)) and not any(text in name for text in exclude)
+
+
+def _did_you_mean(given: str, names: Sequence[str]) -> str:
+    """'; did you mean a or b or c?' with the nearest three names, however far."""
+    near = nearest(given, names, cutoff=0)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

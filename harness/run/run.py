@@ -162,6 +162,7 @@ class Run:
 
     def workload(self, processes: int | None = None) -> Workload:
         """The run as the planner sees it. `processes`: of the host, that feed the replicas."""
+        trained_images = self.length.iterations * self.plan.global_batch
         return Workload(
             trace=self.trace,
             plan=self.plan,
@@ -170,9 +171,7 @@ class Run:
             eight_bit=self.options.dataset.eight_bit_io,
             from_host=not self.options.dataset.synthetic_data,
             two_pass=self.options.two_pass_norms,
-            images=self.length.iterations * self.plan.global_batch
-            if self.trains
-            else self.data_source.spec.validation_images,
+            images=trained_images if self.trains else self.data_source.spec.validation_images,
             trained=frozenset(v.name for v in self.trace.variables if v.trainable and self.trained(v.name)),
             training=self.trains,
             processes=processes,

@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
     told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
     assert re.fullmatch(told, result.out)
-    monkeypatch.setattr(train.entry, "restore_path", lambda *_: stopped())  # in its first second
+    monkeypatch.setattr(train.sources, "value_of", lambda *_: stopped())  # in its first second
     assert re.fullmatch(told, run("restore", "--restore-path", unbroken, "--iterations", 70).out)
     result = run("train", "--model-size", 8)
     assert result.code == 129 and re.fullmatch(r"Nothing was saved.\nBegin again: .*train\.py --model-size 8\n", result.out)
