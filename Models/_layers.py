@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from Models._norms import GroupNorm, Norm
 
@@ -72,9 +72,13 @@ class Variable:
 GLOROT = Initial(1.0, "fan_avg", "uniform")
 
 
+class Tensor(Protocol):
+    """The values between layers, as a reader of the vocabulary has them: tensors [batch, height, width, channels] in a
+    graph, or their shapes where a network is counted. A model hands them from layer to layer."""
+
+
 class Layers(ABC):
-    """The operations that a model may use. `x` is whatever the reader works on: a tensor [batch, height, width, channels] or
-    its shape."""
+    """The operations that a model may use."""
 
     def __init__(self) -> None:
         self._scopes: list[str] = []
@@ -96,17 +100,17 @@ class Layers(ABC):
         """Called before each segment of a model."""
 
     @abstractmethod
-    def channels(self, x: Any) -> int:
+    def channels(self, x: Tensor) -> int:
         """The number of channels of x."""
 
     @abstractmethod
-    def side(self, x: Any) -> int:
+    def side(self, x: Tensor) -> int:
         """The height of x in pixels."""
 
     @abstractmethod
     def conv(
         self,
-        x: Any,
+        x: Tensor,
         filters: int,
         kernel: int,
         initial: Initial,
@@ -114,73 +118,73 @@ class Layers(ABC):
         stride: int = 1,
         groups: int = 1,
         bias: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
 
     @abstractmethod
-    def norm(self, x: Any, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Any:
+    def norm(self, x: Tensor, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Tensor:
         """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
 
-    def norm_activation(self, x: Any, policy: Norm, activation: str) -> Any:
+    def norm_activation(self, x: Tensor, policy: Norm, activation: str) -> Tensor:
         """Normalisation with scale and offset, then the activation: "relu", "relu6" or "swish"."""
         return getattr(self, activation)(self.norm(x, policy))
 
     @abstractmethod
-    def proxy_norm_activation(self, x: Any, policy: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Any, Any]:
+    def proxy_norm_activation(self, x: Tensor, policy: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Tensor, Tensor]:
         """Normalisation, affine map, activation, less the proxy's mean; and the proxy's inverse deviation [1, 1, 1,
         channels], multiplied in if `scaled` (proxy normalisation, Labatie et al., arXiv 2106.03743)."""
 
     @abstractmethod
-    def relu(self, x: Any) -> Any: ...
+    def relu(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def relu6(self, x: Any) -> Any:
+    def relu6(self, x: Tensor) -> Tensor:
         """relu cut off at 6."""
 
     @abstractmethod
-    def swish(self, x: Any) -> Any:
+    def swish(self, x: Tensor) -> Tensor:
         """x * sigmoid(x)."""
 
     @abstractmethod
-    def sigmoid(self, x: Any) -> Any: ...
+    def sigmoid(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def add(self, x: Any, y: Any) -> Any: ...
+    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def gate(self, x: Any, factor: Any) -> Any:
+    def gate(self, x: Tensor, factor: Tensor) -> Tensor:
         """x * factor, the factor [batch, 1, 1, channels] being the same for every pixel."""
 
     @abstractmethod
-    def concat(self, x: Any, y: Any) -> Any:
+    def concat(self, x: Tensor, y: Tensor) -> Tensor:
         """The channels of x, then those of y."""
 
     @abstractmethod
-    def max_pool(self, x: Any, kernel: int, stride: int, *, padding: str = "SAME") -> Any:
+    def max_pool(self, x: Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> Tensor:
         """Maximum over kernel x kernel pixels."""
 
     @abstractmethod
-    def global_mean(self, x: Any) -> Any:
+    def global_mean(self, x: Tensor) -> Tensor:
         """Mean over the pixels: [batch, 1, 1, channels]."""
 
     @abstractmethod
-    def subsample(self, x: Any, stride: int, channels: int) -> Any:
+    def subsample(self, x: Tensor, stride: int, channels: int) -> Tensor:
         """Every stride-th pixel, padded with zero channels to `channels`: the parameter-free shortcut
         (option A of He et al. 2015, arXiv 1512.03385)."""
 
     @abstractmethod
-    def dense(self, x: Any, units: int) -> Any:
+    def dense(self, x: Tensor, units: int) -> Tensor:
         """Fully connected with bias on all of a sample's numbers; gives [batch, units]."""
 
     @abstractmethod
-    def flatten(self, x: Any) -> Any:
+    def flatten(self, x: Tensor) -> Tensor:
         """[batch, all of a sample's numbers]."""
 
     @abstractmethod
-    def dropout(self, x: Any, rate: float) -> Any:
+    def dropout(self, x: Tensor, rate: float) -> Tensor:
         """Zero elements with probability `rate` in training, and divide the rest by 1 - rate."""
 
     @abstractmethod
-    def drop_path(self, x: Any, survival: float) -> Any:
+    def drop_path(self, x: Tensor, survival: float) -> Tensor:
         """Zero whole samples with probability 1 - survival in training, and divide the rest by it (stochastic depth, Huang
         et al. 2016, arXiv 1603.09382)."""

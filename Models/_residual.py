@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from Models._layers import Initial, Layers
+from Models._layers import Initial, Layers, Tensor
+from Models._model import Value
 from Models._norms import Norm, NormOptions
 from Models._segments import Segment
 
@@ -18,7 +18,7 @@ WIDTHS = {"imagenet": (64, 128, 256, 512), "cifar": (16, 32, 64)}
 IMAGE_SIZES = {"imagenet": 224, "cifar": 32}
 LEARNING_RATE_EXPONENTS = {"imagenet": {"sgd": -8.0, "momentum": -11.0}, "cifar": -6.0}
 NOT_DECAYED = {"imagenet": ("beta", "gamma"), "cifar": ()}
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "group_norm": True, "batch_norm": False, "groups": 32, "BN_decay": 0.97, "weight_decay": 1e-4,
         "lars_weight_decay": 1e-4, "epochs": 100.0, "learning_rate_schedule": "0.3,0.6,0.8,0.9",
@@ -85,16 +85,16 @@ def segments(network: ResidualNetwork) -> list[Segment]:
     return segments
 
 
-def _relu(layers: Layers, x: Any) -> Any:
+def _relu(layers: Layers, x: Tensor) -> Tensor:
     return layers.relu(x)
 
 
-def _head(layers: Layers, x: Any, *, num_classes: int) -> Any:
+def _head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
     with layers.scope("fc1"):
         return layers.dense(x, num_classes)
 
 
-def _stem(layers: Layers, x: Any, *, network: ResidualNetwork) -> Any:
+def _stem(layers: Layers, x: Tensor, *, network: ResidualNetwork) -> Tensor:
     with layers.scope("b0"):
         if not network.large_stem:
             return _conv_norm_relu(layers, x, network, network.stem_width, 3)
@@ -104,26 +104,28 @@ def _stem(layers: Layers, x: Any, *, network: ResidualNetwork) -> Any:
 
 def _conv_norm(
     layers: Layers,
-    x: Any,
+    x: Tensor,
     network: ResidualNetwork,
     filters: int,
     kernel: int,
     *,
     stride: int = 1,
     zero_gamma: bool = False,
-) -> Any:
+) -> Tensor:
     x = layers.conv(x, filters, kernel, KERNEL, stride=stride)
     return layers.norm(x, network.norm, zero_gamma=zero_gamma)
 
 
 def _conv_norm_relu(
-    layers: Layers, x: Any, network: ResidualNetwork, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
-) -> Any:
+    layers: Layers, x: Tensor, network: ResidualNetwork, filters: int, kernel: int, *, stride: int = 1, groups: int = 1
+) -> Tensor:
     x = layers.conv(x, filters, kernel, KERNEL, stride=stride, groups=groups)
     return layers.norm_activation(x, network.norm, "relu")
 
 
-def _basic_unit(layers: Layers, x: Any, *, network: ResidualNetwork, name: str, width: int, stride: int, first: bool) -> Any:
+def _basic_unit(
+    layers: Layers, x: Tensor, *, network: ResidualNetwork, name: str, width: int, stride: int, first: bool
+) -> Tensor:
     with layers.scope(name):
         shortcut = _basic_shortcut(layers, x, network, width, stride) if first else x
         with layers.scope("1"):
@@ -133,7 +135,7 @@ def _basic_unit(layers: Layers, x: Any, *, network: ResidualNetwork, name: str, 
         return layers.add(shortcut, x)
 
 
-def _basic_shortcut(layers: Layers, x: Any, network: ResidualNetwork, width: int, stride: int) -> Any:
+def _basic_shortcut(layers: Layers, x: Tensor, network: ResidualNetwork, width: int, stride: int) -> Tensor:
     if not network.projection and (stride, width) == (1, layers.channels(x)):
         return x
     if not network.projection:
@@ -143,8 +145,8 @@ def _basic_shortcut(layers: Layers, x: Any, network: ResidualNetwork, width: int
 
 
 def _bottleneck_unit(
-    layers: Layers, x: Any, *, network: ResidualNetwork, name: str, width: int, stride: int, first: bool
-) -> Any:
+    layers: Layers, x: Tensor, *, network: ResidualNetwork, name: str, width: int, stride: int, first: bool
+) -> Tensor:
     with layers.scope(name):
         shortcut = x
         if first:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from Models._layers import Layers
+from Models._layers import Layers, Tensor
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,10 @@ class Segment:
     """
 
     name: str
-    apply: Callable[[Layers, Any], Any]
+    apply: Callable[[Layers, Tensor], Tensor]
 
 
-def run(segments: list[Segment], layers: Layers, x: Any) -> Any:
+def run(segments: list[Segment], layers: Layers, x: Tensor) -> Tensor:
     """All segments in order inside the scope "all"; works for any reader of the vocabulary."""
     with layers.scope("all"):
         for segment in segments:

@@ -5,13 +5,14 @@ are B0, B1 and B2 with --no-se --use-relu6 --fix-stem-head --batch-norm."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from base.fields import above, at_least, between, opt
 from Models import _norms
-from Models._layers import Initial, Layers, ProxyRule
+from Models._layers import Initial, Layers, ProxyRule, Tensor
+from Models._model import Value
 from Models._norms import Norm, NormOptions
 from Models._segments import Segment
 
@@ -109,7 +110,8 @@ class Options(NormOptions):
         return "relu6" if self.use_relu6 else "relu" if self.use_relu else "swish"
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
+# the recipes, by family of data: options that nobody gives, and what weight decay spares
+DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "model_size": "B0", "group_norm": True, "batch_norm": False, "micro_batch_size": 4,
         "weight_decay": 1e-5, "lars_weight_decay": 1e-5, "epochs": 350.0, "label_smoothing": 0.1, "stable_norm": True,
@@ -163,7 +165,7 @@ class Parts:
     group_dim: int
     se: bool
 
-    def activate(self, layers: Layers, x: Any) -> Any:
+    def activate(self, layers: Layers, x: Tensor) -> Tensor:
         """The activation of the whole network."""
         return getattr(layers, self.activation)(x)
 
@@ -171,7 +173,7 @@ class Parts:
         """The norm, where a layer has few channels, too."""
         return self.norm.at_most(channels)
 
-    def normalise(self, layers: Layers, x: Any, *, scaled: bool = True) -> tuple[Any, Any]:
+    def normalise(self, layers: Layers, x: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor]:
         """Norm and activation, and with proxy norm its factor, which is multiplied in if `scaled`."""
         policy = self.norm_for(layers.channels(x))
         if not self.has_proxy:
@@ -302,7 +304,7 @@ def _block_segments(block: Block, parts: Parts) -> list[Segment]:
     return [Segment(block.name + suffix, partial(step, block=block, parts=parts)) for suffix, step in steps]
 
 
-def _with_shortcut(layers: Layers, x: Any, *, block: Block, steps: list[Any]) -> Any:
+def _with_shortcut(layers: Layers, x: Tensor, *, block: Block, steps: list[Callable[..., Tensor]]) -> Tensor:
     y = x
     for step in steps:
         y = step(layers, y)
@@ -310,36 +312,36 @@ def _with_shortcut(layers: Layers, x: Any, *, block: Block, steps: list[Any]) ->
         return layers.add(layers.drop_path(y, block.survival), x)
 
 
-def _stem(layers: Layers, x: Any, *, parts: Parts, filters: int, stride: int) -> Any:
+def _stem(layers: Layers, x: Tensor, *, parts: Parts, filters: int, stride: int) -> Tensor:
     with layers.scope("block0"):
         return parts.normalise(layers, layers.conv(x, filters, 3, CONV, stride=stride))[0]
 
 
-def _expand(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+def _expand(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
     filters = block.channels_in * block.expand
     with layers.scope(block.name), layers.scope("a"):
         return parts.normalise(layers, layers.conv(x, filters, 1, CONV))[0]
 
 
-def _spatial_conv(layers: Layers, x: Any, block: Block, parts: Parts) -> Any:
+def _spatial_conv(layers: Layers, x: Tensor, block: Block, parts: Parts) -> Tensor:
     channels = layers.channels(x)
     groups = _conv_groups(channels, parts.group_dim)
     return layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups)
 
 
-def _spatial(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+def _spatial(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
     with layers.scope(block.name), layers.scope("b"):
         return parts.normalise(layers, _spatial_conv(layers, x, block, parts))[0]
 
 
-def _spatial_and_gate(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+def _spatial_and_gate(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
     """Apply both steps with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
     with layers.scope(block.name), layers.scope("b"):
         x, factor = parts.normalise(layers, _spatial_conv(layers, x, block, parts), scaled=False)
     return _squeeze_excite(layers, x, block=block, parts=parts, factor=factor)
 
 
-def _squeeze_excite(layers: Layers, x: Any, *, block: Block, parts: Parts, factor: Any = None) -> Any:
+def _squeeze_excite(layers: Layers, x: Tensor, *, block: Block, parts: Parts, factor: Tensor | None = None) -> Tensor:
     """A gate per channel from the picture's mean (Hu et al., arXiv 1709.01507), times `factor`."""
     channels = layers.channels(x)
     with layers.scope(block.name), layers.scope("SE"):
@@ -352,14 +354,14 @@ def _squeeze_excite(layers: Layers, x: Any, *, block: Block, parts: Parts, facto
         return layers.gate(x, gate if factor is None else layers.gate(gate, factor))
 
 
-def _project(layers: Layers, x: Any, *, block: Block, parts: Parts) -> Any:
+def _project(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
     with layers.scope(block.name), layers.scope("c"):
         x = layers.conv(x, block.channels_out, 1, CONV)
         # no activation follows, so there is nothing for a proxy to correct: a scale is all that the method keeps
         return layers.norm(x, parts.norm_for(block.channels_out), centre=not parts.has_proxy)
 
 
-def _top(layers: Layers, x: Any, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Any:
+def _top(layers: Layers, x: Tensor, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Tensor:
     with layers.scope("Top"):
         if filters:
             x = layers.conv(x, filters, 1, CONV)

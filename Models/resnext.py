@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from base.fields import at_least, opt
 from Models import _norms, _residual
+from Models._model import Value
 from Models._norms import NormOptions
 from Models._residual import ResidualNetwork, cifar_variants, image_size, imagenet_variants, segments  # noqa: F401
 from Models._segments import Segment
@@ -17,9 +17,10 @@ VARIANTS = {
     "cifar": cifar_variants("bottleneck", _residual.CIFAR_BOTTLENECKS),
 }
 WIDTHS = {**_residual.WIDTHS, "widenet": (64, 128, 256)}
+# the recipes, by family of data: options that nobody gives, and what weight decay spares
 LEARNING_RATE_EXPONENTS = _residual.LEARNING_RATE_EXPONENTS
 NOT_DECAYED = _residual.NOT_DECAYED
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {**_residual.DEFAULTS["imagenet"], "model_size": 14, "micro_batch_size": 1, "stable_norm": True},
     "cifar": {**_residual.DEFAULTS["cifar"], "model_size": 11, "micro_batch_size": 8, "stable_norm": True},
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from base.fields import opt
-from Models._layers import GLOROT, Initial, Layers
+from Models._layers import GLOROT, Initial, Layers, Tensor
+from Models._model import Value
 from Models._segments import Segment
 
 TITLE = "SqueezeNet"
@@ -46,7 +46,8 @@ class Options:
     use_bypass: bool = opt(False, "add the input of every second fire module to its output")
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
+# the recipes, by family of data: options that nobody gives, and what weight decay spares
+DEFAULTS: dict[str, dict[str, Value]] = {
     "imagenet": {
         "micro_batch_size": 2,
         "weight_decay": 1e-4,
@@ -94,17 +95,17 @@ def run_name(options: Options, *, micro: str, replicas: str, accumulation: str, 
     return f"SN_bs{micro}{replicas}{accumulation}_{precision}"
 
 
-def _stem(layers: Layers, x: Any) -> Any:
+def _stem(layers: Layers, x: Tensor) -> Tensor:
     with layers.scope("conv1"):
         x = layers.relu(layers.conv(x, 96, 7, GLOROT, stride=2))
     return _pool(layers, x)
 
 
-def _pool(layers: Layers, x: Any) -> Any:
+def _pool(layers: Layers, x: Tensor) -> Tensor:
     return layers.max_pool(x, 3, 2, padding="VALID")
 
 
-def _fire(layers: Layers, x: Any, *, module: Fire, bypass: bool) -> Any:
+def _fire(layers: Layers, x: Tensor, *, module: Fire, bypass: bool) -> Tensor:
     with layers.scope(module.name):
         with layers.scope("squeeze"):
             squeezed = layers.relu(layers.conv(x, module.squeeze, 1, GLOROT))
@@ -116,13 +117,13 @@ def _fire(layers: Layers, x: Any, *, module: Fire, bypass: bool) -> Any:
         return layers.add(x, y) if bypass else y
 
 
-def _convolution_head(layers: Layers, x: Any, *, num_classes: int) -> Any:
+def _convolution_head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
     with layers.scope("conv10"):
         x = layers.conv(layers.dropout(x, 0.5), num_classes, 1, CLASSIFIER)
         return layers.flatten(layers.global_mean(layers.relu(x)))
 
 
-def _dense_head(layers: Layers, x: Any, *, num_classes: int) -> Any:
+def _dense_head(layers: Layers, x: Tensor, *, num_classes: int) -> Tensor:
     # twice as many units as classes, and relu on them, as the original harness has it
     with layers.scope("fc"):
         return layers.relu(layers.dense(layers.dropout(x, 0.5), 2 * num_classes))
