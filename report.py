@@ -26,13 +26,13 @@ from harness.pages.run_folder import RunFolder
 
 def main(argv: list[str]) -> int:
     """parse -> read -> evaluate -> write."""
-    asked = report_options.parse(argv, __doc__)
-    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in asked.runs]
-    report_options.check(asked)
+    request = report_options.parse(argv, __doc__)
+    runs = [(run_folder.read(folder), checkpoint) for folder, checkpoint in request.runs]
+    report_options.check(request)
     left_out = "--no-evaluation was given"
-    reported = [_evaluated(*each) if asked.evaluate else Reported(each[0], missing=left_out) for each in runs]
-    report_options.write(asked, page.of(reported))
-    print(asked.target)
+    reported = [_evaluated(*each) if request.evaluate else Reported(each[0], missing=left_out) for each in runs]
+    report_options.write(request, page.of(reported))
+    print(request.target)
     return 0
 
 

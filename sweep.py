@@ -42,15 +42,15 @@ from harness.sweeping.sweep_options import Request
 
 def main(argv: list[str]) -> int:
     """read -> check every trial -> train those that are not complete -> compare. 1 if a trial has failed."""
-    asked = sweep_options.parse(argv, __doc__)
+    request = sweep_options.parse(argv, __doc__)
     if cluster.under_poprun(os.environ):
         raise OptionError("sweep.py starts a process for each trial: start it without poprun")
-    sweep = block.read(asked.file, asked.name)
-    top = asked.logs_path / sweep.name
-    ready = planned.of(sweep, trials.of(sweep), asked, top)
-    board, shares = Board(sweep, ready, asked.metric), workers.shares(asked.jobs, workers.cores())
+    sweep = block.read(request.file, request.name)
+    top = request.logs_path / sweep.name
+    ready = planned.of(sweep, trials.of(sweep), request, top)
+    board, shares = Board(sweep, ready, request.metric), workers.shares(request.jobs, workers.cores())
     print(*board.head(top, shares), *planned.notes(ready), sep="\n", flush=True)
-    if asked.dry_run:
+    if request.dry_run:
         print(*board.plan(), sep="\n")
         return 0
     top.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
             print(f"{board.progress()}; so far: {written.table(top, board)}")
             print(f"Go on:           {hints.command('sweep', *argv)}")
             raise
-        return _compare(asked, board, top)
+        return _compare(request, board, top)
 
 
 def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int, ...]]) -> None:
@@ -77,12 +77,12 @@ def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int
     workers.Workers(shares, board.say).run(works, board.started, ended)
 
 
-def _compare(asked: Request, board: Board, top: Path) -> int:
+def _compare(request: Request, board: Board, top: Path) -> int:
     """Print the table and where the comparison is; 1 if a trial has failed."""
     print(f"\n{board.table()}\n\nAs a table:      {written.table(top, board)}")
     print(written.comparison(top, board.ordered()))
     if board.best:
-        print(*written.best(top, board, asked.metric), sep="\n")
+        print(*written.best(top, board, request.metric), sep="\n")
     if board.failed:
         print(f"sweep.py: error: {board.failed} of {board.count} failed, as the table says", file=sys.stderr)
     return 1 if board.failed else 0

@@ -41,8 +41,8 @@ def open_imagenet(request: OpenRequest) -> PhotographSource:
 def names_of_classes(request: OpenRequest) -> tuple[str, ...]:
     """The names of a labels.txt beside the shards or above them, without counting a record; () if there is none."""
     top = locate.folder_given("imagenet", f"{_TRAIN}, {_VALIDATION}", request)
-    found = ((train, folder) for folder in _candidates(top) if (train := _shards_in(folder, "train")))
-    train, folder = next(found, ([], top))
+    training_folders = ((train, folder) for folder in _candidates(top) if (train := _shards_in(folder, "train")))
+    train, folder = next(training_folders, ([], top))
     return class_names.beside(train, folder)[0]
 
 

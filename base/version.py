@@ -16,9 +16,9 @@ def own() -> str:
     """Return the project's version: that of the checkout, or else of the installed package."""
     with suppress(OSError):
         text = (plugins.ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        found = re.search(rf'^name = "{NAME}"\nversion = "([^"]+)"$', text, re.MULTILINE)
-        if found:
-            return found[1]
+        locked = re.search(rf'^name = "{NAME}"\nversion = "([^"]+)"$', text, re.MULTILINE)
+        if locked:
+            return locked[1]
     return _installed(NAME)
 
 

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line.Parser(description="Fits the planner's constants to published rates.")
     parser.add_argument("--write", action="store_true", help="put the constants into emulator/cost_model/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     workloads = [run_of(row.options.split()).workload() for row in ROWS]
     fitted = fit(workloads, range(len(ROWS)))
     left_out = []
@@ -110,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         left_out.append(error(ROWS[k], workloads[k], fit(workloads, others, fitted)))
     inside = [error(row, each, fitted) for row, each in zip(ROWS, workloads)]
     print(report(fitted, inside, left_out))
-    if asked.write:
+    if arguments.write:
         _write(fitted)
-    if asked.svg:
-        Path(asked.svg).write_text(picture(workloads, fitted, left_out), encoding="utf-8")
+    if arguments.svg:
+        Path(arguments.svg).write_text(picture(workloads, fitted, left_out), encoding="utf-8")
     return 0
 
 

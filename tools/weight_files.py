@@ -57,14 +57,14 @@ def arrays(source: Path) -> dict[str, np.ndarray]:
             f"files that end in '{source.suffix}' are not read; .npz, .safetensors, .h5, .whl, {', '.join(TORCH)} are"
         )
     try:
-        found = read(source)
+        named_arrays = read(source)
     except (OSError, ValueError) as error:
         empty = source.is_file() and not source.stat().st_size
         reason = f"it is empty{_AGAIN}" if empty else bounds.reason(error)
         raise ImportFailure(f"it cannot be read: {reason}") from None
-    if not found:
+    if not named_arrays:
         raise ImportFailure(f"it holds no arrays{_AGAIN}")
-    return found
+    return named_arrays
 
 
 def _safetensors(source: Path) -> dict[str, np.ndarray]:

@@ -203,13 +203,13 @@ def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTe
 
 def faulty(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
     """Return at most one line, as `faults` without the checkpoint's name."""
-    found = {
+    fault_texts = {
         name: fault
         for name, each in expected.items()
         if name in values and (fault := _fault(name, values[name], each.format))
     }
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return [f"{name} holds {fault}{more}" for name, fault in list(found.items())[:1]]
+    more = f" (and {len(fault_texts) - 1} more)" if len(fault_texts) > 1 else ""
+    return [f"{name} holds {fault}{more}" for name, fault in list(fault_texts.items())[:1]]
 
 
 def _fault(name: str, value: np.ndarray, number_format: Format) -> str:

@@ -64,7 +64,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     if validates and not any(int(row["iteration"]) == updates for row in checkpoints):
         return False
     ended = early_stopping.patience_is_over(checkpoints, checkpoint.patience)
-    made = {row["name"] for row in rows if int(row["iteration"]) < 0}
+    averaged = {row["name"] for row in rows if int(row["iteration"]) < 0}
     wanted = [name for name, _ in averages.requested(run.options.training)]
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
-    return (updates == run.length.iterations or ended) and there and (not validates or made >= set(wanted))
+    return (updates == run.length.iterations or ended) and there and (not validates or averaged >= set(wanted))

@@ -64,13 +64,13 @@ def first(name: str) -> Flag:
 @cache
 def _of_runs(script: str) -> Mapping[str, Flag]:
     """The options of runs that a script has, with every model and schedule."""
-    found = {}
+    words_by_option = {}
     for option in sources.every_option(script):
         flag = _flag(option)
-        found |= dict.fromkeys((option.flag, *option.meta["flags"]), flag)
+        words_by_option |= dict.fromkeys((option.flag, *option.meta["flags"]), flag)
         if option.base is bool and option.default is True:
-            found[f"--no-{option.flag[2:]}"] = Flag(help=f"without {option.flag}")
-    return _completed(found)
+            words_by_option[f"--no-{option.flag[2:]}"] = Flag(help=f"without {option.flag}")
+    return _completed(words_by_option)
 
 
 def _flag(option: Option) -> Flag:

@@ -114,16 +114,16 @@ def loaded(
 
 
 def tell(
-    network: str, found: Iterable[tuple[str, Sequence[Answer]]], output: str | None, note: Callable[[str], None]
+    network: str, answers_by_name: Iterable[tuple[str, Sequence[Answer]]], output: str | None, note: Callable[[str], None]
 ) -> None:
     """Print the answers of a network for photographs, or write them into a file."""
     if output:
-        kept = dict(found)
-        answers.write(output, kept)
-        note(f"Predictions of {network}, for {len(kept)} photographs: {output}")
+        answered = dict(answers_by_name)
+        answers.write(output, answered)
+        note(f"Predictions of {network}, for {len(answered)} photographs: {output}")
         return
     note(f"Predictions of {network}:")
-    for path, answer in found:
+    for path, answer in answers_by_name:
         note(table(path, answer))
 
 

@@ -104,15 +104,17 @@ def of(top: Path) -> Survey:
     bad = image_folder.damaged(pictures)
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:
-        found = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
-    bad += [BadFile(facts.file, "cannot be decoded: it is damaged") for facts in found if not facts.sound]
-    found = [facts for facts in found if facts.sound]
+        examined = list(pool.map(_facts, [picture.file for picture in pictures if picture.file not in unread]))
+    bad += [BadFile(facts.file, "cannot be decoded: it is damaged") for facts in examined if not facts.sound]
+    examined = [facts for facts in examined if facts.sound]
     _check_sound(listing, {each.file: each.reason for each in bad})
-    copies = _groups([(facts.digest, facts.file) for facts in found])
-    if len(found) > 1 and len(copies) == 1 and len(copies[0]) == len(found):
-        raise DataError(f"all {len(found)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt")
-    sizes = sorted((facts.size for facts in found), key=lambda size: size[0] * size[1])
-    turned = sum(facts.turned for facts in found)
+    copies = _groups([(facts.digest, facts.file) for facts in examined])
+    if len(examined) > 1 and len(copies) == 1 and len(copies[0]) == len(examined):
+        raise DataError(
+            f"all {len(examined)} pictures in {top} have the same bytes, as {copies[0][0]}: nothing can be learnt"
+        )
+    sizes = sorted((facts.size for facts in examined), key=lambda size: size[0] * size[1])
+    turned = sum(facts.turned for facts in examined)
     return Survey(top, listing, len(pictures), (sizes[0], sizes[-1]) if sizes else None, turned, copies, tuple(bad))
 
 

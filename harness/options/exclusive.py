@@ -50,11 +50,11 @@ def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -
 
 def alone_in_their_groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a finished run less those that another one of their group makes idle, as a layer would give them."""
-    kept = dict(values)
+    remaining = dict(values)
     for _, chosen in _chosen(values, GROUPS):
         for name in sorted(chosen, key=lambda name: values[name] == 0)[1:]:  # a zero is idle beside another
-            del kept[name]
-    return kept
+            del remaining[name]
+    return remaining
 
 
 def _chosen(values: Mapping[str, Any], groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], list[str]]]:

@@ -65,11 +65,11 @@ def _kept_or_made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoi
     if not run.data_source.spec.validation_images:
         raise DataError(f"data set {run.data_source.spec.name} has no pictures for validation")
     say(f"Evaluating {checkpoint.name} on {run.data_source.spec.validation_images} images of {run.data_source.spec.name}")
-    made = _with_pictures(run, replace(_answered(run, checkpoint, values), fingerprint=fingerprint))
-    warning = evaluation.keep(folder, made)
+    scored = _with_pictures(run, replace(_answered(run, checkpoint, values), fingerprint=fingerprint))
+    warning = evaluation.keep(folder, scored)
     if warning:
         say(warning)
-    return made
+    return scored
 
 
 def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]) -> Evaluation:
@@ -108,16 +108,16 @@ def _rows(program: InferenceProgram, micro_batches: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _with_pictures(run: Run, made: Evaluation) -> Evaluation:
+def _with_pictures(run: Run, scored: Evaluation) -> Evaluation:
     """Return the answers with the names of the pictures' files and the most confidently wrong pictures."""
     from harness.programs import build
 
-    wrong = scores.confidently_wrong(made.labels, made.answers[:, 0], made.probabilities[:, 0], evaluation.WRONG)
-    images = build.validation_pictures(run, [int(made.records[place]) for place in wrong])
+    wrong = scores.confidently_wrong(scored.labels, scored.answers[:, 0], scored.probabilities[:, 0], evaluation.WRONG)
+    images = build.validation_pictures(run, [int(scored.records[place]) for place in wrong])
     pictures = {place: _encoded(image) for place, image in zip(wrong, images)}
     name = getattr(run.data_source, "validation_name", None)
-    files = {place: _short(name(int(record)), run) for place, record in enumerate(made.records)} if name else {}
-    return replace(made, pictures=pictures, files=files)
+    files = {place: _short(name(int(record)), run) for place, record in enumerate(scored.records)} if name else {}
+    return replace(scored, pictures=pictures, files=files)
 
 
 def _short(name: str, run: Run) -> str:

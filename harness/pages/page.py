@@ -73,13 +73,13 @@ def _of_several(reported: Sequence[Reported]) -> str:
 
 def _sections(reported: Reported, level: int, with_curves: bool) -> list[str]:
     """The parts of a page on one run, each below a heading of a level."""
-    run, made = reported.run, reported.evaluation
-    notes = [*run.notes, *([] if made else [_WITHOUT + (reported.missing or "no checkpoint was evaluated")])]
+    run, scored = reported.run, reported.evaluation
+    notes = [*run.notes, *([] if scored else [_WITHOUT + (reported.missing or "no checkpoint was evaluated")])]
     parts = [markup.listed([note[:1].upper() + note[1:] + "." for note in notes])]
     if with_curves:
         parts += [markup.heading(level, "Curves"), curves.of_run(run)]
     parts += [_averages(run)]
-    parts += [markup.heading(level, "Answers to the validation set"), answered.section(made)] if made else []
+    parts += [markup.heading(level, "Answers to the validation set"), answered.section(scored)] if scored else []
     parts += [markup.heading(level, "Options that differ from the defaults"), _options(run)]
     if run.arguments.get("summary_str"):
         parts += [markup.heading(level, "Plan"), markup.text(str(run.arguments["summary_str"]))]

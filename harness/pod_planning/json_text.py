@@ -23,6 +23,6 @@ def json_file(planned: Sequence[Planned], target: str) -> None:
 
 def values(planned: Planned) -> dict[str, Any]:
     """Return a plan's values for JSON."""
-    found = {"configuration": planned.block, "looked_at": planned.looked_at} if planned.given else {}
+    content = {"configuration": planned.block, "looked_at": planned.looked_at} if planned.given else {}
     given = {"given": planned.given.values()} if planned.given else {}
-    return {"name": planned.name, **planned.prediction.values(), "remedies": list(planned.remedies), **found, **given}
+    return {"name": planned.name, **planned.prediction.values(), "remedies": list(planned.remedies), **content, **given}

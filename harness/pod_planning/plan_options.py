@@ -114,10 +114,10 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
         parsed = cli.parse(words, "train", recorded)
     options = parsed.options
     folder = options.dataset.data_dir or environ.get("DATA_DIR")
-    made = not options.dataset.random_data and (options.dataset.dataset != FOLDERS or not folder)
-    if made:
+    generates = not options.dataset.random_data and (options.dataset.dataset != FOLDERS or not folder)
+    if generates:
         words.append(RANDOM)
-    if made and options.dataset.dataset == FOLDERS:
+    if generates and options.dataset.dataset == FOLDERS:
         assumed.append("no --data-dir is given: as many pictures and classes as ImageNet's are assumed")
     span = options.device.BN_span
     if training and span > options.device.replicas and "replicas" not in options.sources:
@@ -129,7 +129,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     if words != given:
         parsed = cli.parse(words, "train", recorded)
     options, notes = parsed.options, [note for note in parsed.notes if not note.startswith(cli.WITHOUT_EFFECT)]
-    if made:
+    if generates:
         options = replace(options, sources={**options.sources, "generated_data": "a plan reads no data"})
     if options.training.distributed:
         options = replace(options, training=replace(options.training, distributed=False))

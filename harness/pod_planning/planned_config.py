@@ -73,16 +73,16 @@ class Planned:
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 
 
-def fastest(asked: Request) -> list[Planned]:
+def fastest(request: Request) -> list[Planned]:
     """The fastest plan for each configuration and system; OptionError where nothing fits."""
     planned = []
-    for name, run, work, system in plan_options.cases(asked):
-        given, found = predict(work, system), search.search(work, system)
-        candidates = [Planned(name, each, run, given, found.frontier, found.looked_at) for each in found.frontier]
+    for name, run, work, system in plan_options.cases(request):
+        given, plans = predict(work, system), search.search(work, system)
+        candidates = [Planned(name, each, run, given, plans.frontier, plans.looked_at) for each in plans.frontier]
         if not candidates:
             raise OptionError(
                 f"{name}: no plan fits on {system.name} for a global batch of {work.plan.global_batch}, of "
-                f"{found.looked_at} looked at; {_smaller(run)}"
+                f"{plans.looked_at} looked at; {_smaller(run)}"
             )
         planned.append(_first_taken(candidates))
     return planned

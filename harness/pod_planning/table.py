@@ -103,9 +103,11 @@ def _found(planned: Planned) -> list[str]:
     """Return lines on the plans that the search looked at, and on its answer as a configuration."""
     given, best = planned.given, planned.prediction
     ratio = best.timing.images_per_second / given.timing.images_per_second
-    kept = ["  the micro-batch is kept: batch norm's statistics are of one"] if keeps_micro_batch(given.workload) else []
+    micro_batch_note = (
+        ["  the micro-batch is kept: batch norm's statistics are of one"] if keeps_micro_batch(given.workload) else []
+    )
     lines = [
-        *kept,
+        *micro_batch_note,
         f"  found among {planned.looked_at:,} plans: {ratio:.2f} times the rate of the plan that was given "
         f"({given.timing.images_per_second:,.0f} img/sec{'' if given.fits else ', which does not fit'})",
         "  the fastest by stages and micro-batch:",

@@ -64,9 +64,9 @@ class Heartbeat:
         return hashlib.blake2b(repr(sorted(self._met.items())).encode(), digest_size=8).hexdigest()
 
     def _check_place(self, instance: int) -> None:
-        found = _PLACE.search(self._met.get(instance, b""))
-        if found and found.groups() != (b"worker", b"%d" % instance):
-            job, task = (part.decode() for part in found.groups())
+        place = _PLACE.search(self._met.get(instance, b""))
+        if place and place.groups() != (b"worker", b"%d" % instance):
+            job, task = (part.decode() for part in place.groups())
             raise foreign(self._cluster, instance, f"it is {job} {task} there")
 
     def watch(self) -> None:

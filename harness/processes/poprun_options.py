@@ -178,9 +178,9 @@ def exported(path: str, given: Mapping[str, Any], overwrite: bool) -> str:
     if Path(path).exists() and not (overwrite and Path(path).is_file()):
         remedy = "the file exists; --overwrite-config yes replaces it" if Path(path).is_file() else "it is no file"
         raise OptionError(f"--export-config {path}: {remedy}")
-    kept = {k: v for k, v in given.items() if OPTIONS[k].read and not k.endswith("-config")}
+    settings = {k: v for k, v in given.items() if OPTIONS[k].read and not k.endswith("-config")}
     written = {
-        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in kept.items()
+        name: (",".join if name == "host" else shlex.join)(v) if isinstance(v, tuple) else v for name, v in settings.items()
     }
     return yaml.safe_dump(written)
 

@@ -150,13 +150,13 @@ def _write_execution(
     """execution.json: the measures, and how often each type of operation ran and for how long."""
     if not request.reports:
         return
-    found: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "milliseconds": 0.0})
     for event in operations:
         if "op" in event.get("args", {}):
-            sums = found[event["args"]["op"]]
+            sums = totals[event["args"]["op"]]
             sums["count"] += 1
             sums["milliseconds"] += event.get("dur", 0) / 1000
-    content = {"title": title, "kind": request.kind, **measures, "operations": found}
+    content = {"title": title, "kind": request.kind, **measures, "operations": totals}
     write_atomically(request.target.with_name(EXECUTION), json.dumps(content, indent=1) + "\n")
 
 

@@ -12,8 +12,8 @@ Row = Mapping[str, Any]
 def of_checkpoints(rows: Iterable[Row], most: int | None = None) -> list[Row]:
     """Return the rows of checkpoints in order of their updates, averages aside; with `most` those of so many updates at
     most. Rows of more than a run has done have no checkpoint: a kill came before it, or it is damaged."""
-    kept = [row for row in rows if int(row["iteration"]) >= 0 and (most is None or int(row["iteration"]) <= most)]
-    return sorted(kept, key=lambda row: int(row["iteration"]))
+    own = [row for row in rows if int(row["iteration"]) >= 0 and (most is None or int(row["iteration"]) <= most)]
+    return sorted(own, key=lambda row: int(row["iteration"]))
 
 
 def ranked(rows: Iterable[Row], cost: Callable[[Row], float] = lambda row: -float(row["val_acc"])) -> list[Row]:

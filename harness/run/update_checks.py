@@ -111,14 +111,14 @@ def validations(resolved: Resolved) -> Iterator[str]:
     if options.keep_best_ckpt and not options.max_ckpts_to_keep:
         yield "--keep-best-ckpt changes nothing: every checkpoint is kept without --max-ckpts-to-keep"
     named = {f"--patience {options.patience}": options.patience, "--keep-best-ckpt": options.keep_best_ckpt}
-    asked = [words for words, on in named.items() if on]
+    given_words = [words for words, on in named.items() if on]
     none = {
         "--no-validation leaves that out": not options.validation,
         "the data set has no pictures for that": not source.spec.validation_images,
         "--ckpts-per-epoch 0 writes no checkpoints": not (options.ckpts_per_epoch or options.epochs_per_ckpt),
     }
-    for why in [why for why, holds in none.items() if holds][:1] if asked else ():
-        raise OptionError(f"{asked[0]} goes by the accuracy of validation, and {why}; leave it out")
+    for why in [why for why, holds in none.items() if holds][:1] if given_words else ():
+        raise OptionError(f"{given_words[0]} goes by the accuracy of validation, and {why}; leave it out")
 
 
 def decays_of_one(resolved: Resolved) -> None:

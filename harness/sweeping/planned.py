@@ -64,9 +64,9 @@ class Planned:
         return self.updates is not None and autoresume.is_complete(self.run, self.folder, self.updates)
 
 
-def of(sweep: Sweep, drawn: Sequence[Trial], asked: Request, top: Path) -> list[Planned]:
+def of(sweep: Sweep, drawn: Sequence[Trial], request: Request, top: Path) -> list[Planned]:
     """Every trial of a sweep, in the folder `top`; OptionError with file, line and trial where one cannot be."""
-    given = asked.words
+    given = request.words
     for axis in sweep.axes:
         if axis.option.name in given:
             raise OptionError(
@@ -74,7 +74,7 @@ def of(sweep: Sweep, drawn: Sequence[Trial], asked: Request, top: Path) -> list[
             )
     shared = tuple(setting for setting in sweep.shared if setting.name not in given)
     words = [*trials.words(shared), *(word for each in given.values() for word in each)]
-    planner = _Planner(words, shared, sweep, top, asked.jobs, asked.metric)
+    planner = _Planner(words, shared, sweep, top, request.jobs, request.metric)
     ready = []
     with Progress("trials checked", len(drawn)) as progress:  # a thousand take half a minute
         for trial in drawn:
@@ -86,13 +86,13 @@ def of(sweep: Sweep, drawn: Sequence[Trial], asked: Request, top: Path) -> list[
 def notes(planned: Sequence[Planned]) -> Iterator[str]:
     """Each warning about the runs once, and each note on what varies, as that it changes nothing; with the trials that have
     it unless all have."""
-    found: dict[str, list[str]] = {}
+    trials_by_note: dict[str, list[str]] = {}
     for each in planned:
         varied = {flag(setting.name) for setting in each.trial.settings}
         for note in dict.fromkeys(each.run.notes):
             if note.startswith("warning") or varied & set(_FLAG.findall(note)):
-                found.setdefault(note, []).append(each.trial.name)
-    for note, names in found.items():
+                trials_by_note.setdefault(note, []).append(each.trial.name)
+    for note, names in trials_by_note.items():
         yield note if len(names) == len(planned) else f"{note} ({_some(names)})"
 
 

@@ -51,10 +51,10 @@ class UpdateProfiler:
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
         """Carries the update out, and writes when its cells and operations ran."""
         run, request = self._job.run, self._request
-        found = self._program.profile(learning_rate, request.operations, report)
+        profiled = self._program.profile(learning_rate, request.operations, report)
         title = f"{titles.of_run(run.options.values())}: update {update + 1} of {run.name}"
-        self._note(profile.write(request, run.plan, title, found.cells, found.operations, found.most_alive))
-        return found.metrics
+        self._note(profile.write(request, run.plan, title, profiled.cells, profiled.operations, profiled.most_alive))
+        return profiled.metrics
 
     def finish(self) -> None:
         """The log's lines on a call that had no second update."""
