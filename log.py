@@ -109,14 +109,14 @@ class RunLog:
             self._bar.show(done, total, text)
 
     def go_on_after(
-        self, iteration: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
+        self, updates: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
         expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
     ) -> None:  # fmt: skip
         """Drops CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fills in
         missing rows. `states`: of `saved_state.lineage`; `stays`, `expected_rows` (by table): as for `Table.rebuild`."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
-            for line in table.rebuild(iteration, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):
+            for line in table.rebuild(updates, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):
                 self.note(line)
 
     def tell_of_averages(self, remade: Collection[str]) -> None:
@@ -126,9 +126,9 @@ class RunLog:
         if lost:
             self.note(f"validation.csv loses the rows of averages that this call does not validate: {', '.join(lost)}")
 
-    def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
+    def kept(self, updates: int, stays: bool) -> dict[str, Any]:
         """The rows that the state of a checkpoint keeps, by table."""
-        return {name: table.kept(iteration, stays) for name, table in self._tables.items()}
+        return {name: table.kept(updates, stays) for name, table in self._tables.items()}
 
     def rows(self, name: str) -> list[Row]:
         """The rows of training.csv or validation.csv so far."""

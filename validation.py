@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         return 0
     with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
         team.rendezvous(run)
-        names = json.loads(team.broadcast_text(json.dumps([[each.prefix, each.iteration] for each in origin.checkpoints])))
+        names = json.loads(team.broadcast_text(json.dumps([[each.prefix, each.updates] for each in origin.checkpoints])))
         return _validate(run, team, [Checkpoint(*each) for each in names], global_batch(run, origin.recorded))
 
 

@@ -350,19 +350,19 @@ def touch(folder: Path, *names: str) -> None:
 def test_checkpoints_of_a_folder(tmp_path):
     touch(tmp_path, "ckpt-5.index", "ckpt-40.index", "ckpt-100.index", "ckpt-100.data-00000-of-00001", "ckpt-x.index",
           "ckpt/weight_avg_exp_0.97.index")  # fmt: skip
-    assert [found.iteration for found in find.select(tmp_path)] == [5, 40, 100, -1]
+    assert [found.updates for found in find.select(tmp_path)] == [5, 40, 100, -1]
     assert [found.name for found in find.select(tmp_path)][-1] == "weight_avg_exp_0.97"
-    assert find.numbered(tmp_path)[-1].iteration == 100
-    assert [found.iteration for found in find.select(tmp_path / "ckpt-40")] == [40]
-    assert [found.iteration for found in find.select(tmp_path / "ckpt-40.index")] == [40]
-    assert [found.iteration for found in find.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
-    assert find.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].iteration == -1
+    assert find.numbered(tmp_path)[-1].updates == 100
+    assert [found.updates for found in find.select(tmp_path / "ckpt-40")] == [40]
+    assert [found.updates for found in find.select(tmp_path / "ckpt-40.index")] == [40]
+    assert [found.updates for found in find.select(tmp_path / "ckpt-")] == [-1, 5, 40, 100]
+    assert find.select(tmp_path / "ckpt" / "weight_avg_exp_0.97")[0].updates == -1
     assert find.run_folder(tmp_path / "ckpt" / "weight_avg_exp_0.97") == tmp_path
     assert find.run_folder(tmp_path / "ckpt-40") == tmp_path
     assert find.select(tmp_path / "ckpt") == find.select(tmp_path)  # the run's checkpoint_path, and where averages are
     assert find.run_folder(tmp_path / "ckpt") == tmp_path
     touch(tmp_path / "ckpt", "ckpt-7.index")  # a run's own folder may be called so
-    assert [found.iteration for found in find.select(tmp_path / "ckpt")] == [7]
+    assert [found.updates for found in find.select(tmp_path / "ckpt")] == [7]
     assert find.run_folder(tmp_path / "ckpt") == tmp_path / "ckpt"
 
 
@@ -379,7 +379,7 @@ def test_checkpoints_of_another_run_stay(tmp_path):
     for n, run_id, rolling in ((1, "other", False), (2, "own", False), (3, "other", True), (4, "own", False)):
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"run_id": run_id, "rolling": rolling}))
     pruning.prune(tmp_path, Checkpoint.at(tmp_path, 4), 1, lambda iteration: iteration != 3)
-    assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [1, 3, 4]
+    assert [checkpoint.updates for checkpoint in find.numbered(tmp_path)] == [1, 3, 4]
 
 
 def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
@@ -388,7 +388,7 @@ def test_the_next_checkpoint_replaces_safety_checkpoints_only(tmp_path):
         (tmp_path / f"ckpt-{n}.state.json").write_text(json.dumps({"rolling": rolling}))
     (tmp_path / "ckpt-17.state.json").write_text("{")
     pruning.prune(tmp_path, Checkpoint.at(tmp_path, 20), None, lambda iteration: iteration % 10 == 0)
-    assert [checkpoint.iteration for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
+    assert [checkpoint.updates for checkpoint in find.numbered(tmp_path)] == [0, 10, 13, 17, 20]
     assert not (tmp_path / "ckpt-3.state.json").exists()
 
 

@@ -34,7 +34,7 @@ HOPELESS = ("--abs-learning-rate", 1e25, "--warmup-epochs", 0)
 
 
 def numbers(folder: Path) -> list[int]:
-    return [checkpoint.iteration for checkpoint in find.numbered(folder)]
+    return [checkpoint.updates for checkpoint in find.numbered(folder)]
 
 
 @pytest.fixture(scope="module")

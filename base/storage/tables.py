@@ -86,15 +86,15 @@ class Table:
             with input_files.opened(self.path) as written:
                 os.fsync(written.fileno())
 
-    def kept(self, iteration: int, stays: bool) -> dict[str, Any]:
-        """Return the rows since the last checkpoint, for the training state of the checkpoint after `iteration` updates.
+    def kept(self, updates: int, stays: bool) -> dict[str, Any]:
+        """Return the rows since the last checkpoint, for the training state of the checkpoint after `updates`.
         `stays`: it is not replaced by the next one, which therefore need not repeat them."""
-        own = [cells for cells in self._recent if self._place(cells) + self._lag <= iteration]
+        own = [cells for cells in self._recent if self._place(cells) + self._lag <= updates]
         since, before, last = self._bounded(own)
         state = {_SINCE: since, _BEFORE: before, _ROWS: last}
         if stays:
-            self._since, self._before = iteration, self._before + len(own)
-            self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > iteration]
+            self._since, self._before = updates, self._before + len(own)
+            self._recent = [cells for cells in self._recent if self._place(cells) + self._lag > updates]
         return state
 
     def _bounded(self, recent: list[list[str]]) -> tuple[int, int, list[list[str]]]:
@@ -104,26 +104,26 @@ class Table:
         return since, self._before + len(left), recent[-MOST_KEPT:]
 
     def rebuild(
-        self, iteration: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
+        self, updates: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
     ) -> list[str]:
-        """Prepare the file for a run that goes on from the checkpoint after `iteration` updates: drop the rows that are
+        """Prepare the file for a run that goes on from the checkpoint after `updates`: drop the rows that are
         about to come again, and restore missing and damaged rows. Returns warnings for the log.
 
         `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: of a run, for
         updates without a state.
         """
         file_rows, damaged, ragged, cut = self._sound_rows()
-        rows = {self._place(cells): cells for cells in file_rows if 0 <= self._place(cells) <= iteration}
-        merge = self._merged(dict(rows), iteration, states, stays)
+        rows = {self._place(cells): cells for cells in file_rows if 0 <= self._place(cells) <= updates}
+        merge = self._merged(dict(rows), updates, states, stays)
         merged = dict(sorted(merge.rows.items()))
-        damaged += 0 <= cut <= iteration and cut not in merged
+        damaged += 0 <= cut <= updates and cut not in merged
         if damaged or ragged or list(merged.values()) != file_rows:
             files.write_atomically(self.path, _text([self.columns, *merged.values()]))
         self._recent = [cells for place, cells in merged.items() if place + self._lag > self._since]
         rebuilt = sum(rows.get(place) != cells for place, cells in merged.items())
-        return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, iteration, expected_rows))]
+        return [*self._doubts(merge), *self._warnings(rebuilt, damaged, *self._missing(merge, updates, expected_rows))]
 
-    def _merged(self, rows: dict[int, list[str]], iteration: int, states: Iterable[Kept], stays: bool) -> _Merged:
+    def _merged(self, rows: dict[int, list[str]], updates: int, states: Iterable[Kept], stays: bool) -> _Merged:
         merge = _Merged(rows)
         self._since, self._before = 0, 0
         for state in (state for state in states if state.content is not None):
@@ -131,7 +131,7 @@ class Table:
                 merge.without_rows.append(state.done)
                 continue
             since, before = self._add(merge, state)
-            resumes_here = state.done == iteration and not stays
+            resumes_here = state.done == updates and not stays
             self._since, self._before = (since, before) if resumes_here else (state.done, merge.expected)
         return merge
 
@@ -152,13 +152,13 @@ class Table:
         return since, before
 
     def _missing(
-        self, merge: _Merged, iteration: int, expected_rows: Callable[[], ExpectedRows]
+        self, merge: _Merged, updates: int, expected_rows: Callable[[], ExpectedRows]
     ) -> tuple[int, UpdateRanges, bool]:
         """The number of rows lost for good, the updates they were of, and whether there may be more."""
         missing = merge.expected - sum(place + self._lag <= merge.covered for place in merge.rows)
         ranges = [(max(0, first), end) for first, end in merge.gaps] if missing > 0 else []
         last = max([merge.covered - self._lag, *merge.rows])
-        expected, end = expected_rows() if merge.covered < iteration else ExpectedRows(), iteration - self._lag
+        expected, end = expected_rows() if merge.covered < updates else ExpectedRows(), updates - self._lag
         lost = [place for place in expected.points if last < place <= end]
         more = max(last, expected.unknown[0]) < min(end, expected.unknown[1])
         return max(0, missing) + len(lost), ranges + [(lost[0], lost[-1]) for _ in lost[:1]], more

@@ -27,12 +27,12 @@ def candidates(folder: Path) -> list[Checkpoint]:
     numbered = [Checkpoint.of_index(index) for index in find.indices(folder) if updates(index.stem) is not None]
     if not numbered:
         raise CheckpointError(f"--restore-path {folder} holds no checkpoint (looked for {folder}/*ckpt-<number>.index)")
-    return sorted(numbered, key=lambda checkpoint: (checkpoint.iteration, checkpoint.prefix))
+    return sorted(numbered, key=lambda checkpoint: (checkpoint.updates, checkpoint.prefix))
 
 
 def trained(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints without the initial weights, ckpt-0."""
-    return [checkpoint for checkpoint in checkpoints if checkpoint.iteration > 0]
+    return [checkpoint for checkpoint in checkpoints if checkpoint.updates > 0]
 
 
 def requested(options: TrainingOptions) -> list[tuple[str, float]]:
@@ -56,9 +56,9 @@ def of_run(
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)
         first = round(round(epochs, 1) - amount, 1)  # so that the last one always counts
-        there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.iteration), 1) >= first]
+        there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.updates), 1) >= first]
     # a run that was stopped and went on has one more there than the same run in one go
-    beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.iteration)]
+    beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.updates)]
     used, notes = read.whole([each for each in there if each.name not in beside], finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")

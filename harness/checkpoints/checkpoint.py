@@ -21,12 +21,12 @@ class Checkpoint:
     """The prefix of a checkpoint's files (or one .npz), and the updates done (-1: an average, or another name)."""
 
     prefix: str
-    iteration: int = -1
+    updates: int = -1
 
     @classmethod
-    def at(cls, folder: Path, iteration: int) -> Checkpoint:
+    def at(cls, folder: Path, updates: int) -> Checkpoint:
         """A run's checkpoint after this number of updates, written or not yet."""
-        return cls(str(folder / f"ckpt-{iteration}"), iteration)
+        return cls(str(folder / f"ckpt-{updates}"), updates)
 
     @classmethod
     def of_index(cls, index: Path) -> Checkpoint:

@@ -184,7 +184,7 @@ def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoi
 def _to_go_back(run: Run, newest: Checkpoint) -> str:
     """Return the advice for going on from weights that are sound."""
     for older in reversed(find.numbered(Path(newest.prefix).parent)):
-        if older.iteration < newest.iteration and _is_sound(run, older):
+        if older.updates < newest.updates and _is_sound(run, older):
             return f"move the checkpoints after {older.name} elsewhere to go back to that one"
     return "begin a new run, as no older checkpoint is sound"
 

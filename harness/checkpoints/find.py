@@ -20,7 +20,7 @@ _MOST_NAMED = 3  # runs in a folder that is none itself
 def numbered(folder: Path) -> list[Checkpoint]:
     """The ckpt-<n> of a folder in order of n."""
     names = [index for index in indices(folder) if NUMBERED.fullmatch(index.stem)]
-    return sorted(map(Checkpoint.of_index, names), key=lambda checkpoint: checkpoint.iteration)
+    return sorted(map(Checkpoint.of_index, names), key=lambda checkpoint: checkpoint.updates)
 
 
 def missing_newest(folder: Path) -> Checkpoint | None:
@@ -87,7 +87,7 @@ def select(path: Path) -> list[Checkpoint]:
             f"--restore-path {path}: no such folder, and no checkpoint {path}*.index"
             f"; weights that come with the project: {', '.join(npz_weights.BUNDLED)}"
         )
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
 
 
 def _runs_in(folder: Path) -> str:

@@ -16,12 +16,10 @@ def prune(
 ) -> None:  # fmt: skip
     """Delete, after `newest` is written, the run's safety checkpoints before it and all but the `count` newest others and
     the one of the name `spared`. Checkpoints of another run stay, and count for nothing."""
-    states = {each: _readable_state(each) for each in find.numbered(folder) if each.iteration <= newest.iteration}
+    states = {each: _readable_state(each) for each in find.numbered(folder) if each.updates <= newest.updates}
     own = states.pop(newest, {}).get(RUN_ID)
     earlier = [each for each, state in states.items() if not own or state.get(RUN_ID) in (None, own)]
-    rolling = [
-        old for old in earlier if old.iteration and not on_grid(old.iteration) and states[old].get(saved_state.ROLLING)
-    ]
+    rolling = [old for old in earlier if old.updates and not on_grid(old.updates) and states[old].get(saved_state.ROLLING)]
     others = [old for old in earlier if old not in rolling and old.name != spared]
     surplus = max(0, len(others) + 1 - count) if count else 0
     for old in rolling + others[:surplus]:

@@ -35,7 +35,7 @@ class LoadedCheckpoint:
     @property
     def updates(self) -> int:
         """The number of updates that are done."""
-        return self.checkpoint.iteration
+        return self.checkpoint.updates
 
 
 def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
@@ -57,7 +57,7 @@ def newest_of(
     checkpoints: Iterable[Checkpoint], option: str, verified: Checkpoint | None = None
 ) -> tuple[Checkpoint, Tensors, list[str]]:
     """The newest of some checkpoints, as `newest`. `option` names them in errors; the error of a single one is its own."""
-    ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.iteration)
+    ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     if len(ordered) == 1:
         return ordered[0], tensors(ordered[0], ordered[0] == verified), []
     (checkpoint, values), warnings = _newest(ordered, option, lambda each: (each, _tensors(each, each == verified)))

@@ -119,12 +119,12 @@ def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]
     """
     states = []
     for checkpoint in find.numbered(folder):
-        if checkpoint.iteration <= newest.iteration:
+        if checkpoint.updates <= newest.updates:
             with suppress(CheckpointError):
                 state, unverified = _read(checkpoint)
-                if state.get(ITERATION) == checkpoint.iteration:
-                    states.append((checkpoint.iteration, {**state, UNVERIFIED: True} if unverified else state))
-    way = next((calls(state) for done, state in states if done == newest.iteration), [])
+                if state.get(ITERATION) == checkpoint.updates:
+                    states.append((checkpoint.updates, {**state, UNVERIFIED: True} if unverified else state))
+    way = next((calls(state) for done, state in states if done == newest.updates), [])
     return [(done, state) for done, state in states if _is_in_lineage(done, calls(state), way)]
 
 

@@ -155,7 +155,7 @@ def _updates(folder: Path, running: bool) -> int:
     """Return the updates of the newest checkpoint, which a run goes on from; those of the last row while it is running, or
     where it saves none."""
     with suppress(CheckpointError):
-        saved = [checkpoint.iteration for checkpoint in find.numbered(folder)]
+        saved = [checkpoint.updates for checkpoint in find.numbered(folder)]
         if saved and not running:
             return saved[-1]
     rows = _rows(run_table(folder, "training.csv"))

@@ -75,11 +75,11 @@ def row(
 ) -> dict[str, Any]:  # fmt: skip
     """A row of validation.csv. `accuracy`, `top5`: per cent, or -1 as `loss` where nothing tells labels; `throughput`:
     pictures a second; `latency`: milliseconds of a micro-batch."""
-    iteration = checkpoint.iteration
+    updates = checkpoint.updates
     return {
         "name": checkpoint.name,
-        "iteration": iteration,
-        "epoch": iteration * global_batch / run.data_source.spec.train_images if iteration >= 0 else -1,
+        "iteration": updates,
+        "epoch": updates * global_batch / run.data_source.spec.train_images if updates >= 0 else -1,
         "val_acc": accuracy,
         "raw_acc": accuracy,
         "val_time": seconds,

@@ -56,7 +56,7 @@ class Planned:
     @property
     def updates(self) -> int | None:
         """The updates of the newest checkpoint that is in the folder now; None without one."""
-        return max((checkpoint.iteration for checkpoint in find.numbered(self.folder)), default=None)
+        return max((checkpoint.updates for checkpoint in find.numbered(self.folder)), default=None)
 
     @property
     def is_complete(self) -> bool:

@@ -46,11 +46,11 @@ class Checkpointer:
                 self.save(0, INITIAL)
                 self.wait_until_finished()
             return
-        self.saved = resumed.iteration
+        self.saved = resumed.updates
         initial = Checkpoint.at(job.folder, 0)
         if initial in find.numbered(job.folder):
             job.log.note(f"Saved initial checkpoint to {initial.prefix}\n  when the run began")
-        if resumed.iteration:
+        if resumed.updates:
             job.log.note(f"Saved checkpoint to {resumed.prefix}\n  before this call, which goes on from it")
 
     @property
@@ -66,25 +66,25 @@ class Checkpointer:
         newest, self._unvalidated = self._unvalidated, None
         return newest
 
-    def save(self, iteration: int, kind: str = "") -> None:
+    def save(self, updates: int, kind: str = "") -> None:
         """Has a checkpoint written; one for safety only until the next one."""
         job, started = self._job, time.perf_counter()
-        checkpoint, values = Checkpoint.at(job.folder, iteration), self._program.values()
-        self.saved, self._saved_at = iteration, time.monotonic()
+        checkpoint, values = Checkpoint.at(job.folder, updates), self._program.values()
+        self.saved, self._saved_at = updates, time.monotonic()
         self._unvalidated = None if kind else (checkpoint, values)
-        self._divergence.judge_values(values, iteration, together=kind != SAFETY)
+        self._divergence.judge_values(values, updates, together=kind != SAFETY)
         if not job.writes:
             return
         state = {
             **self._meter.state(),
-            saved_state.ITERATION: iteration,
+            saved_state.ITERATION: updates,
             saved_state.ROLLING: kind == SAFETY,
             CALLS: self._calls,
             RUN_ID: job.run.run_id,
             SEED: job.run.seed,
             ARITHMETIC: job.run.arithmetic,
             **SlotUnits.of_options(job.run.options.training).as_state(),
-            **job.log.kept(iteration, stays=kind != SAFETY),
+            **job.log.kept(updates, stays=kind != SAFETY),
         }
 
         best = self._best() if job.run.options.checkpoint.keep_best_ckpt else None
@@ -125,7 +125,7 @@ class Checkpointer:
     def save_last(self, done: int) -> None:
         """The checkpoint that a run which stops early goes on from, unless it is there."""
         self.wait_until_finished()
-        there = [checkpoint.iteration for checkpoint in find.numbered(self._job.folder)]
+        there = [checkpoint.updates for checkpoint in find.numbered(self._job.folder)]
         if self._job.writes and (done != self.saved or done not in there):  # that file may be damaged and left out
             self.save(done)
 

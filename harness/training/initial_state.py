@@ -44,7 +44,7 @@ class InitialState:
     @property
     def updates(self) -> int:
         """The number of updates that are done."""
-        return self.checkpoint.iteration if self.checkpoint else 0
+        return self.checkpoint.updates if self.checkpoint else 0
 
 
 def initial_state(job: Job, program: TrainingProgram, saved: LoadedCheckpoint | None) -> InitialState:
@@ -123,8 +123,8 @@ def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> In
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
     for line in (*overrides(run, run_record.options(job.folder)), *other_data(run, run_record.arguments(job.folder))):
         log.note(line)
-    if checkpoint.iteration == run.length.iterations:
-        log.note(f"All {checkpoint.iteration} updates are done; a larger --epochs or --iterations extends the run")
+    if checkpoint.updates == run.length.iterations:
+        log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
     values = _load(job, program, saved)
     meter, calls = _meter(job, checkpoint)
     # not before it is known that the run can go on
@@ -150,11 +150,11 @@ def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Ca
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     run, team, log = job.run, job.team, job.log
     state = json.loads(team.broadcast_text(json.dumps(saved_state.read(checkpoint)) if team.first else ""))
-    calls = _calls(team, state, checkpoint.iteration)
+    calls = _calls(team, state, checkpoint.updates)
     remade = averages.requested(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in remade])
     states, stays = saved_state.lineage(job.folder, checkpoint), not state.get(saved_state.ROLLING)
-    log.go_on_after(checkpoint.iteration, states, stays, expected_rows(run, job.folder))
+    log.go_on_after(checkpoint.updates, states, stays, expected_rows(run, job.folder))
     if team.first:
         state = meter_state(job, checkpoint, state)
     state = json.loads(team.broadcast_text(json.dumps(state)))
@@ -168,7 +168,7 @@ def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict
     file = checkpoint.state_path.name
     sound = f"anything that vouches for its {file}" if state else f"a sound {file}"
     job.log.note(f"warning: {checkpoint.name} comes without {sound}: steps and averages go on from the rows of training.csv")
-    return state_of_rows(job.log.rows("training.csv"), job.run.length, job.run.step_increment, checkpoint.iteration)
+    return state_of_rows(job.log.rows("training.csv"), job.run.length, job.run.step_increment, checkpoint.updates)
 
 
 def expected_rows(run: Run, folder: Path) -> dict[str, Callable[[], ExpectedRows]]:

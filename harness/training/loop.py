@@ -99,7 +99,7 @@ class TrainingLoop:
             self._checkpointer.begin(resumed)
         if self._job.log.folder:
             self._job.log.follow("TensorBoard", self._board)
-        if resumed and self._job.run.length.is_checkpoint(resumed.iteration):
+        if resumed and self._job.run.length.is_checkpoint(resumed.updates):
             self._validator.validate(resumed, self._start.values)
 
     def _board(self) -> trackers.Board:

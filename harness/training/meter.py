@@ -113,17 +113,17 @@ class TimeLeft:
 
 
 def state_of_rows(
-    rows: Sequence[Mapping[str, str]], length: TrainingLength, step_increment: int, iteration: int
+    rows: Sequence[Mapping[str, str]], length: TrainingLength, step_increment: int, updates: int
 ) -> dict[str, Any]:
     """Return the value of `Meter.state` after so many updates, as far as the rows of training.csv tell: the host steps of
     the window that have rows. `rows`: up to that update."""
     per_step = length.updates_per_step
-    steps = -(-iteration // per_step)
+    steps = -(-updates // per_step)
     last = rows[-1] if rows else {}
     if last:
-        missed = -(-(iteration - int(last["iteration"])) // per_step)
+        missed = -(-(updates - int(last["iteration"])) // per_step)
         steps = int(last["step"]) // step_increment + missed
-    window, end = [], iteration
+    window, end = [], updates
     for row in reversed(rows):
         if int(row["iteration"]) != end or len(window) == length.window_steps:
             break

@@ -91,7 +91,7 @@ class SavedRun(TrainingOrigin):
     @property
     def updates(self) -> int:
         """The number of updates that are done."""
-        return self.newest.iteration if self.newest else 0
+        return self.newest.updates if self.newest else 0
 
     def notes(self, options: RunOptions) -> list[str]:
         """Lines on damaged checkpoints and lost records; OptionError if nothing tells the seed."""
@@ -109,7 +109,7 @@ class SavedRun(TrainingOrigin):
         if run_id and not run_record.arguments(self.folder).get(RUN_ID):
             lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
         lost = find.missing_newest(self.folder)
-        if lost and self.newest and lost.iteration > self.updates:
+        if lost and self.newest and lost.updates > self.updates:
             lines.append(
                 f"warning: {lost.name}, the newest that the run saved, is missing or has another name: the updates after "
                 f"{self.newest.name} are done again"

@@ -50,7 +50,7 @@ class Validator:
             log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")
             return
         self.rows[checkpoint.name] = self._job.mlperf.evaluated(
-            checkpoint.iteration,
+            checkpoint.updates,
             lambda: validate(
                 run, self._program, checkpoint, values, run.plan.global_batch, log, self._job.team, self._job.signals
             ),

@@ -34,7 +34,7 @@ def whole(tmp_path_factory) -> Path:
     """A run with checkpoints at 0, 2, 4, 6."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     succeed("train", *WORDS, "--logs-path", folder)
-    assert [checkpoint.iteration for checkpoint in find.numbered(folder)] == [0, 2, 4, 6]
+    assert [checkpoint.updates for checkpoint in find.numbered(folder)] == [0, 2, 4, 6]
     return folder
 
 
@@ -65,7 +65,7 @@ def test_damage_of_any_file_is_noticed(damage, folder):
     name, strike, place = DAMAGES[damage]
     strike(folder / f"ckpt-6.{name}", place)
     found, (warning,) = read.latest(folder)
-    assert found.iteration == 4 and f"ckpt-6.{name}" in warning and "left out" in warning
+    assert found.updates == 4 and f"ckpt-6.{name}" in warning and "left out" in warning
 
 
 def test_a_newest_checkpoint_that_is_missing_is_told_of(folder):
@@ -92,7 +92,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, 
     assert_same_bits(variables(whole, 6), variables(folder, 6))
     for file in ("training.csv", "validation.csv"):
         assert timeless(whole / file) == timeless(folder / file)
-    assert read.latest(folder)[0].iteration == 6  # they were written anew
+    assert read.latest(folder)[0].updates == 6  # they were written anew
 
 
 def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_written_over(name, folder, mon
 
 def test_without_its_index_a_checkpoint_is_not_there(folder):
     (folder / "ckpt-6.index").unlink()
-    assert read.latest(folder)[0].iteration == 4
+    assert read.latest(folder)[0].updates == 4
 
 
 def test_nothing_whole_is_one_line(folder):
@@ -147,7 +147,7 @@ def test_nothing_whole_is_one_line(folder):
 def test_a_damaged_manifest_is_damage(text, folder):
     (folder / "ckpt-6.manifest.json").write_text(text)
     found, (warning,) = read.latest(folder)
-    assert found.iteration == 4 and "ckpt-6" in warning
+    assert found.updates == 4 and "ckpt-6" in warning
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "/", "a/b", "a\0b", "\ud800", "x" * 300])
@@ -198,7 +198,7 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
         manifest.write(folder / f"ckpt-{target}")
     good, name = (4 if target == 6 else 6), f"ckpt-{target}"
     chosen, values, (warning,) = read.newest(folder)
-    assert chosen.iteration == good and name in warning and "left out" in warning
+    assert chosen.updates == good and name in warning and "left out" in warning
     assert_same_bits(values, variables(folder, good))
     shown = read.newest_of(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
@@ -218,7 +218,7 @@ def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
     kept, (warning,) = read.whole(find.numbered(folder), finite=False)
     assert names == {"global_step"}
-    assert [checkpoint.iteration for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
+    assert [checkpoint.updates for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
 
 @pytest.mark.parametrize("name", ["best", "best-6", "other-ckpt-6"])
@@ -258,16 +258,16 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
 
     def restore(folder: Path) -> None:
         chosen, values, warnings = read.newest(folder)
-        assert write.fingerprint(values) == wanted[chosen.iteration]
+        assert write.fingerprint(values) == wanted[chosen.updates]
         assert all("\n" not in warning for warning in warnings)
         mended = RunLog(folder, console=False)
         states = saved_state.lineage(folder, chosen)
-        mended.go_on_after(chosen.iteration, states, stays=True)
+        mended.go_on_after(chosen.updates, states, stays=True)
         mended.close()
-        if len([state for _, state in states if state]) <= chosen.iteration // 2:
+        if len([state for _, state in states if state]) <= chosen.updates // 2:
             return  # rows whose states are lost, too
         for name, expected in written.items():
-            due = [row for row in expected if int(row["iteration"]) <= chosen.iteration - (name == "validation.csv")]
+            due = [row for row in expected if int(row["iteration"]) <= chosen.updates - (name == "validation.csv")]
             assert not due or [row for row in timeless(folder / name) if row in due] == due
 
     fuzzing.hold("run folder", fuzzing.rounds(25, 1500, pytestconfig), make, restore, CheckpointError)
@@ -317,7 +317,7 @@ def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, 
         assert len(moved) == stops_after < 4
     monkeypatch.undo()
     found, warnings = read.latest(folder)
-    assert found.iteration == (6 if stops_after >= 4 else 4) and not warnings
+    assert found.updates == (6 if stops_after >= 4 else 4) and not warnings
     assert not [left for left in folder.iterdir() if left.name.startswith(".saving")]
 
 
@@ -329,7 +329,7 @@ def test_what_a_killed_process_left_is_swept_away(folder):
     for name in (".arguments.json.77", ".training.csv.8", ".mine.9", ".arguments.json.old"):
         (folder / name).write_text("half")
     succeed("restore", "--restore-path", folder, "--iterations", 8)
-    assert not list(folder.rglob(".saving-*")) and read.latest(folder)[0].iteration == 8
+    assert not list(folder.rglob(".saving-*")) and read.latest(folder)[0].updates == 8
     hidden = {path.name for path in folder.glob(".*")} - {".lock"}
     assert hidden == {".mine.9", ".arguments.json.old"}
 
@@ -349,7 +349,7 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
     def call(begun: Checkpoint | None, ends: dict[int, str]) -> None:
         log = RunLog(folder, console=False)
         state = saved_state.read(begun) if begun else {}
-        done = begun.iteration if begun else 0
+        done = begun.updates if begun else 0
         if begun:
             log.go_on_after(done, saved_state.lineage(folder, begun), stays=True)
         calls = saved_state.calls(state, done)
@@ -364,10 +364,10 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
     call(None, {4: "1", 6: "1"})
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
     chosen, _ = read.latest(folder)
-    assert chosen.iteration == 4
+    assert chosen.updates == 4
     call(chosen, {5: "2", 8: "2"})
     chosen, _ = read.latest(folder)
-    assert chosen.iteration == 8
+    assert chosen.updates == 8
     assert [done for done, _ in saved_state.lineage(folder, chosen)] == [4, 5, 8]
     call(chosen, {})
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
@@ -383,7 +383,7 @@ def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
         given = {RUN_ID: name} if name else {}
         rest = {key: kept for key, kept in state.items() if key != RUN_ID}
         write.save(Checkpoint.at(folder, 6), variables(folder, 6), {**rest, **given})
-        assert run_record.run_id(folder) == own and read.latest(folder)[0].iteration == chosen
+        assert run_record.run_id(folder) == own and read.latest(folder)[0].updates == chosen
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
@@ -392,7 +392,7 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     assert state[RUN_ID] == run_record.arguments(folder)[RUN_ID]
     write.save(Checkpoint.at(folder, 6), variables(folder, 6), {**state, RUN_ID: "another"})
     for found, *_, (warning,) in (read.latest(folder), read.newest(folder), read.initial(folder)):
-        assert found.iteration == 4 and "ckpt-6" in warning and "another run's" in warning
+        assert found.updates == 4 and "ckpt-6" in warning and "another run's" in warning
     with pytest.raises(CheckpointError, match="another run's"):
         read.tensors(Checkpoint.at(folder, 6))
     for file in folder.glob("ckpt-6.*"):  # a name that promises nothing of this run
@@ -401,4 +401,4 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     for file in folder.glob("best.*"):
         file.rename(folder / file.name.replace("best", "ckpt-6"))
     (folder / "arguments.json").unlink()  # nothing is known of the run then
-    assert read.latest(folder)[0].iteration == 6
+    assert read.latest(folder)[0].updates == 6

@@ -505,7 +505,7 @@ def without_manifests(finished, tmp_path) -> Path:
 def test_damaged_files_of_a_run_without_manifests(file, content, without_manifests):
     (without_manifests / file).write_bytes(content)
     chosen, _, (warning,) = read.newest(without_manifests)
-    assert chosen.iteration == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
+    assert chosen.updates == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
 
 
 def test_averages_and_rows_that_are_lost_do_not_stop_a_run(without_manifests):
