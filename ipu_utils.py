@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
+from emulator.numerics.program import Observed, ObservingProgram
 from emulator.program.executor import Metrics, TrainingProgram
 from emulator.program.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
 from emulator.program.group import WorkerGroup
@@ -29,6 +30,8 @@ __all__ = (
     "InferenceProgram",
     "LossScale",
     "Metrics",
+    "Observed",
+    "ObservingProgram",
     "Optimiser",
     "Score",
     "Seed",

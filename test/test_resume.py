@@ -13,7 +13,17 @@ from emulator.plan import machine
 
 AXES = {
     "optimiser": ("SGD", "momentum", "RMSprop", "LARS", "LAMB", "Adam", "AdamW"),
-    "precision": ("32.32", "16.16", "16.16 --stochastic-rounding all", "16.32", "16.16 --offload-fp32-weight-copy"),
+    "precision": (
+        "32.32",
+        "16.16",
+        "16.16 --stochastic-rounding all",
+        "16.32",
+        "16.16 --offload-fp32-weight-copy",
+        "8.16 --stochastic-rounding all --automatic-loss-scaling --loss-scaling 1e6 --loss-scaling-period 2",
+        "8.32 --master-format e5m2 --slot-format bf16 --format-scaling",
+        "bf16.32",
+        "bf16.16 --stochastic-rounding all",
+    ),
     "network": (
         "resnet --model-size 8 --batch-norm --BN-span 2",
         "resnet --model-size 8 --group-norm --groups 4",

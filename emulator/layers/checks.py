@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from emulator.layers.gradient_rules import by_rule
-from emulator.layers.half_layers import HalfLayers
+from emulator.layers.rounded_layers import OperandLayers, RoundedLayers
 from emulator.layers.tensor_layers import TensorLayers
 
 MARK = "floating-point exception"
@@ -62,5 +62,9 @@ for _name in CHECKED:
     setattr(CheckedLayers, _name, _checking(_name))
 
 
-class CheckedHalfLayers(CheckedLayers, HalfLayers):
-    """The vocabulary in half precision, every result and every gradient checked."""
+class CheckedOperandLayers(CheckedLayers, OperandLayers):
+    """The vocabulary with narrow operands, every result and every gradient checked."""
+
+
+class CheckedRoundedLayers(CheckedLayers, RoundedLayers):
+    """The vocabulary in a narrow format, every result and every gradient checked."""

@@ -19,10 +19,10 @@ from types import ModuleType
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
-from emulator.layers import half
+from emulator.layers import grid
 from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
 from emulator.layers.gradient_rules import with_gradient
-from emulator.layers.half import Rounding
+from emulator.layers.grid import Rounding
 from emulator.native import library
 from Models._norms import GroupNorm
 
@@ -117,7 +117,7 @@ def _by_kernels(
     `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
         "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None,
-        **half.for_kernels(rounding, noise),
+        **grid.for_kernels(rounding, noise),
     }  # fmt: skip
 
     @with_gradient

@@ -1,8 +1,9 @@
 """A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and how each kind of value
-comes into its format. The formats' table is in `emulator.plan.precision`, FP16's grid in `emulator.layers.half`, which
-`emulator.layers.watch` counts losses against.
+comes into its format. The policy is `emulator.plan.precision`, the formats are `emulator.plan.formats`, and
+`emulator.layers.grid` has the rounding.
 
-Weights, gradients and sums of FP16 are FP32 tensors on its grid (`emulator.layers.half`); variables are stored in it.
+Weights, gradients and sums of a narrow format are FP32 tensors on its grid; variables are stored in it, or, where TensorFlow
+has no variables of it, in the narrowest format that has all of its numbers.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from emulator.layers import half, proxy_norm
-from emulator.layers.checks import CheckedHalfLayers, CheckedLayers, checked
-from emulator.layers.half import Rounding
-from emulator.layers.half_layers import HalfLayers
+from emulator.layers import grid, proxy_norm
+from emulator.layers.checks import CheckedLayers, CheckedOperandLayers, CheckedRoundedLayers, checked
+from emulator.layers.grid import Rounding
+from emulator.layers.rounded_layers import OperandLayers, OperandRoundings, RoundedLayers
 from emulator.layers.tensor_layers import TensorLayers
-from emulator.plan.precision import ALL, EXCEPTIONS, FP16, FP32, OFF, Format, Precision
+from emulator.plan.formats import BF16, FP16, FP32, Format
+from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
+
+_STORED = {FP16: tf.half, BF16: tf.bfloat16}  # TensorFlow saves no variables of every other format, nor optimises graphs
 
 
 class PrecisionPolicy:
@@ -27,19 +31,29 @@ class PrecisionPolicy:
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
         self.precision = precision
         self._seed, self._dtype = seed, dtype
-        self._dtypes = {FP32: dtype, FP16: tf.half}
-        for each in (precision.compute, precision.master, precision.accumulator):
-            if each not in self._dtypes:
-                raise ValueError(f"there is no arithmetic of {each.name} here; there is of FP16 and FP32")
         self._results_at_random = precision.stochastic == ALL
 
     def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:
-        """The vocabulary, with or without checks, whose results and gradients are in the compute format."""
-        if not self.precision.rounds_results:
-            plain = CheckedLayers if self.precision.checks else TensorLayers
-            return plain(weights, seed=self._seed, **context)
-        half_layers = CheckedHalfLayers if self.precision.checks else HalfLayers
-        return half_layers(weights, seed=self._seed, rounding=self._rounding(self._results_at_random), **context)
+        """The vocabulary, with or without checks, whose results and gradients are in the compute format, and whose products
+        are of operands in theirs."""
+        precision, context = self.precision, {"seed": self._seed, **context}
+        if not (precision.rounds_results or precision.rounds_operands):
+            return (CheckedLayers if precision.checks else TensorLayers)(weights, **context)
+        context |= {"operands": self._operands, "product_dtype": tf.bfloat16 if precision.native_arithmetic else None}
+        if not precision.rounds_results:
+            return (CheckedOperandLayers if precision.checks else OperandLayers)(weights, **context)
+        rounded = CheckedRoundedLayers if precision.checks else RoundedLayers
+        return rounded(weights, rounding=self._rounding(self._results_at_random, precision.compute), **context)
+
+    def _operands(self, kernel: str) -> OperandRoundings:
+        """Return the roundings of what the layer with that kernel multiplies, where they change anything."""
+        compute, formats = self.precision.compute, self.precision.operands_of(kernel)
+        activation, gradient = (
+            None if each.contains(compute) else self._rounding(self._results_at_random, each)
+            for each in (formats.activation, formats.gradient)
+        )
+        kernels = self.precision.scaled_kernels
+        return OperandRoundings(activation, gradient, kernels.index(kernel) if kernels else None)
 
     def checked(self, x: tf.Tensor, where: str) -> tf.Tensor:
         """x; the first that is not finite ends the run, if that was asked for."""
@@ -49,24 +63,40 @@ class PrecisionPolicy:
 
     def stored_dtype(self, variable: Variable) -> tf.DType:
         """Return the dtype that a variable is stored in."""
-        return self._dtypes[self.precision.stored_format(variable)]
+        return self._dtype_of(self.precision.stored_format(variable))
 
     def slot_dtype(self, variable: Variable) -> tf.DType:
         """Return the dtype that a variable's slots are stored in."""
-        return self._dtypes[self.precision.slot_format(variable)]
+        return self._dtype_of(self.precision.slot_format(variable))
+
+    def _dtype_of(self, number_format: Format) -> tf.DType:
+        if number_format == FP32:
+            return self._dtype
+        return next((dtype for each, dtype in _STORED.items() if each.contains(number_format)), self._dtype)
+
+    def rounded_when_set(self, number_format: Format) -> bool:
+        """Return whether a variable of a format can hold numbers that the format lacks."""
+        return number_format not in (FP32, *_STORED)
+
+    def stored(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
+        """A first value as a variable of that format holds it, to the nearest."""
+        return tf.cast(self._cast(tf.cast(value, self._dtype), number_format), self._dtype_of(number_format))
 
     def cast_weight(self, variable: Variable, value: tf.Tensor) -> tf.Tensor:
         """A stored value as the layers use it."""
-        value, compute = tf.cast(value, self._dtype), self.precision.compute
-        if not variable.trainable or self.precision.stored_format(variable) == compute:
+        value, used = tf.cast(value, self._dtype), self.precision.weight_format(variable)
+        if not variable.trainable or used.contains(self.precision.stored_format(variable)):
             return value
-        narrow = self._cast(value, compute)
+        if self.precision.scaled_kernels and is_kernel(variable.name):
+            factor = grid.range_factor(tf.reduce_max(tf.abs(value)), used)
+            return self._cast(value * factor, used) / factor
+        narrow = self._cast(value, used)
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
 
-    def cast_update(self, variable: Variable, part: str, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """A new value, or a new slot of that name, in the master format; at random unless that is off."""
-        stochastic = self.precision.stochastic != OFF
-        return self._cast(value, self.precision.master_format(variable), stochastic, f"update/{variable.name}/{part}", step)
+    def cast_update(self, variable: Variable, slot: str | None, value: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """A new value, or with its name a new slot, in its format; at random unless that is off."""
+        to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
+        return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
     # Passes forward and backward
 
@@ -79,7 +109,8 @@ class PrecisionPolicy:
         if not self.precision.rounds_results:
             return dy
         noise = self._noise(self._results_at_random, "rounding/loss", positions[:, None])
-        return half.value_and_gradient_rounded(dy, self._rounding(self._results_at_random), noise)
+        rounding = self._rounding(self._results_at_random, self.precision.compute)
+        return grid.value_and_gradient_rounded(dy, rounding, noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """The gradient of a variable that one pass gives, as its operation hands it on."""
@@ -94,7 +125,11 @@ class PrecisionPolicy:
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
         noise = self._noise(self._results_at_random, f"rounding/{name}", *counters)
-        total = half.added(total, gradient, passes, self._rounding(self._results_at_random), noise)
+        of_pass, of_sum = (
+            None if each == FP32 else self._rounding(self._results_at_random, each)
+            for each in (self.precision.compute, self.precision.accumulator)
+        )
+        total = grid.added(total, gradient, passes, of_pass, of_sum, noise)
         return self.checked(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
@@ -111,12 +146,10 @@ class PrecisionPolicy:
         """x on the grid of a format; at random as a function of purpose and counters."""
         if to == FP32:
             return x
-        if to != FP16:
-            raise ValueError(f"there is no rounding to {to.name} here; there is to FP16")
-        return half.on_grid(x, self._rounding(stochastic), self._noise(stochastic, purpose, *counters))
+        return grid.on_grid(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))
 
-    def _rounding(self, stochastic: bool) -> Rounding:
-        return Rounding(stochastic, self.precision.saturate_on_overflow, self.precision.checks == EXCEPTIONS)
+    def _rounding(self, stochastic: bool, to: Format) -> Rounding:
+        return Rounding(stochastic, self.precision.saturate_on_overflow, self.precision.checks == EXCEPTIONS, to)
 
     def _noise(self, stochastic: bool, purpose: str, *counters: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (draws.bits(draws.key(self._seed, purpose), *counters),) if stochastic else ()

@@ -53,11 +53,13 @@ class TensorLayers(Layers):
         norm_parts: int = 1,
         watch: GradientWatch | None = None,
         sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        product_dtype: tf.DType | None = None,
     ) -> None:
         """`weights`: every variable's value by full name. `positions` [batch] int64: each sample's place in the
         endless training order, the counter of its draws (needed in training only). `norm_parts`: the equal parts of
         the batch whose batch-norm statistics are kept apart. `watch` counts the gradients that arrive. `sync_mean`: the
-        mean of a tensor over the processes whose batch-norm statistics are one. Results have the dtype of the weights."""
+        mean of a tensor over the processes whose batch-norm statistics are one. `product_dtype`: in which
+        convolutions and matrix products are carried out, if not in the weights'. Results have the dtype of the weights."""
         super().__init__()
         self.statistics: dict[str, tf.Tensor] = {}  # moving statistic -> its value on this micro-batch
         self._weights = weights
@@ -67,6 +69,7 @@ class TensorLayers(Layers):
         self._norm_parts = norm_parts
         self._watch = watch
         self._sync_mean = sync_mean
+        self._product_dtype = product_dtype
 
     def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
         """Return a layer's input; subclasses round or check the gradient that the layer hands back for it. `fp16_gradient`:
@@ -76,6 +79,23 @@ class TensorLayers(Layers):
     def _result(self, x: tf.Tensor) -> tf.Tensor:
         """Return a layer's output; subclasses round it."""
         return x
+
+    def _operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
+        """Return what the layer with that kernel multiplies with it; subclasses round it."""
+        return x
+
+    def _product(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
+        """Return the product with a kernel; subclasses round the gradient that is multiplied backward."""
+        return y
+
+    def _factors(self, weights: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return weights and activations in the dtype in which they are multiplied."""
+        dtype = self._product_dtype or x.dtype
+        return tf.cast(weights, dtype), tf.cast(x, dtype)
+
+    def _as_results(self, y: tf.Tensor) -> tf.Tensor:
+        """Return a product in the dtype of results."""
+        return tf.cast(y, tf.float32) if self._product_dtype else y
 
     def _same(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """Return `new`, which takes the place of `old`; subclasses that keep records by tensor carry them over."""
@@ -98,8 +118,8 @@ class TensorLayers(Layers):
         groups: int = 1,
         bias: bool = False,
     ) -> tf.Tensor:
-        weights = self._weights[self.path("conv", "conv2d", "kernel")]
-        x = self._read(x)
+        name = self.path("conv", "conv2d", "kernel")
+        weights, x = self._factors(self._weights[name], self._operand(self._read(x), name))
         if groups == filters == self.channels(x) and groups > 1:
             depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
             y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
@@ -110,7 +130,7 @@ class TensorLayers(Layers):
             y = _pointwise(x, weights)
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
-        y = self._result(y)
+        y = self._result(self._product(self._as_results(y), name))
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
         return self._watched(y, "conv")
@@ -215,9 +235,10 @@ class TensorLayers(Layers):
         return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
-        kernel, bias = (self._weights[self.path("dense", name)] for name in ("kernel", "bias"))
-        product = self._result(tf.matmul(_flat(self._read(x)), kernel))
-        return self._watched(self._biased(product, bias), "dense")
+        kernel, bias = (self.path("dense", name) for name in ("kernel", "bias"))
+        weights, operand = self._factors(self._weights[kernel], self._operand(_flat(self._read(x)), kernel))
+        product = self._product(self._as_results(tf.matmul(operand, weights)), kernel)
+        return self._watched(self._biased(self._result(product), self._weights[bias]), "dense")
 
     def flatten(self, x: tf.Tensor) -> tf.Tensor:
         return _flat(self._read(x, fp16_gradient=True))

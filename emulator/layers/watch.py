@@ -1,25 +1,31 @@
-"""Counts the gradients that FP16 loses, and changes no bit."""
+"""Counts the gradients that narrow formats lose, and changes no bit."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from emulator.layers.gradient_rules import by_rule
-from emulator.plan.precision import FP16
-
-SMALLEST = 2.0**-25  # the largest that becomes 0 in FP16, to the nearest
+from emulator.plan.formats import Format
 
 
 class GradientWatch:
     """Counts, in one backward pass, the gradients that arrive at the results of convolutions and dense layers
-    and that FP16 has made 0, or that overflowed: of the first picture, as a sample."""
+    and that become 0 in their formats, or that overflow: of the first picture, as a sample."""
 
-    def __init__(self, names: tuple[str, ...], dense: frozenset[str]) -> None:
-        """`names`: paths of the layers. `dense`: of those, where a gradient of exactly 0 can come of underflow only, as
-        behind a norm; elsewhere zeros are not counted."""
-        self.names = names
-        self._dense = dense
+    def __init__(
+        self, formats: Mapping[str, Sequence[Format]], dense: frozenset[str] = frozenset(), with_largest: bool = False
+    ) -> None:
+        """`formats`: those that the gradient arriving at a layer comes into, by the layer's path. `dense`: paths of layers
+        where a gradient of exactly 0 can come of underflow only, as behind a norm; elsewhere zeros are not counted.
+        `with_largest`: of all pictures, the largest gradient is wanted too."""
+        self.with_largest = with_largest
+        self.names = tuple(formats)
+        self._formats, self._dense = formats, dense
         self._shares: dict[str, tf.Tensor] = {}
+        self._largest: dict[str, tf.Tensor] = {}
+        self._operands: dict[tuple[int, int], tf.Tensor] = {}
 
     def watched(self, x: tf.Tensor, name: str) -> tf.Tensor:
         """x, the gradient that arrives at it counted."""
@@ -27,13 +33,38 @@ class GradientWatch:
             return x
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            size = tf.abs(dy[:1])
-            zeros = size <= SMALLEST if name in self._dense else tf.zeros_like(size, tf.bool)
-            beyond = tf.logical_not(size < FP16.overflow)
+            size, formats = tf.abs(dy[:1]), self._formats[name]
+            most_lost = max(each.smallest for each in formats) / 2  # to the nearest, ties to 0
+            zeros = size <= most_lost if name in self._dense else tf.zeros_like(size, tf.bool)
+            beyond = tf.logical_not(size < min(each.overflow for each in formats))
+            if self.with_largest:
+                self._largest[name] = tf.reduce_max(tf.abs(dy))
             self._shares[name] = tf.stack([tf.reduce_mean(tf.cast(each, tf.float32)) for each in (zeros, beyond)])
             return dy
 
         return by_rule("Identity", tf.identity, x, rule=gradient)
+
+    def sees_operand(self, row: int, kind: int, x: tf.Tensor) -> None:
+        """Keep the largest number of what a product multiplies: of the layer of that row, 0 activation, 1 gradient."""
+        self._operands[row, kind] = tf.reduce_max(tf.abs(x))
+
+    def sees_gradient(self, row: int, y: tf.Tensor) -> tf.Tensor:
+        """y; the largest number of the gradient that arrives at it is kept."""
+
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            self.sees_operand(row, 1, dy)
+            return dy
+
+        return by_rule("Identity", tf.identity, y, rule=gradient)
+
+    def operands(self, rows: int) -> tf.Tensor:
+        """float32 [rows, 2]: the largest numbers that were seen; after the backward pass."""
+        seen = [[self._operands.get((row, kind), tf.zeros([])) for kind in (0, 1)] for row in range(rows)]
+        return tf.stack([tf.stack(each) for each in seen])
+
+    def largest(self) -> tf.Tensor:
+        """float32 []: the largest gradient that arrived at any of the layers; after the backward pass."""
+        return tf.reduce_max(tf.stack([tf.zeros([]), *self._largest.values()]))
 
     def lost(self) -> tf.Tensor:
         """float32 [layers, 2]: the shares that underflowed and that overflowed; after the backward pass."""

@@ -196,7 +196,7 @@ class BatchNormInference : public OpKernel {
 REGISTER_OP("EmulatorBatchNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("noise: count * uint64")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
-    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
+    .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("y: float").Output("mean: float").Output("variance: float")
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle x;
@@ -215,7 +215,7 @@ REGISTER_OP("EmulatorBatchNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
     .Input("variance: float").Input("noise: count * uint64")
     .Attr("parts: int").Attr("activation: string").Attr("epsilon: float")
-    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
+    .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float")
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle x;

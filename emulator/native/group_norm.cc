@@ -222,7 +222,7 @@ REGISTER_OP("EmulatorGroupNorm")
     .Input("x: float").Input("gamma: float").Input("beta: float").Input("centre: float").Input("outer: float")
     .Input("noise: count * uint64")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
-    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
+    .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Attr("epsilon: float").Attr("two_pass: bool")
     .Output("y: float").Output("mean: float").Output("inverse_deviation: float")
     .SetShapeFn([](InferenceContext* context) {
@@ -241,7 +241,7 @@ REGISTER_OP("EmulatorGroupNormGradient")
     .Input("x: float").Input("dy: float").Input("gamma: float").Input("beta: float").Input("mean: float")
     .Input("inverse_deviation: float").Input("centre: float").Input("outer: float").Input("noise: count * uint64")
     .Attr("proxy: bool").Attr("groups: int").Attr("contiguous: bool").Attr("activation: string")
-    .Attr(kRoundings).Attr("beyond: float = 0.0").Attr("count: int >= 0")
+    .Attr(kRoundings).Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds).Attr("count: int >= 0")
     .Output("dx: float").Output("dgamma: float").Output("dbeta: float").Output("dcentre: float").Output("douter: float")
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle x;

@@ -82,6 +82,11 @@ def _loaded(library: Path) -> ModuleType | None:
         raise OSError(f"{library} cannot be loaded ({error}): {advice}") from None
 
 
+def has_bf16() -> bool:
+    """Return whether the processor multiplies BF16 by itself."""
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(_features().split()))
+
+
 def _features() -> str:
     """The features of the processor, which the compiler makes use of."""
     try:

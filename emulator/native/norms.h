@@ -6,8 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "emulator/native/blocks.h"
-#include "emulator/native/half.h"
+#include "emulator/native/formats.h"
 
 namespace native {
 
@@ -232,23 +231,24 @@ constexpr char kRoundings[] = "rounding: {'none', 'nearest', 'random'} = 'none'"
 class NormRounding {
  public:
   explicit NormRounding(OpKernelConstruction* construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("rounding", &kind_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("beyond", &beyond_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("rounding", &rounding_));
+    format_ = format_of(construction, &kind_);
+    OP_REQUIRES(construction, kind_ != Kind::kUnsignedZero, InvalidArgument("norms round to formats with a signed zero"));
     OP_REQUIRES_OK(construction, construction->GetAttr("count", &count_));
   }
 
   template <bool proxy>
   Blocks blocks(const std::string& activation) const {
-    if (kind_ == "nearest") return blocks_of<proxy, Nearest>(activation);
-    if (kind_ == "random") return blocks_of<proxy, AtRandom>(activation);
-    return blocks_of<proxy, Exact>(activation);
+    if (rounding_ == "none") return blocks_of<proxy, Exact>(activation);
+    return kind_ == Kind::kShortened ? blocks<proxy, Kind::kShortened>(activation)
+                                     : blocks<proxy, Kind::kNarrow>(activation);
   }
 
   // The noise of each sample; `input`: the number of the one that has it, [batch, ...] uint64.
   std::vector<Noise> noise(OpKernelContext* context, int input, int64_t batch) const {
     std::vector<Noise> noise(batch);
     for (int64_t sample = 0; sample < batch; ++sample) {
-      noise[sample].beyond = beyond_;
+      noise[sample].format = format_;
       for (int salt = 0; count_ > 0 && salt < kSalts; ++salt) {
         noise[sample].words[salt] = word_of(salt, context->input(input).flat<tensorflow::uint64>()(sample));
       }
@@ -258,14 +258,20 @@ class NormRounding {
 
   // Sets the context's status unless there is a number for each sample where there has to be.
   void check(OpKernelContext* context, int input, int64_t batch) const {
-    OP_REQUIRES(context, (count_ > 0) == (kind_ == "random"), InvalidArgument("rounding at random is what noise is for"));
+    OP_REQUIRES(context, (count_ > 0) == (rounding_ == "random"), InvalidArgument("rounding at random is what noise is for"));
     OP_REQUIRES(context, count_ == 0 || context->input(input).NumElements() == batch,
                 InvalidArgument("noise is one number for each sample"));
   }
 
  private:
-  std::string kind_;
-  float beyond_ = 0;
+  template <bool proxy, Kind kind>
+  Blocks blocks(const std::string& activation) const {
+    return rounding_ == "random" ? blocks_of<proxy, AtRandom<kind>>(activation) : blocks_of<proxy, Nearest<kind>>(activation);
+  }
+
+  std::string rounding_;
+  Kind kind_ = Kind::kNarrow;
+  Format format_;
   int count_ = 0;
 };
 

@@ -1,31 +1,49 @@
-// A tensor onto FP16's grid, to the nearest or at random, in one pass and in place where the input is not needed any more.
+// A tensor onto a format's grid, to the nearest or at random, in one pass and in place where the input is not needed any more.
 
-#include "emulator/native/blocks.h"
-#include "emulator/native/half.h"
+#include "emulator/native/formats.h"
 
 namespace native {
 namespace {
 
 constexpr int64_t kPart = 8192;  // elements, which a thread takes at once
 // y may be x.
-void round_part(const float* x, int64_t size, float beyond, float* y) {
+template <Kind kind>
+void round_nearest(const float* x, int64_t size, const Format& format, float* y) {
+  const Format own = format;
 #pragma GCC ivdep
-  for (int64_t k = 0; k < size; ++k) y[k] = to_nearest(x[k], beyond);
+  for (int64_t k = 0; k < size; ++k) y[k] = to_nearest<kind>(x[k], own);
 }
 
-void round_part(const float* x, int64_t size, float beyond, uint64_t word, uint32_t place, float* y) {
+template <Kind kind>
+void round_at_random(const float* x, int64_t size, const Format& format, uint64_t word, uint32_t place, float* y) {
+  const Format own = format;
   const uint32_t low = static_cast<uint32_t>(word), high = static_cast<uint32_t>(word >> 32);
 #pragma GCC ivdep
   for (int32_t k = 0; k < static_cast<int32_t>(size); ++k) {
-    y[k] = at_random(x[k], uniform_of(low, high, place + static_cast<uint32_t>(k)), beyond);
+    y[k] = at_random<kind>(x[k], uniform_of(low, high, place + static_cast<uint32_t>(k)), own);
   }
+}
+
+// Both ways of rounding for a kind of format.
+struct Parts {
+  decltype(&round_nearest<Kind::kNarrow>) nearest;
+  decltype(&round_at_random<Kind::kNarrow>) at_random;
+};
+
+template <Kind kind>
+constexpr Parts parts_of() {
+  return {&round_nearest<kind>, &round_at_random<kind>};
 }
 
 class Rounding : public OpKernel {
  public:
   explicit Rounding(OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("salt", &salt_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("beyond", &beyond_));
+    Kind kind;
+    format_ = format_of(construction, &kind);
+    parts_ = kind == Kind::kShortened    ? parts_of<Kind::kShortened>()
+             : kind == Kind::kNarrow     ? parts_of<Kind::kNarrow>()
+                                         : parts_of<Kind::kUnsignedZero>();
   }
 
   void Compute(OpKernelContext* context) override {
@@ -48,9 +66,9 @@ class Rounding : public OpKernel {
         const int64_t own = std::min(kPart, row - first);
         if (random) {
           const uint64_t word = word_of(salt_, numbers[sample]);
-          round_part(x + start, own, beyond_, word, static_cast<uint32_t>(first), y + start);
+          parts_.at_random(x + start, own, format_, word, static_cast<uint32_t>(first), y + start);
         } else {
-          round_part(x + start, own, beyond_, y + start);
+          parts_.nearest(x + start, own, format_, y + start);
         }
       }
     };
@@ -61,12 +79,14 @@ class Rounding : public OpKernel {
 
  private:
   tensorflow::int64 salt_ = 0;
-  float beyond_ = 0;
+  Format format_;
+  Parts parts_;
 };
 
 REGISTER_OP("EmulatorRounding")
     .Input("x: float").Input("noise: count * uint64")
-    .Attr("count: int >= 0").Attr("salt: int").Attr("beyond: float")
+    .Attr("count: int >= 0").Attr("salt: int")
+    .Attr(kFractionBits).Attr(kLeastExponent).Attr(kLargest).Attr(kBeyond).Attr(kKinds)
     .Output("y: float")
     .SetShapeFn([](InferenceContext* context) {
       context->set_output(0, context->input(0));

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from emulator.plan.precision import FP32, Format, Precision
+from emulator.plan.formats import FP32, Format
+from emulator.plan.precision import Precision
 from Models._layers import Variable
 
 STEP = "global_step"  # the variable that counts updates
 FP32_COPY = "fp32"  # the slot
+LOSS_SCALE = "loss_scaling"  # of automatic loss scaling: the scale, updates since it was changed, updates that were skipped
+
+FORMAT_MAXIMA = "format_scaling"  # of --format-scaling maximum: largest activation and gradient of each product [layers, 2]
 
 
 class CheckpointTensor(NamedTuple):
@@ -21,9 +25,10 @@ class CheckpointTensor(NamedTuple):
 
 def model(variables: Iterable[Variable], precision: Precision) -> dict[str, CheckpointTensor]:
     """The network's own; layers compute with narrow weights, however finely those are stored."""
-    tensors = {}
+    kernels = precision.scaled_kernels
+    tensors = {FORMAT_MAXIMA: CheckpointTensor((len(kernels), 2))} if kernels else {}
     for v in variables:
-        formats = precision.stored_format(v), precision.compute if v.trainable else FP32
+        formats = precision.stored_format(v), precision.weight_format(v) if v.trainable else FP32
         tensors[v.name] = CheckpointTensor(v.shape, min(formats, key=lambda each: each.largest))
     return tensors
 

@@ -7,13 +7,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from base import plugins
 from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
+from emulator.plan import formats
 from emulator.plan.schedules import SCHEDULES
 
 
 def _fold(value: str) -> str | None:
     number = value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0
     return None if value == "auto" or number else "must be auto or a whole number above 0"
+
+
+def _format(value: str) -> str | None:
+    try:
+        formats.named(value)
+    except formats.FormatError as error:
+        return f"must be a number format, and {value} {error}{plugins.did_you_mean(value, formats.NAMES)}"
+    return None
+
+
+def _layer_formats(values: tuple[str, ...]) -> str | None:
+    for value in values:
+        part, equals, name = value.rpartition("=")
+        if not part or not equals:
+            return f"must be a part of a layer's name, = and a number format, as Stem=fp16 or first=fp16, and {value} is not"
+        if fault := _format(name):
+            return fault
+    return None
 
 
 def _device_ids(values: tuple[str, ...]) -> str | None:
@@ -65,8 +85,56 @@ class DeviceOptions:
         traits=(NOT_IN_GRAPH, LENGTH),
     )
     precision: str = opt(
-        "16.16", "compute.master (32.32 where the data are one's own, or Fashion-MNIST)", choices=("16.16", "16.32", "32.32")
+        "16.16", "compute.master (32.32 where the data are one's own, or Fashion-MNIST)",
+        choices=("16.16", "16.32", "32.32", "8.16", "8.32", "bf16.16", "bf16.32"),
+    )  # fmt: skip
+    weight_format: str | None = opt(
+        None, "of weights in convolutions and matrix products (default: that of --precision), as e4m3fnuz or e5m2b16",
+        check=_format, read=str.lower, traits=(HALVES,),
+    )  # fmt: skip
+    activation_format: str | None = opt(
+        None, "of activations in convolutions and matrix products", check=_format, read=str.lower, traits=(HALVES,)
     )
+    gradient_format: str | None = opt(
+        None,
+        "of gradients in convolutions and matrix products",
+        check=_format,
+        read=str.lower,
+        traits=(HALVES, TRAINING_ONLY),
+    )
+    weight_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES,))
+    activation_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES,))
+    gradient_bias: int | None = opt(None, "bias of the exponent in that format", traits=(HALVES, TRAINING_ONLY))
+    format_scaling: str = opt(
+        "fixed", "range of the formats in products: as the bias has it (fixed), or moved for each tensor by a power of two "
+        "that follows its largest number so far (maximum)", bare="maximum", choices=("fixed", "maximum"), traits=(HALVES,),
+    )  # fmt: skip
+    format_for: tuple[str, ...] = opt(
+        (), "layers with another format in their products, as Stem=fp16 or last=fp32 (default with 8.16 and 8.32: "
+        "first=fp16 last=fp16)", check=_layer_formats, traits=(HALVES,),
+    )  # fmt: skip
+    accumulator_format: str | None = opt(
+        None,
+        "of sums of gradients (default: that of results)",
+        check=_format,
+        read=str.lower,
+        traits=(HALVES, TRAINING_ONLY),
+    )
+    master_format: str | None = opt(
+        None,
+        "of the weights that updates move (default: that of --precision)",
+        check=_format,
+        read=str.lower,
+        traits=(HALVES,),
+    )
+    slot_format: str | None = opt(
+        None, "of the optimiser's slots (default: that of the weights)", check=_format, read=str.lower,
+        traits=(HALVES, TRAINING_ONLY),
+    )  # fmt: skip
+    native_arithmetic: bool = opt(
+        False, "with bf16.32 and bf16.16: convolutions and matrix products in the processor's own BF16, whose sums have "
+        "another order", traits=(HALVES,),
+    )  # fmt: skip
     stochastic_rounding: str = opt(
         "ON", "rounding of half-precision weights and slots when they are updated (ON, update), of every result (all; also "
         "ON given with 16.32, whose weights are FP32), or to nearest: --no-stochastic-rounding", bare="ON",

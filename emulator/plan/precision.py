@@ -1,63 +1,106 @@
-"""The number formats of a run: of what layers compute, of weights and slots, of sums. The casts are in
-`emulator.layers.policy`, which has TensorFlow."""
+"""The number formats of a run: of what layers hand on, of the operands of convolutions and matrix products, of weights and
+slots, of sums. The formats' table is `emulator.plan.formats`; the casts are in `emulator.layers.policy`, with TensorFlow.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from emulator.plan import formats
+from emulator.plan.formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, Format, FormatError
 from emulator.plan.options import DeviceOptions
 from Models._layers import Variable
 
 OFF, UPDATE, ALL = "off", "update", "all"  # where rounding is stochastic
 NANS, EXCEPTIONS = "nans", "exceptions"  # what ends a run at the first result that is not finite
+MAXIMUM = "maximum"  # of --format-scaling
+FIRST, LAST = "first", "last"  # words of --format-for that are no part of a layer's name
 
 
-class Format(NamedTuple):
-    """A floating-point format. `overflow`: the least size that rounds to infinity."""
+class Operands(NamedTuple):
+    """The formats of what a convolution or a matrix product multiplies: weights and activations forward, gradients with
+    either of them backward. Products are added in FP32, and the sum is rounded to the format of results."""
 
-    name: str
-    bytes: int
-    largest: float
-    overflow: float
+    weight: Format
+    activation: Format
+    gradient: Format
+
+    @classmethod
+    def all_in(cls, number_format: Format) -> Operands:
+        """Return one format for all three."""
+        return cls(number_format, number_format, number_format)
 
 
-FP16 = Format("FP16", 2, 65504.0, 65520.0)
-FP32 = Format("FP32", 4, 2.0**128 - 2.0**104, math.inf)  # of the arithmetic itself: nothing is rounded to it
-FORMATS = {"16": FP16, "32": FP32}  # by their names in `--precision`
+ALL_FP32 = Operands.all_in(FP32)
+FP8 = Operands(E4M3FNUZ, E4M3FNUZ, E5M2FNUZ)  # 1.4.3 and 1.5.2 of Noune et al., arXiv 2206.02915
+
+
+class _Named(NamedTuple):
+    """The formats that a value of `--precision` stands for."""
+
+    compute: Format
+    operands: Operands
+    master: Format
+
+
+NAMED = {
+    "16.16": _Named(FP16, Operands.all_in(FP16), FP16),
+    "16.32": _Named(FP16, Operands.all_in(FP16), FP32),
+    "32.32": _Named(FP32, ALL_FP32, FP32),
+    "8.16": _Named(FP16, FP8, FP16),
+    "8.32": _Named(FP16, FP8, FP32),
+    "bf16.16": _Named(BF16, Operands.all_in(BF16), BF16),
+    "bf16.32": _Named(BF16, Operands.all_in(BF16), FP32),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """`compute`: the format of what layers hand on, and of gradients; `master`: of the weights that updates move, and of
-    their slots. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow ends the run too
-    where it would saturate. The others are options, under their names."""
+    """`name`: that of `--precision`. `compute`: the format of what layers hand on, and of gradients; `operands`: of what
+    convolutions and matrix products multiply, unless `exceptions` have a part of their kernel's name (the first that fits
+    counts); `accumulator`: of the sums of gradients; `master`: of the weights that updates move; `slot`: of their slots,
+    that of the weights if None. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow
+    ends the run too where it would saturate. `scaled_kernels`: of
+    layers whose formats follow the largest numbers of their tensors. The others are options, under their names."""
 
+    name: str = "32.32"
     compute: Format = FP32
+    operands: Operands = ALL_FP32
+    exceptions: tuple[tuple[str, Format], ...] = ()
+    accumulator: Format = FP32
     master: Format = FP32
+    slot: Format | None = None
     stochastic: str = UPDATE
     checks: str = ""
     saturate_on_overflow: bool = False
     offload_fp32_weight_copy: bool = False
-    fp32_accumulators: bool = False
     force_weight_to_fp16: tuple[str, ...] = ()
     force_weight_to_fp32: tuple[str, ...] = ()
+    native_arithmetic: bool = False
+    scaled_kernels: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False) -> Precision:
-        """Return the precision that the device's options ask for."""
-        return named(
+    def of(cls, options: DeviceOptions, offload_fp32_weight_copy: bool = False, kernels: Sequence[str] = ()) -> Precision:
+        """Return the precision that the device's options ask for. `kernels`: the names of the network's, in its order.
+        FormatError for a bias that leaves no numbers."""
+        usual = NAMED[options.precision]
+        own = named(
             options.precision,
             stochastic={"OFF": OFF, "all": ALL}.get(options.stochastic_rounding, UPDATE),
             checks=EXCEPTIONS if options.fp_exceptions else NANS if options.analyse_nans else "",
             saturate_on_overflow=options.saturate_on_overflow,
             offload_fp32_weight_copy=offload_fp32_weight_copy,
-            fp32_accumulators=options.fp32_accumulators,
             force_weight_to_fp16=options.force_weight_to_fp16,
             force_weight_to_fp32=options.force_weight_to_fp32,
+            native_arithmetic=options.native_arithmetic,
+            operands=Operands(*(_operand(options, kind, getattr(usual.operands, kind)) for kind in Operands._fields)),
+            exceptions=_exceptions(options.format_for or _ends(usual), kernels),
         )
+        changed = {name: formats.named(text) for name, text in _state_formats(options).items() if text}
+        scaled = options.format_scaling == MAXIMUM and own.rounds_operands
+        return replace(own, **changed, scaled_kernels=tuple(kernels) if scaled else ())
 
     @property
     def rounds_results(self) -> bool:
@@ -65,14 +108,27 @@ class Precision:
         return self.compute != FP32
 
     @property
+    def rounds_operands(self) -> bool:
+        """True if a convolution or matrix product may round what it multiplies."""
+        return any(not each.contains(self.compute) for each in (*self.operands, *(e for _, e in self.exceptions)))
+
+    @property
     def rounds_weights(self) -> bool:
         """True if weights and slots are rounded to a narrower format, unless a name is forced."""
         return self.master != FP32
 
-    @property
-    def accumulator(self) -> Format:
-        """The format of the sums of gradients."""
-        return FP32 if self.fp32_accumulators else self.compute
+    def operands_of(self, kernel: str) -> Operands:
+        """Return the formats of what the layer with a kernel of this name multiplies."""
+        exception = next((each for part, each in self.exceptions if part in kernel), None)
+        return Operands.all_in(exception) if exception else self.operands
+
+    def gradients_of(self, kernel: str) -> tuple[Format, ...]:
+        """Return the formats that the gradient arriving at a layer is rounded to, one after another."""
+        return tuple(dict.fromkeys((self.compute, self.operands_of(kernel).gradient)))
+
+    def weight_format(self, variable: Variable) -> Format:
+        """Return the format of a trained variable as the layers use it."""
+        return self.operands_of(variable.name).weight if is_kernel(variable.name) else self.compute
 
     def master_format(self, variable: Variable) -> Format:
         """Return the format of a trained variable's values as an update leaves them."""
@@ -87,7 +143,8 @@ class Precision:
     def rounds_updates(self, variables: Iterable[Variable]) -> bool:
         """Return whether an update of any of the variables ends in a narrower format than that of the arithmetic: not where
         the weights that updates move, or copies of them, are FP32."""
-        return any(v.trainable and self.master_format(v) != FP32 and not self.has_fp32_copy(v) for v in variables)
+        trained = [v for v in variables if v.trainable and not self.has_fp32_copy(v)]
+        return any(self.master_format(v) != FP32 or self.slot_format(v) != FP32 for v in trained)
 
     def has_fp32_copy(self, variable: Variable) -> bool:
         """Return whether a slot holds the weight in FP32, which updates move in place of the narrower one."""
@@ -95,12 +152,9 @@ class Precision:
 
     def slot_format(self, variable: Variable) -> Format:
         """Return the format of a variable's slots, in memory and in checkpoints."""
-        return FP32 if self.has_fp32_copy(variable) else self.stored_format(variable)
-
-    @property
-    def name(self) -> str:
-        """compute.master, as `--precision` has it."""
-        return ".".join(key for part in (self.compute, self.master) for key, each in FORMATS.items() if each == part)
+        if self.has_fp32_copy(variable) or variable.proxy:
+            return FP32
+        return self.slot or self.stored_format(variable)
 
     @property
     def label(self) -> str:
@@ -114,25 +168,110 @@ class Precision:
         forced = (("FP16", self.force_weight_to_fp16), ("FP32", self.force_weight_to_fp32))
         rest = [f"weights in {kind}: {' '.join(names)}" for kind, names in forced if names]
         rest += [stops[self.checks]] if self.checks else []
-        words = [self._rounding(updates)] * (updates or self.rounds_results)
+        words = [self._rounding(updates)] * (updates or self.rounds_results or self.rounds_operands)
+        if self.rounds_operands:
+            of = self.operands
+            words += ["formats that follow the largest numbers"] * bool(self.scaled_kernels)
+            words.append(
+                f"products of {of.weight.name} weights, {of.activation.name} activations, {of.gradient.name} gradients"
+            )
         if self.rounds_results:
             words += ["overflow saturates"] * self.saturate_on_overflow
+            words += ["products in the processor's own BF16"] * self.native_arithmetic
             words += ["FP32 copy of the weights"] * (self.offload_fp32_weight_copy and self.rounds_weights)
-            words += ["FP32 accumulators"] * self.fp32_accumulators
+        words += [f"{self.accumulator.name} accumulators"] * (self.accumulator != self.compute)
+        usual = NAMED[self.name]
+        words += [f"{self.master.name} weights"] * (self.master != usual.master)
+        words += [f"{self.slot.name} slots"] if self.slot else []
         words += rest
         return f"{self.name} ({', '.join(words)})" if words else self.name
 
     def _rounding(self, updates: bool) -> str:
         """`updates`: whether they round."""
-        if self.stochastic == ALL and self.rounds_results:
+        if self.stochastic == ALL and (self.rounds_results or self.rounds_operands):
             return "stochastic rounding everywhere"
         return "stochastic rounding of updates" if updates and self.stochastic != OFF else "rounding to nearest"
 
+    def table(self) -> list[str]:
+        """Return the policy as a table: tensors, their format, its range, and how they are rounded to it."""
+        rows = [("tensors", "format", "smallest", "largest", "rounded"), *self._rows()]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
-SINGLE = Precision()
+    def _rows(self) -> list[tuple[str, str, str, str, str]]:
+        everywhere = "at random" if self.stochastic == ALL else "to nearest"
+        updated = "to nearest" if self.stochastic == OFF else "at random"
+
+        def row(what: str, number_format: Format, way: str = "") -> tuple[str, str, str, str, str]:
+            shown = f"{number_format.smallest:.3g}", f"{number_format.largest:.5g}"
+            return what, number_format.name, *shown, "" if number_format == FP32 else way
+
+        of = self.operands
+        slot = self.slot or self.master
+        return [
+            row("results of layers, and gradients", self.compute, everywhere),
+            row("weights in products", of.weight, "to nearest"),
+            row("activations in products", of.activation, everywhere),
+            row("gradients in products", of.gradient, everywhere),
+            *(row(f"all three in {part.rstrip('/')}", each, everywhere) for part, each in self.exceptions),
+            row("sums of products", FP32),
+            row("accumulated gradients", self.accumulator, everywhere),
+            row("weights that updates move", self.master, updated),
+            row("slots of the optimiser", FP32 if self.offload_fp32_weight_copy else slot, updated),
+            row("statistics of norms", FP32),
+        ]
+
+
+def is_kernel(name: str) -> bool:
+    """Return whether a variable is the kernel of a convolution or a dense layer."""
+    return name.rpartition("/")[2] == "kernel"
+
+
+def layer_of(kernel: str) -> str:
+    """Return the path of the layer with a kernel of this name, as all/b1/0/1/conv."""
+    return kernel.removesuffix("/kernel").removesuffix("/conv2d")
+
+
+def _ends(usual: _Named) -> tuple[str, ...]:
+    """Return the layers that compute in the format of results unless somebody says otherwise: where operands are narrower,
+    the first and the last, as Noune et al. have it."""
+    return (
+        ()
+        if usual.operands == Operands.all_in(usual.compute)
+        else tuple(f"{end}={usual.compute.name}" for end in (FIRST, LAST))
+    )
+
+
+def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, Format], ...]:
+    """Return the layers of --format-for by parts of names."""
+    ends = {FIRST: f"{layer_of(kernels[0])}/", LAST: f"{layer_of(kernels[-1])}/"} if kernels else {}
+    pairs = (word.rpartition("=")[::2] for word in words)
+    return tuple((ends.get(part, part), formats.named(text)) for part, text in pairs)
+
+
+def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
+    """Return the format of one kind of operand: that of its option, or the usual one, with the bias of its option."""
+    text, bias = getattr(options, f"{kind}_format"), getattr(options, f"{kind}_bias")
+    own = formats.named(text) if text else usual
+    try:
+        return own.with_bias(bias)
+    except FormatError as error:
+        raise FormatError(f"--{kind}-bias {bias}: {own.name} {error}") from None
+
+
+def _state_formats(options: DeviceOptions) -> dict[str, str | None]:
+    """Return what options say of values that outlive a pass, by the names of fields."""
+    accumulator = "fp32" if options.fp32_accumulators else options.accumulator_format
+    return {"accumulator": accumulator, "master": options.master_format, "slot": options.slot_format}
 
 
 def named(name: str, **rest: object) -> Precision:
     """The precision of `--precision`."""
-    compute, master = name.split(".")
-    return Precision(compute=FORMATS[compute], master=FORMATS[master], **rest)
+    usual = NAMED[name]
+    own = Precision(
+        name=name, compute=usual.compute, operands=usual.operands, accumulator=usual.compute, master=usual.master
+    )
+    return replace(own, **rest)
+
+
+SINGLE = named("32.32")

@@ -16,8 +16,9 @@ from itertools import pairwise
 
 from base import host_limits
 from base.host_limits import Limit
+from emulator.plan.formats import FP32
 from emulator.plan.plan import ExecutionPlan
-from emulator.plan.precision import FP32, Precision
+from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
 from Models._layers import Variable
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
+from emulator.plan.checkpoint_tensors import LOSS_SCALE
 from emulator.plan.schedules import Action
 from emulator.plan.timings import CellTiming
 from emulator.program.cells import KINDS, StageOrder
@@ -177,6 +178,13 @@ class TrainingProgram(Program):
         """Return the number of updates that the weights have."""
         return int(self.session.run(self.state.saved[STEP].read))
 
+    def loss_scale(self) -> tuple[float, int] | None:
+        """Return the present scale and the number of updates that were skipped, if the run finds its scale."""
+        if LOSS_SCALE not in self.state.saved:
+            return None
+        scale, _, skipped = self.session.run(self.state.saved[LOSS_SCALE].read)
+        return float(scale), int(skipped)
+
     def values(self) -> dict[str, np.ndarray]:
         """Every saved variable."""
         return self.state.values(self.session)
@@ -186,11 +194,11 @@ def _write(training: Training, seed: Seed, next_features: NextFeatures) -> Progr
     """Writes a training program into the present graph."""
     weights = Weights(
         training.variables, seed, training.optimiser.slots, training.trained, training.dtype,
-        training.plan.precision,
+        training.plan.precision, training.scale.first_state if training.scale.rule else None,
     )  # fmt: skip
     order = StageOrder(training.plan, training.recording)
     learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")
-    watched = training.watched[0]
+    watched = tuple(training.watched[0])
     outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
     step = HostStep(training, training.policy(seed), next_features, weights, order, outfeed, stop).run(learning_rates)

@@ -16,9 +16,19 @@ from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.watch import GradientWatch
 from emulator.program.cells import Cells, StageOrder, Tokens
 from emulator.program.runtime import NextFeatures
-from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS, Network, chunks, run_pass
-from emulator.program.training import Training
+from emulator.program.stages import (
+    ACCURACY,
+    LARGEST_GRADIENT,
+    LARGEST_OPERANDS,
+    LOSS,
+    LOST_GRADIENTS,
+    Network,
+    chunks,
+    run_pass,
+)
+from emulator.program.training import LossScale, Training
 
+MAXIMA = LARGEST_GRADIENT, LARGEST_OPERANDS  # results of which the largest counts, and not the sum
 RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
 
 
@@ -31,6 +41,7 @@ class Passes:
     next_features: NextFeatures
     order: StageOrder
     stop: tf.Variable
+    scale: LossScale  # of this update
 
     def means(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The number of passes done, and loss, accuracy, gradients and batch statistics by name, averaged over them."""
@@ -41,7 +52,7 @@ class Passes:
             policy=self.policy,
             loss=training.loss,
             correct=training.correct,
-            scaled=training.scale.scaled,
+            scaled=self.scale.scaled,
             sync_mean=self._sync_mean,
         )
 
@@ -53,7 +64,8 @@ class Passes:
             with tf.control_dependencies([features["label"]]):
                 next_pass = m + 1
             cells = Cells(self.order, m, tokens)
-            results = run_pass(network, values, features, cells, GradientWatch(*training.watched))
+            watch = GradientWatch(*training.watched, with_largest=bool(self.scale.rule))
+            results = run_pass(network, values, features, cells, watch)
             return next_pass, {n: self.policy.checked(x, self._in_words(n)) for n, x in results.items()}, cells.tokens
 
         if plan.passes_per_update == 1:
@@ -61,6 +73,9 @@ class Passes:
             return tf.constant(1), {name: self._gradient(name, value, step) for name, value in results.items()}
         shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.updated_variables}}
         shapes |= {LOST_GRADIENTS: (len(training.watched[0]), 2)} if training.watched[0] else {}
+        shapes |= {LARGEST_GRADIENT: ()} if self.scale.rule else {}
+        scaled = len(plan.precision.scaled_kernels)
+        shapes |= {LARGEST_OPERANDS: (scaled, 2)} if scaled else {}
 
         def body(m: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
             next_pass, results, tokens = run(m, tokens)
@@ -86,7 +101,7 @@ class Passes:
 
     def _in_words(self, name: str) -> str:
         """A result of a pass, for an error."""
-        if name in (LOSS, ACCURACY, LOST_GRADIENTS):
+        if name in (LOSS, ACCURACY, LOST_GRADIENTS, *MAXIMA):
             return f"the {name}"
         return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
 
@@ -95,12 +110,16 @@ class Passes:
         return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
     def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """The sum over the passes so far."""
+        """The sum over the passes so far, or the largest."""
+        if name in MAXIMA:
+            return tf.maximum(total, tf.cast(result, total.dtype))
         if name not in self.training.trained_names:
             return total + tf.cast(result, total.dtype)
         return self.policy.add_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
 
     def _mean(self, name: str, total: tf.Tensor) -> tf.Tensor:
         """Over the passes of an update."""
+        if name in MAXIMA:
+            return total
         passes = self.training.plan.passes_per_update
         return self.policy.mean_gradient(total, passes) if name in self.training.trained_names else total / passes

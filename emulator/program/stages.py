@@ -22,7 +22,8 @@ from Models import _segments
 from Models._segments import Segment
 
 Features = Mapping[str, tf.Tensor]
-LOSS, ACCURACY, LOST_GRADIENTS = "loss", "accuracy", "lost gradients"
+LOSS, ACCURACY, LOST_GRADIENTS, LARGEST_GRADIENT = "loss", "accuracy", "lost gradients", "largest gradient"
+LARGEST_OPERANDS = "largest operands"
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,10 @@ def run_pass(
             dy = cells.end(stage, BACKWARD, dy, [g for g in of_stage.values() if g is not None])
         of_variables |= of_stage
     lost = {LOST_GRADIENTS: watch.lost()} if watch.names else {}
+    if watch.with_largest:
+        lost[LARGEST_GRADIENT] = watch.largest()
+    if plan.precision.scaled_kernels:
+        lost[LARGEST_OPERANDS] = watch.operands(len(plan.precision.scaled_kernels))
     return {LOSS: _after(loss, tuple(cells.side_effects)), ACCURACY: accuracy, **of_variables, **work.statistics, **lost}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -12,7 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from emulator.layers.policy import PrecisionPolicy
+from emulator.plan.formats import FP32, Format
 from emulator.plan.plan import ExecutionPlan
+from emulator.plan.precision import layer_of
 from emulator.plan.trace import Operation, Trace
 from emulator.program.group import WorkerGroup
 from emulator.program.stages import Features
@@ -34,16 +37,25 @@ class Optimiser(Protocol):
         """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
 
 
+BACK_OFF, LARGEST = "back-off", "largest"  # rules of automatic loss scaling
+LEAST_SCALE, MOST_SCALE = 2.0**-24, 2.0**40
+ROOM = 8.0  # between the largest gradient and its format's largest number, where the scale follows the largest
+
+
 @dataclass(frozen=True)
 class LossScale:
     """The loss is multiplied by `scale`; the update undoes it in the rate or in the gradient.
 
-    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the
-    gradients before the update.
+    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the gradients before
+    the update, as do all where the scale changes. `rule`: by which the run finds the scale, beginning with this one; "" if
+    it keeps it. An update whose gradients overflow is skipped then. `period`: updates without overflow after which BACK_OFF
+    doubles the scale.
     """
 
-    scale: float
+    scale: float | tf.Tensor
     undone_in_rate: bool
+    rule: str = ""
+    period: int = 2000
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss to differentiate."""
@@ -56,6 +68,24 @@ class LossScale:
     def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """The gradient to update with."""
         return gradient if self.undone_in_rate else gradient / self.scale
+
+    def first_state(self) -> tf.Tensor:
+        """float32 [3]: the scale, the updates since it was changed, and those that were skipped."""
+        return tf.stack([tf.constant(self.scale, tf.float32), 0.0, 0.0])
+
+    def next_state(self, state: tf.Tensor, finite: tf.Tensor, largest: tf.Tensor, limit: float) -> tf.Tensor:
+        """The state after an update whose gradients are `finite`, or not. `largest`: the largest that arrived at a layer,
+        times the scale; `limit`: the least that overflows."""
+        scale, since, skipped = tf.unstack(state)
+        if self.rule == BACK_OFF:
+            factor = tf.where_v2(since + 1 >= self.period, 2.0, 1.0)
+        else:
+            room = tf.floor(tf.math.log(limit / ROOM / tf.maximum(largest, 1e-30)) / math.log(2.0))
+            factor = tf.pow(2.0, tf.minimum(room, 1.0))
+        factor = tf.where_v2(finite, factor, 0.5)
+        changed = tf.clip_by_value(scale * factor, LEAST_SCALE, MOST_SCALE)
+        since = tf.where_v2(tf.equal(factor, 1.0), since + 1, 0.0)
+        return tf.stack([changed, since, skipped + tf.where_v2(finite, 0.0, 1.0)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +122,23 @@ class Training:
         return tuple(variable for variable in self.variables if self.trained(variable.name))
 
     @property
-    def watched(self) -> tuple[tuple[str, ...], frozenset[str]]:
-        """The layers whose incoming gradients are counted in half precision, and those of them where a gradient of exactly 0
-        can come of underflow only: behind a norm, and at the end."""
-        if not self.plan.precision.rounds_results:
-            return (), frozenset()
+    def watched(self) -> tuple[Mapping[str, Sequence[Format]], frozenset[str]]:
+        """The layers whose incoming gradients are counted, by the narrow formats that these come into, and those of them
+        where a gradient of exactly 0 can come of underflow only: behind a norm, and at the end."""
         next_kinds = [operation.kind for operation in self.trace.operations[1:]] + ["norm"]
-        kinds = {_layer_name(o): after for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")}
-        return tuple(kinds), frozenset(name for name, after in kinds.items() if after == "norm")
+        products = [(o, after) for o, after in zip(self.trace.operations, next_kinds) if o.kind in ("conv", "dense")]
+        narrow = {_layer_name(o): self._gradients_of(o) for o, _ in products if self._gradients_of(o)}
+        dense = frozenset(_layer_name(o) for o, after in products if after == "norm")
+        return narrow, dense & narrow.keys()
+
+    @property
+    def gradient_limit(self) -> float:
+        """The least gradient that overflows in one of the formats that gradients come into."""
+        return min((each.overflow for formats in self.watched[0].values() for each in formats), default=math.inf)
+
+    def _gradients_of(self, operation: Operation) -> tuple[Format, ...]:
+        """Return the formats below FP32 that the gradient arriving at a convolution or dense layer comes into."""
+        return tuple(each for each in self.plan.precision.gradients_of(operation.variables[0].name) if each != FP32)
 
     @cached_property
     def trained_names(self) -> frozenset[str]:
@@ -120,5 +159,5 @@ class Training:
 
 
 def _layer_name(operation: Operation) -> str:
-    """Return the place of a convolution or dense layer, as in all/b1/0/1/conv."""
-    return operation.variables[0].name.removesuffix("/kernel").removesuffix("/conv2d")
+    """Return the path of a convolution or dense layer."""
+    return layer_of(operation.variables[0].name)

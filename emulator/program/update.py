@@ -3,20 +3,23 @@ instances, and one move of every variable."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
+from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA
 from emulator.program.cells import StageOrder
 from emulator.program.group import buckets, elements
-from emulator.program.passes import RUN, STOP_AT_PASS, Passes
+from emulator.program.passes import MAXIMA, RUN, STOP_AT_PASS, Passes
 from emulator.program.runtime import NextFeatures
-from emulator.program.stages import ACCURACY, LOSS, LOST_GRADIENTS
-from emulator.program.training import Training
+from emulator.program.stages import ACCURACY, LARGEST_GRADIENT, LARGEST_OPERANDS, LOSS, LOST_GRADIENTS
+from emulator.program.training import LossScale, Training
 from emulator.program.weights import Weights
 from Models._layers import Variable
+
+FADING = 2.0 ** (-1 / 16)  # of the largest numbers so far, in an update
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,20 @@ class HostStep:
         the request of each instance of a group."""
         values = self.weights.read()
         step = self.weights.step.read_value()
-        passes, means = Passes(self.training, self.policy, self.next_features, self.order, self.stop).means(values, step)
+        scale, scale_state = self.training.scale, None
+        if scale.rule:
+            scale_state = self.weights.loss_scale.read_value()
+            scale = replace(scale, scale=tf.cast(scale_state[0], self.training.dtype))
+        an_update = Passes(self.training, self.policy, self.next_features, self.order, self.stop, scale)
+        passes, means = an_update.means(values, step)
         whole, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         if self.training.group:
             stop_requests, means = self._all_reduce(passes, means, step)
             whole = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
         def move() -> tf.Tensor:
-            with tf.control_dependencies(self._apply_gradients(values, means, rate, step)):
+            moves = [*self._moves(values, means, rate, step, scale, scale_state), *self._follow_maxima(values, means)]
+            with tf.control_dependencies(moves):
                 counted = self.weights.step.assign_add(1, read_value=False)
             metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
             metrics.append(means.get(LOST_GRADIENTS, tf.zeros([0, 2])))
@@ -75,6 +84,34 @@ class HostStep:
                 return tf.constant(True)
 
         return tf.cond(whole, move, lambda: tf.constant(False)), stop_requests
+
+    def _follow_maxima(self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor]) -> list[tf.Operation]:
+        """The operation that takes the largest numbers of an update's products into those so far, which fade: by half in 16
+        updates. A number that is not finite counts as twice the largest so far."""
+        if LARGEST_OPERANDS not in means:
+            return []
+        before, now = values[FORMAT_MAXIMA], tf.cast(means[LARGEST_OPERANDS], tf.float32)
+        now = tf.where_v2(tf.math.is_finite(now), now, 2 * before)
+        return [self.weights.model[FORMAT_MAXIMA].assign(tf.maximum(now, before * FADING), read_value=False)]
+
+    def _moves(
+        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale,
+        scale_state: tf.Tensor | None,
+    ) -> list[tf.Operation]:  # fmt: skip
+        """The operations that move every variable and slot, and the loss scale; nothing but that moves where the run finds
+        its scale and gradients overflow."""
+        if scale_state is None:
+            return self._apply_gradients(values, means, rate, step, scale)
+        finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(means[n])) for n in self.training.trained_names]))
+
+        def apply() -> tf.Tensor:
+            with tf.control_dependencies(self._apply_gradients(values, means, rate, step, scale)):
+                return tf.constant(True)
+
+        applied = tf.cond(finite, apply, lambda: tf.constant(False))
+        largest = tf.cast(means[LARGEST_GRADIENT], tf.float32)
+        state = scale.next_state(scale_state, finite, largest, self.training.gradient_limit)
+        return [applied.op, self.weights.loss_scale.assign(state, read_value=False)]
 
     def _all_reduce(
         self, passes: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
@@ -85,7 +122,10 @@ class HostStep:
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
-        stop_requests = tf.cast(tf.one_hot(group.instance, group.size, dtype=tf.int32) * stop_request, training.dtype)
+        own_place = tf.one_hot(group.instance, group.size, dtype=training.dtype)
+        stop_requests = own_place * tf.cast(stop_request, training.dtype)
+        for name in (name for name in MAXIMA if name in means):  # a sum in which every instance has a place of its own
+            means = {**means, name: tf.tensordot(own_place, tf.cast(means[name], training.dtype), 0)}
         trainable = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
         small = [name for name in means if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
@@ -96,16 +136,18 @@ class HostStep:
             totals |= group.all_reduce_bucket({**{name: means[name] for name in small}, "": stop_requests})
         with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
             agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
+        for name in (name for name in MAXIMA if name in totals):
+            totals[name] = tf.reduce_max(totals[name], 0) * group.size
         means = {name: total / group.size for name, total in totals.items()}
         cast = self.policy.cast_instances_mean
         return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
 
     def _apply_gradients(
-        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale
     ) -> list[tf.Operation]:
         """The operations that move every variable and slot."""
         training, weights = self.training, self.weights
-        rate, decay, optimiser = training.scale.rate(rate), training.weight_decay, training.optimiser
+        rate, decay, optimiser = scale.rate(rate), training.weight_decay, training.optimiser
         operations = []
         for variable in training.updated_variables:
             name, mean = variable.name, means[variable.name]
@@ -118,8 +160,8 @@ class HostStep:
                 mean = proxy_norm.chained(variable.proxy, master, mean)
             decaying = self._decaying(variable, master)
             if decaying is not None and not optimiser.decoupled_decay:
-                mean += decaying * (decay * training.scale.scale)
-            value, slots = optimiser.update(name, master, slots, training.scale.gradient(mean), rate, step)
+                mean += decaying * (decay * scale.scale)
+            value, slots = optimiser.update(name, master, slots, scale.gradient(mean), rate, step)
             if decaying is not None and optimiser.decoupled_decay:
                 value -= rate * decay * decaying
             operations += weights.put(name, self.policy.checked(value, f"the update of {name}"), slots, step)

@@ -13,7 +13,8 @@ from base import draws
 from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.tensor_layers import initial_value
-from emulator.plan.checkpoint_tensors import FP32_COPY, STEP
+from emulator.plan import formats
+from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA, FP32_COPY, LOSS_SCALE, STEP
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
@@ -24,7 +25,8 @@ _VARIABLE = "variable "  # before its name, among an executable's names
 class Weights:
     """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
 
-    The precision decides the dtypes of variables and slots.
+    The precision decides the dtypes of variables and slots. `loss_scale`: the first state of automatic loss scaling, if the
+    run finds its scale.
     """
 
     def __init__(
@@ -35,33 +37,56 @@ class Weights:
         trained: Callable[[str], bool] = lambda name: True,
         dtype: tf.DType = tf.float32,
         precision: Precision = SINGLE,
+        loss_scale: Callable[[], tf.Tensor] | None = None,
     ) -> None:
         self.model: dict[str, tf.Variable] = {}
         self.slots: dict[str, dict[str, tf.Variable]] = {}
         self._policy, self._dtype = PrecisionPolicy(precision, seed, dtype), dtype
         self._variables = {variable.name: variable for variable in variables}
         for name, variable in self._variables.items():
-            own = self._policy.stored_dtype(variable)
-            self.model[name] = _variable(name, lambda v=variable, k=own: initial_value(v, seed, k), variable.trainable)
+            self.model[name] = _variable(name, lambda v=variable: self._first(v, seed), variable.trainable)
             if variable.trainable and trained(name):
-                kind = self._policy.slot_dtype(variable)
-                first = {slot: lambda v=variable, x=x, k=kind: tf.cast(tf.fill(v.shape, x), k) for slot, x in slots.items()}
+                first = {slot: lambda v=variable, x=x: self._first_slot(v, x) for slot, x in slots.items()}
                 if precision.has_fp32_copy(variable):
-                    first[FP32_COPY] = lambda v=variable, own=own: tf.cast(initial_value(v, seed, own), dtype)
+                    first[FP32_COPY] = lambda v=variable: tf.cast(self._first(v, seed), dtype)
                 self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in first.items()}
+        if precision.scaled_kernels:
+            shape = len(precision.scaled_kernels), 2
+            self.model[FORMAT_MAXIMA] = _variable(FORMAT_MAXIMA, lambda: tf.zeros(shape), False)
         self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
+        self.loss_scale = _variable(LOSS_SCALE, loss_scale, False) if loss_scale else None
+
+    def _first(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
+        """Return a variable's initial value as it is stored."""
+        value = initial_value(variable, seed, self._dtype)
+        return self._policy.stored(self._policy.precision.stored_format(variable), value)
+
+    def _first_slot(self, variable: Variable, value: float) -> tf.Tensor:
+        """Return a slot's initial value as it is stored."""
+        return self._policy.stored(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
 
     @property
     def saved(self) -> dict[str, tf.Variable]:
         """The variables that a checkpoint holds, by name."""
         slots = {f"{name}/{slot}": v for name, named in self.slots.items() for slot, v in named.items()}
-        return {**self.model, **slots, STEP: self.step}
+        state = {} if self.loss_scale is None else {LOSS_SCALE: self.loss_scale}
+        return {**self.model, **slots, **state, STEP: self.step}
+
+    def grid(self, name: str) -> str:
+        """Return the name of a saved variable's format if the variable can hold other numbers too, "" if not."""
+        own, _, slot = name.rpartition("/") if name not in self._variables else (name, "", "")
+        if own not in self._variables or slot == FP32_COPY:
+            return ""
+        precision = self._policy.precision
+        kept = (precision.slot_format if slot else precision.stored_format)(self._variables[own])
+        return kept.name if self._policy.rounded_when_set(kept) else ""
 
     def read(self) -> dict[str, tf.Tensor]:
         """The model's weights as the layers use them."""
+        values = {name: variable.read_value() for name, variable in self.model.items()}
         return {
-            name: self._policy.cast_weight(self._variables[name], variable.read_value())
-            for name, variable in self.model.items()
+            name: self._policy.cast_weight(self._variables[name], value) if name in self._variables else value
+            for name, value in values.items()
         }
 
     def state(self, name: str) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -74,21 +99,23 @@ class Weights:
         variable, own = self._variables[name], self.slots[name]
         assignments = []
         if variable.proxy:
-            value = proxy_norm.refreshed(variable.proxy, self._policy.cast_update(variable, "value", value, step))
+            value = proxy_norm.refreshed(variable.proxy, self._policy.cast_update(variable, None, value, step))
         if FP32_COPY in own:
             assignments.append(own[FP32_COPY].assign(value, read_value=False))
-        targets = {"value": (self.model[name], value), **{slot: (own[slot], new) for slot, new in slots.items()}}
-        for part, (target, new) in targets.items():
+        targets = {None: (self.model[name], value), **{slot: (own[slot], new) for slot, new in slots.items()}}
+        for slot, (target, new) in targets.items():
             if not variable.proxy and FP32_COPY not in own:
-                new = self._policy.cast_update(variable, part, new, step)
+                new = self._policy.cast_update(variable, slot, new, step)
             assignments.append(target.assign(tf.cast(new, target.dtype.base_dtype), read_value=False))
         return assignments
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A variable of a graph, by the names of its value, of what is fed to set it, and of the operation that does."""
+    """A variable of a graph, by the names of its value, of what is fed to set it, and of the operation that does. `grid`:
+    its format's name, if the variable can hold other numbers too; "" if not."""
 
+    grid: str
     dtype: tf.DType
     shape: tf.TensorShape
     read: str
@@ -107,7 +134,14 @@ class ProgramState:
     def of(cls, weights: Weights) -> ProgramState:
         """The graph gets operations that read them."""
         saved = {
-            name: Stored(v.dtype.base_dtype, v.shape, v.read_value().name, v.initializer.inputs[1].name, v.initializer.name)
+            name: Stored(
+                weights.grid(name),
+                v.dtype.base_dtype,
+                v.shape,
+                v.read_value().name,
+                v.initializer.inputs[1].name,
+                v.initializer.name,
+            )
             for name, v in weights.saved.items()
         }
         return cls(saved, list(weights.model))
@@ -118,15 +152,15 @@ class ProgramState:
 
     def about(self) -> dict[str, Any]:
         """Return the kinds and shapes of the variables, for an executable."""
-        kinds = {name: [stored.dtype.name, stored.shape.as_list()] for name, stored in self.saved.items()}
+        kinds = {name: [stored.grid, stored.dtype.name, stored.shape.as_list()] for name, stored in self.saved.items()}
         return {"variables": kinds, "model": list(self.model)}
 
     @classmethod
     def loaded(cls, executable: OptimisedGraph) -> ProgramState:
         """Return the variables from what `names` and `about` gave."""
         saved = {
-            name: Stored(tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
-            for name, (kind, shape) in executable.about["variables"].items()
+            name: Stored(grid, tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
+            for name, (grid, kind, shape) in executable.about["variables"].items()
         }
         return cls(saved, executable.about["model"])
 
@@ -136,7 +170,10 @@ class ProgramState:
 
     def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
         """Sets the variables of these names, through their initialisers; a value that is missing is a KeyError."""
-        feeds = {self.saved[name].value: values[name] for name in names}
+        feeds = {}
+        for name in names:
+            grid = self.saved[name].grid
+            feeds[self.saved[name].value] = formats.named(grid).rounded(values[name]) if grid else values[name]
         session.run([self.saved[name].set for name in names], feeds)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from base.fields import brief
 from emulator.plan import checkpoint_tensors
-from emulator.plan.checkpoint_tensors import STEP, CheckpointTensor
-from emulator.plan.precision import Format
+from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA, LOSS_SCALE, STEP, CheckpointTensor
+from emulator.plan.formats import Format
 from harness.checkpoints import find, optimiser_state, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.optimiser_state import SlotUnits
@@ -33,7 +33,8 @@ def saved(run: Run) -> dict[str, CheckpointTensor]:
     """The tensors that a training saves, and needs to go on."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
     own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
-    return {**model(run), **own, STEP: CheckpointTensor(())}
+    scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
+    return {**model(run), **own, **scale, STEP: CheckpointTensor(())}
 
 
 def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
@@ -61,6 +62,7 @@ def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint)
 def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of a run's own checkpoint as the run goes on with them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""
+    values = {**_first_scales(run), **values}
     check_shapes(of_values(values), saved(run), newest)
     before, now = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
     others = optimiser_state.of_another_rule(values, before, now)
@@ -85,6 +87,7 @@ def check_initial(run: Run, path: Path) -> None:
 def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
     """Return the tensors of --init-path that a new run begins with, and lines on those that begin anew or were converted.
     CheckpointError for tensors of another network, or of no use."""
+    values = {**_first_scales(run), **{name: value for name, value in values.items() if name != LOSS_SCALE}}
     try:
         anew = left_out(of_values(values), run, source)
     except CheckpointError as error:
@@ -103,6 +106,13 @@ def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarra
     elif counted:
         lines.append(f"The optimiser's slots begin anew: {now.optimiser} corrects them by the number of updates, now 0")
     return tensors, lines
+
+
+def _first_scales(run: Run) -> dict[str, np.ndarray]:
+    """The loss scale and the largest numbers that a run with changing ones begins with, for weights that come without."""
+    scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
+    own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
+    return own | ({FORMAT_MAXIMA: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
 
 
 def _differing_options(run: Run, source: Checkpoint) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emulator.plan.checkpoint_tensors import FP32_COPY
-from emulator.plan.precision import FP32
+from emulator.plan.formats import FP32
 from harness.checkpoints import find, run_record, saved_state
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.sections import TrainingOptions

@@ -26,6 +26,8 @@ def run(run: Run, done: int = 0) -> str:
             + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),
+            "Number formats:",
+            *run.plan.precision.table(),
             "Learning rate:",
             plot.text_curve(run.learning_rate, length.iterations, length.epochs),
         ]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emulator.plan import formats
+
 if TYPE_CHECKING:
     from harness.export.formats import Runner
     from harness.export.network import Network
@@ -32,6 +34,7 @@ class Bound:
 # measured on trained and random networks of every kind, as shares: up to 2e-5; 0.009 and 0.11 on the mean
 FP32 = Bound(largest=1e-3, why="FP32 sums that are added in another order differ by far less")
 FP16 = Bound(mean=0.05, why="the checkpoint's own program rounds to FP16, and the export computes in FP32")
+NARROW = Bound(mean=0.25, equal=0.75, why="the checkpoint's own program multiplies narrower numbers, and the export FP32")
 INT8 = Bound(mean=0.25, equal=0.75, why="8 bits are too coarse for this network; leave --int8 out")
 
 
@@ -97,4 +100,8 @@ def own_answers(network: Network, images: np.ndarray) -> np.ndarray:
 
 def bound(network: Network, quantised: bool) -> Bound:
     """Return how far a file may be from the checkpoint."""
-    return INT8 if quantised else FP16 if network.run.plan.precision.rounds_results else FP32
+    precision = network.run.plan.precision
+    if quantised:
+        return INT8
+    coarse = precision.rounds_operands or precision.compute.fraction_bits < formats.FP16.fraction_bits
+    return NARROW if coarse else FP16 if precision.rounds_results else FP32

@@ -32,6 +32,7 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
     IdleOptions(
         ("mlflow_experiment", "mlflow_id"), lambda run: not run.logging.mlflow, "it is for --mlflow, which is not given"
     ),
+    IdleOptions(("numerics",), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
     IdleOptions(("log_dir", "logs_path"), lambda run: not run.logging.logs, "--no-logs keeps no run folder"),
     IdleOptions(
         ("log_dir",), lambda run: run.logging.logs and run.logging.logs_path is not None, "--logs-path is the run's folder"
@@ -46,6 +47,10 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
         ("executable_cache_path", "executable_cache_size"),
         lambda run: not run.device.executable_cache,
         "--no-executable-cache",
+    ),
+    IdleOptions(
+        ("loss_scaling_period",), lambda run: run.training.automatic_loss_scaling != "back-off",
+        "it is for --automatic-loss-scaling back-off",
     ),
     IdleOptions(("fold_memory",), lambda run: run.device.fold != "auto", "--fold gives the number itself"),
     IdleOptions(

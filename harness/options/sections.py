@@ -211,6 +211,12 @@ class TrainingOptions:
         check=at_least(0),
     )
     loss_scaling: float = opt(128.0, "the loss is multiplied by it before differentiation", check=above(0))
+    automatic_loss_scaling: str | None = opt(
+        None, "begin with --loss-scaling and let the run find its scale: halved where gradients overflow, and doubled after "
+        "a while without (back-off), or such that the largest gradient is an eighth of what overflows (largest)",
+        aliases=("auto_loss_scaling",), bare="back-off", choices=("back-off", "largest"),
+    )  # fmt: skip
+    loss_scaling_period: int = opt(2000, "updates without overflow until back-off doubles the scale", check=at_least(1))
     label_smoothing: float | None = opt(
         None, "probability taken from the true class (default 0, EfficientNet 0.1)", check=between(0, 1)
     )
@@ -366,6 +372,14 @@ class LoggingOptions:
         0,
         "so many of a call's first pictures in TensorBoard's events, as the network sees them after augmentation and mixing",
         check=at_least(0),
+        scripts=("train", "restore"),
+        traits=(NOT_IN_GRAPH, PER_INSTANCE),
+    )
+    numerics: int | None = opt(
+        None,
+        "every so many updates a look at the exponents of weights, activations and gradients, and at what their formats "
+        "lose: numerics.svg and numerics.jsonl in the run's folder, TensorBoard",
+        check=at_least(1),
         scripts=("train", "restore"),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )

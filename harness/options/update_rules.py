@@ -72,7 +72,8 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
 def lr_scale(options: TrainingOptions) -> float:
     """Return the factor on the gradients that a rule computes with, slots included: the loss scale where the learning rate
     is divided by it, and 1 where gradients are."""
-    return options.loss_scaling if UPDATE_RULES[options.optimiser].linear else 1.0
+    in_rate = UPDATE_RULES[options.optimiser].linear and not options.automatic_loss_scaling
+    return options.loss_scaling if in_rate else 1.0
 
 
 def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:

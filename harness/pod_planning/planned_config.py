@@ -14,7 +14,7 @@ from base.errors import OptionError
 from emulator.cost_model import search
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.remedies import remedies
-from emulator.plan.precision import FP16
+from emulator.plan.formats import FP16
 from harness.options.exclusive import alone_in_their_groups
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED
 from harness.pod_planning import plan_options
@@ -90,7 +90,7 @@ def fastest(request: Request) -> list[Planned]:
 
 def _smaller(run: Run) -> str:
     """Return the advice for a network that fits nowhere."""
-    half = "" if run.plan.precision.compute == FP16 else ", or --precision 16.16"
+    half = "" if run.plan.precision.compute.bytes <= FP16.bytes else ", or --precision 16.16"
     return f"give a smaller --image-size or --global-batch-size{half}"
 
 

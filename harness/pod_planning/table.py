@@ -69,6 +69,7 @@ def one(planned: Planned) -> str:
                                     for name, value in prediction.update_parts.items() if value > 5e-6),
         *_fit(planned),
         *_stages(prediction),
+        *(f"  {line}" for line in plan.precision.table()),
     ]  # fmt: skip
     if planned.given:
         lines += _found(planned)

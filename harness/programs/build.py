@@ -16,6 +16,7 @@ from Datasets.pipeline import augmentation, batching
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.objective import losses, metrics, optimisers
+from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES
 from harness.programs import embedded
 from harness.programs.embedded import Batches
@@ -26,6 +27,7 @@ from ipu_utils import (
     Inference,
     InferenceProgram,
     LossScale,
+    ObservingProgram,
     Score,
     Seed,
     Stream,
@@ -55,12 +57,31 @@ def training(run: Run, recording: bool = False, group: WorkerGroup | None = None
         loss=partial(_loss, options.label_smoothing or 0.0),
         correct=metrics.correct,
         optimiser=optimisers.make(options, run.plan.global_batch),
-        scale=LossScale(options.loss_scaling, UPDATE_RULES[options.optimiser].linear),
+        scale=_loss_scale(options),
         weight_decay=options.weight_decay,
         decayed=run.decayed,
         trained=run.trained,
         recording=recording,
         group=group,
+    )
+
+
+def _loss_scale(training: TrainingOptions) -> LossScale:
+    linear, rule = UPDATE_RULES[training.optimiser].linear, training.automatic_loss_scaling or ""
+    return LossScale(training.loss_scaling, linear and not rule, rule, training.loss_scaling_period)
+
+
+def observing_program(run: Run) -> ObservingProgram:
+    """A program that observes the network's numbers over the pictures of the first pass of the training."""
+    return ipu_utils.ObservingProgram(
+        ipu_utils.Observed(
+            segments=run.segments,
+            variables=run.trace.variables,
+            loss=partial(_loss, run.options.training.label_smoothing or 0.0),
+            precision=run.plan.precision,
+        ),
+        _stream(run, run.training_request(0), training=True),
+        run.seed,
     )
 
 

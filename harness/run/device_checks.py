@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from base import plugins
 from base.errors import OptionError
-from emulator.plan.precision import OFF, UPDATE
+from emulator.native import library
+from emulator.plan.formats import BF16, FP16, FP32
+from emulator.plan.precision import ALL, FIRST, LAST, MAXIMUM, NAMED, OFF, UPDATE, Operands, is_kernel
 from harness.options.sections import flag
+from harness.options.update_rules import UPDATE_RULES
 from harness.run.cluster import RANKS, TF_CONFIG, tf_config_workers
 from harness.run.update_checks import check_matched, only_moving, trained_names
 from Models import _norms
@@ -33,6 +37,19 @@ def forced_precision(traced: TracedOptions) -> None:
             raise OptionError(
                 f"--force-weight-to-fp16 {words[0]} and --force-weight-to-fp32 {words[1]} both name {name}; leave it in one "
                 "of them"
+            )
+
+
+def layer_formats(traced: TracedOptions) -> None:
+    """Each word of --format-for names a layer with a kernel."""
+    names = [variable.name for variable in traced.trace.variables if is_kernel(variable.name)]
+    for word in traced.options.device.format_for:
+        part = word.rpartition("=")[0]
+        if part not in (FIRST, LAST) and not any(part in name for name in names):
+            parts = sorted({FIRST, LAST, *(part for name in names for part in name.split("/")[1:-1])})
+            raise OptionError(
+                f"--format-for {word}: no convolution's or dense layer's name contains {part}"
+                f"{plugins.did_you_mean(part, parts)}; {FIRST} is {names[0]}, {LAST} is {names[-1]}"
             )
 
 
@@ -62,7 +79,8 @@ def rounding_everywhere(resolved: Resolved) -> Iterator[str]:
     before = resolved.requested.device.stochastic_rounding
     if before != resolved.run.options.device.stochastic_rounding:
         yield (
-            f"--stochastic-rounding {before}: with 16.32's FP32 weights, results and gradients are rounded at random (all)"
+            f"--stochastic-rounding {before}: with {resolved.run.plan.precision.name}'s FP32 weights, results and gradients "
+            "are rounded at random (all)"
         )
 
 
@@ -74,10 +92,30 @@ def fp32_copy(resolved: Resolved) -> Iterator[str]:
 
 
 def saturation(resolved: Resolved) -> Iterator[str]:
-    """Only FP16 saturates."""
+    """Only what is rounded saturates."""
     precision = resolved.run.plan.precision
-    if not precision.rounds_results and precision.saturate_on_overflow:
+    if not (precision.rounds_results or precision.rounds_operands) and precision.saturate_on_overflow:
         yield f"--saturate-on-overflow changes nothing: with {precision.name} nothing is half"
+
+
+def native_arithmetic(resolved: Resolved) -> Iterator[str]:
+    """Only what is BF16 throughout, and rounded to the nearest, can be left to the processor."""
+    run, precision = resolved.run, resolved.run.plan.precision
+    if not precision.native_arithmetic:
+        return
+    operands = (*precision.operands, *(each for _, each in precision.exceptions))
+    if any(each != BF16 for each in (precision.compute, *operands)):
+        raise OptionError(
+            f"--native-arithmetic multiplies in BF16, and --precision {precision.name} has other formats in its products; "
+            "give --precision bf16.32, without other formats"
+        )
+    if precision.stochastic == ALL:
+        raise OptionError(
+            "--native-arithmetic rounds products to the nearest, and --stochastic-rounding all asks for random rounding; "
+            "leave one of them out"
+        )
+    if run.plan.stage_devices[0].startswith("/cpu") and not library.has_bf16():
+        yield "warning: --native-arithmetic: this processor has no instructions for BF16, and takes longer with it"
 
 
 def pipeline_on_one_device(resolved: Resolved) -> Iterator[str]:
@@ -172,12 +210,24 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
     for name, on in of_results.items():
         if on and not precision.rounds_results:
             yield f"{flag(name)} changes nothing: with {precision.name} nothing is half"
-    updates, results = precision.rounds_updates(resolved.run.trace.variables), precision.rounds_results
+    updates = precision.rounds_updates(resolved.run.trace.variables)
+    results = precision.rounds_results or precision.rounds_operands
     at_random = updates if precision.stochastic == UPDATE else updates or results
     if options.given("stochastic_rounding") and precision.stochastic != OFF and not at_random:
         why = "the weights that updates move are FP32" if results else f"with {precision.name} nothing is half"
         yield f"{options.words('stochastic_rounding')} changes nothing: {why}"
-    if half and precision.rounds_weights:
+    if half and precision.master == FP16:
         yield f"--force-weight-to-fp16 changes nothing: with {precision.name} weights are half already"
+    for kind in Operands._fields:
+        own = getattr(precision.operands, kind)
+        for name in filter(options.given, (f"{kind}_format", f"{kind}_bias")):
+            if own.contains(precision.compute) and own == getattr(NAMED[precision.name].operands, kind):
+                yield f"{options.words(name)} changes nothing: with {precision.name} it is {own.name} already"
+            elif kind != "weight" and own.contains(precision.compute) and precision.compute != FP32:
+                yield f"{options.words(name)} changes nothing: {kind}s are numbers of {precision.compute.name} already"
+    if options.given("format_scaling") and device.format_scaling == MAXIMUM and not precision.rounds_operands:
+        yield f"{options.words('format_scaling')} changes nothing: no product rounds what it multiplies"
+    if options.given("slot_format") and not UPDATE_RULES[options.training.optimiser].slots:
+        yield f"{options.words('slot_format')} changes nothing: --optimiser {options.training.optimiser} has no slots"
     if single and not precision.rounds_weights and not half:
         yield f"--force-weight-to-fp32 changes nothing: with {precision.name} weights are FP32 already"

@@ -13,12 +13,13 @@ from base.errors import OptionError
 from base.fields import LENGTH, TRAINING_ONLY, is_text
 from emulator.cost_model.balance import balanced
 from emulator.plan import plan as plans
+from emulator.plan.formats import FP32
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan, PlanError
-from emulator.plan.precision import Precision
+from emulator.plan.precision import NAMED, Precision, is_kernel
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
@@ -82,8 +83,8 @@ def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int |
     """Return the device's options with poprun's number of replicas, or, unless the command line gives one, with this
     instance's part of `total_replicas`.
 
-    With FP32 weights no update rounds, so stochastic rounding that somebody gives is that of results and gradients. Recorded
-    as `all`, it is not taken for the default where the run goes on.
+    With 16.32 and its like no update rounds, so stochastic rounding that somebody gives is that of results and gradients.
+    Recorded as `all`, it is not taken for the default where the run goes on.
     """
     device, source = options.device, options.sources.get("stochastic_rounding", "")
     if cluster.replicas is not None:
@@ -91,7 +92,8 @@ def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int |
     elif total_replicas and not options.given("replicas") and total_replicas % cluster.size == 0:
         device = replace(device, replicas=total_replicas // cluster.size)
     explicit = device.stochastic_rounding in ON and source.startswith((COMMAND_LINE, CONFIGURATION))
-    return replace(device, stochastic_rounding="all") if explicit and device.precision == "16.32" else device
+    own = NAMED[device.precision]
+    return replace(device, stochastic_rounding="all") if explicit and own.compute != own.master == FP32 else device
 
 
 def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
@@ -127,7 +129,7 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
         micro_batch=training.micro_batch_size,
         accumulation=training.gradient_accumulation_count,
         global_batch=training.global_batch_size,
-        precision=Precision.of(options.device, training.offload_fp32_weight_copy),
+        precision=Precision.of(options.device, training.offload_fp32_weight_copy, _kernels(traced)),
         instances=cluster.size,
         instance=cluster.instance,
     )
@@ -143,8 +145,13 @@ def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> Executio
         traced,
         this_machine(),
         micro_batch=training.micro_batch_size,
-        precision=Precision.of(device, training.offload_fp32_weight_copy),
+        precision=Precision.of(device, training.offload_fp32_weight_copy, _kernels(traced)),
     )
+
+
+def _kernels(traced: Trace) -> list[str]:
+    """The names of the kernels of convolutions and dense layers, in the network's order."""
+    return [variable.name for variable in traced.variables if is_kernel(variable.name)]
 
 
 def _peak_rate(options: RunOptions, global_batch: int) -> float:

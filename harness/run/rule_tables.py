@@ -35,7 +35,11 @@ Context = TypeVar("Context", RunOptions, TracedOptions, Resolved)
 Rule = Callable[[Context], Iterable[str] | None]
 
 BEFORE_DATA: tuple[Rule[RunOptions], ...] = (data_checks.classes, data_checks.percentage)
-BEFORE_PLAN: tuple[Rule[TracedOptions], ...] = (update_checks.trained_variables, device_checks.forced_precision)
+BEFORE_PLAN: tuple[Rule[TracedOptions], ...] = (
+    update_checks.trained_variables,
+    device_checks.forced_precision,
+    device_checks.layer_formats,
+)
 EVERY_RUN: tuple[Rule[Resolved], ...] = (
     device_checks.name_suffix,
     device_checks.replaced_replicas,
@@ -51,6 +55,7 @@ EVERY_RUN: tuple[Rule[Resolved], ...] = (
     update_checks.skip_lists,
     device_checks.fp32_copy,
     device_checks.saturation,
+    device_checks.native_arithmetic,
     update_checks.more_than_an_epoch,
     device_checks.pipeline_on_one_device,
     device_checks.memory_proportions,
@@ -71,6 +76,7 @@ TRAINING: tuple[Rule[Resolved], ...] = (
     update_checks.average_of_the_first,
     update_checks.endless_warmup,
     update_checks.loss_scale,
+    update_checks.automatic_loss_scale,
     update_checks.epsilons,
     device_checks.batch_statistics,
     device_checks.neighbours,

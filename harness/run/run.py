@@ -149,8 +149,8 @@ class Run:
         return "\n".join(lines)
 
     def _emulated_halves(self) -> list[str]:
-        """A line on the price of results in half precision, if the run has any."""
-        if not self.plan.precision.rounds_results:
+        """A line on the price of narrow formats, if the run has any."""
+        if not (self.plan.precision.rounds_results or self.plan.precision.rounds_operands):
             return []
         precision = self.options.device.precision
         return [f"Halves are emulated: {precision} takes {HALVES_COST} times as long here as --precision 32.32"]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from base import plugins
 from base.errors import OptionError
-from emulator.plan.precision import FP32
+from emulator.plan.formats import FP16, FP32
+from emulator.plan.precision import is_kernel
 from emulator.plan.trace import Trace
 from harness.options.catalogue import LARGEST
 from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
@@ -26,6 +27,7 @@ BELOW_ONE = {  # a decay of 1 keeps every gradient for ever, divides by 0, or ta
 # beyond which most gradients are 0, or too large: in FP16, and in FP32
 LOSS_SCALES = {True: ("FP16", 2.0**-10, 2.0**20), False: ("FP32", 2.0**-90, 2.0**90)}
 SMALLEST = 1.17549436e-38  # of FP32; less is taken for 0
+SMALL_MEAN_SQUARE = 1e-20  # of gradients that still move weights
 
 
 def trained_variables(traced: TracedOptions) -> None:
@@ -203,13 +205,13 @@ def half_mean_squares(resolved: Resolved) -> Iterator[str]:
     """Adam's mean squares of gradients lie far below FP16's smallest number."""
     run, epsilon = resolved.run, resolved.run.options.training.adam_epsilon
     trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.trained(v.name)]
-    if "adam_epsilon" in UPDATE_RULES[run.options.training.optimiser].options and any(
-        run.plan.precision.slot_format(variable) != FP32 for variable in trained
-    ):
+    formats = {run.plan.precision.slot_format(variable) for variable in trained}
+    coarsest = max(formats, key=lambda each: each.smallest, default=FP32)
+    if "adam_epsilon" in UPDATE_RULES[run.options.training.optimiser].options and coarsest.smallest > SMALL_MEAN_SQUARE:
         yield (
-            f"warning: --optimiser {run.options.training.optimiser} keeps mean squares of gradients in FP16, where those "
-            f"below 3e-08 become 0, and the update is divided by --adam-epsilon {epsilon:g} alone; give --precision 16.32 "
-            "or 32.32, or --offload-fp32-weight-copy"
+            f"warning: --optimiser {run.options.training.optimiser} keeps mean squares of gradients in {coarsest.name}, "
+            f"where those below {coarsest.smallest / 2:.0e} become 0, and the update is divided by --adam-epsilon "
+            f"{epsilon:g} alone; give --precision 16.32 or 32.32, or --offload-fp32-weight-copy"
         )
 
 
@@ -234,12 +236,37 @@ def endless_warmup(resolved: Resolved) -> Iterator[str]:
 
 def loss_scale(resolved: Resolved) -> Iterator[str]:
     """Scaled gradients are numbers of the format that they are computed in."""
-    scale, half = resolved.run.options.training.loss_scaling, resolved.run.plan.precision.rounds_results
-    kind, least, most = LOSS_SCALES[half]
+    scale, precision = resolved.run.options.training.loss_scaling, resolved.run.plan.precision
+    kind, least, most = LOSS_SCALES[precision.compute == FP16]
     if not least <= scale <= most:
         effect = "overflow" if scale > most else "become 0"
         advice = f"give from {least:.2g} to {most:.2g}"
         yield f"warning: --loss-scaling {scale:g} lets most gradients {effect} in {kind}; {advice}"
+
+
+def automatic_loss_scale(resolved: Resolved) -> None:
+    """A run finds its loss scale by gradients that overflow, which must be able to, and must not end it."""
+    run, rule = resolved.run, resolved.run.options.training.automatic_loss_scaling
+    if not rule:
+        return
+    kernels = [variable.name for variable in run.trace.variables if is_kernel(variable.name)]
+    precision = run.plan.precision
+    if all(each == FP32 for name in kernels for each in precision.gradients_of(name)):
+        raise OptionError(
+            f"--automatic-loss-scaling {rule} has nothing to go by: with --precision {precision.name} every gradient is "
+            "FP32, which does not overflow; leave it out, or give --precision 16.16"
+        )
+    if precision.checks:
+        flag_of_check = "--fp-exceptions" if run.options.device.fp_exceptions else "--analyse-nans"
+        raise OptionError(
+            f"--automatic-loss-scaling {rule} finds the scale by gradients that overflow, at which {flag_of_check} ends the "
+            "run; leave one of them out"
+        )
+    if rule == "back-off" and precision.saturate_on_overflow:
+        raise OptionError(
+            "--automatic-loss-scaling back-off finds the scale by gradients that overflow, which --saturate-on-overflow "
+            "hides; leave one of them out, or give --automatic-loss-scaling largest"
+        )
 
 
 def epsilons(resolved: Resolved) -> None:

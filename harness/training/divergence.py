@@ -40,12 +40,17 @@ class Divergence:
     def __init__(self, job: Job, layers: Sequence[str]) -> None:
         """`layers`: whose gradients are watched, in the order of the forward pass."""
         self._job, self._training = job, job.run.options.training
-        self._gradients = LostGradients(layers, self._training.loss_scaling)
+        formats = {layer: job.run.plan.precision.gradients_of(f"{layer}/kernel")[-1].name for layer in layers}
+        self._gradients = LostGradients(formats, self._training.loss_scaling)
         self._diverged = False
+        self._scale: tuple[float, int] | None = None
+        self._logged_scale = self._training.loss_scaling, 0
 
-    def judge_updates(self, first: int, loss: np.ndarray, lost: np.ndarray) -> None:
-        """The losses [updates] from update `first` on, and the shares of gradients [updates, layers, 2] that were lost."""
+    def judge_updates(self, first: int, loss: np.ndarray, lost: np.ndarray, scale: tuple[float, int] | None = None) -> None:
+        """The losses [updates] from update `first` on, and the shares of gradients [updates, layers, 2] that were lost.
+        `scale`: the loss scale that the run has found by now, and the updates that it skipped on its way there."""
         self._gradients.add(first, lost)
+        self._scale = scale
         bad = np.flatnonzero(~np.isfinite(loss))
         if not bad.size or self._diverged:
             return
@@ -70,8 +75,17 @@ class Divergence:
 
     def report(self) -> None:
         """The log's lines on gradients that were lost since the last ones."""
-        for note in self._gradients.notes():
+        notes = self._gradients.notes()  # whose advice is not for a run that finds its scale
+        for note in notes if self._scale is None else self._scale_notes():
             self._job.log.note(note)
+
+    def _scale_notes(self) -> list[str]:
+        """A line if the loss scale is another one than in the last line."""
+        before, self._logged_scale = self._logged_scale, self._scale
+        scale, skipped = self._scale
+        if before == self._scale:
+            return []
+        return [f"loss scale: {scale:g}; {skipped} update{'s' * (skipped != 1)} skipped so far, as gradients overflowed"]
 
     def _ended(self, reason: str, together: bool = True) -> FloatingPointError:
         if together:
@@ -91,7 +105,7 @@ class Divergence:
     def _blamed_on_scale(self) -> bool:
         """True if gradients of layers have overflown, or if a large scale may have let those of weights, which are not
         watched."""
-        half = self._job.run.plan.precision.rounds_results
+        half = self._gradients.watched
         return self._gradients.overflown or (half and not self._scale_is_usual)
 
     @property

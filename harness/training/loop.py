@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from base.process.signals import StopRequest
 from harness.checkpoints import write
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.numerics.observer import Observer
 from harness.reports import trackers
 from harness.training.checkpointing import SAFETY, Checkpointer
 from harness.training.divergence import Divergence
@@ -45,6 +46,7 @@ class TrainingLoop:
         self._done = start.updates  # of the run
         self._divergence = Divergence(job, program.watched)
         self._checkpointer = Checkpointer(job, program, start.meter, start.calls, self._divergence, lambda: validator.best)
+        self._observer = Observer(job, program, start.updates)
         length = job.run.length
         # in this order; a signal waits for those at once, and leaves before the later ones
         self._at_once = (
@@ -55,6 +57,7 @@ class TrainingLoop:
         self._later = (
             Event(length.checkpoints, self._validate),
             Event(self._broadcast_due, self._broadcast),
+            Event(self._observer.due, self._observer.observe),
         )
         if job.team.group:
             job.signals.defer_until_agreed(self._stop)
@@ -75,6 +78,8 @@ class TrainingLoop:
             if self._job.team.lost_others(error):
                 self._save_finished()
             raise
+        finally:
+            self._observer.close()
         self._finish(self._done)
         return self._done
 
@@ -85,7 +90,8 @@ class TrainingLoop:
 
     def _advance_to(self, last: int) -> None:
         """Host steps up to the end of update `last`, or of --patience."""
-        for first, end in _isolate(self._job.run.length.steps(self._done, last), self._profiler.isolated_updates):
+        steps = _isolate(self._job.run.length.steps(self._done, last), self._profiler.isolated_updates)
+        for first, end in _cut(steps, self._observer.every):
             while first < end:
                 if self._validator.ends_run:
                     return
@@ -149,7 +155,7 @@ class TrainingLoop:
             self._signals.agree_to_stop(metrics.leaving[0])
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
-        self._divergence.judge_updates(first, metrics.loss, metrics.lost)
+        self._divergence.judge_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())
         if done == self._job.run.length.grid_end(first):
             self._meter.end_host_step()
         return done
@@ -240,6 +246,13 @@ class TrainingLoop:
         if complete and job.saves:
             for average, values in self._checkpointer.averages(done):
                 self._validator.validate(average, values)
+
+
+def _cut(steps: Iterable[tuple[int, int]], every: int | None) -> Iterator[tuple[int, int]]:
+    """The host steps, which end after every so many updates too."""
+    for first, end in steps:
+        inside = range(first - first % every + every, end, every) if every else ()
+        yield from itertools.pairwise([first, *inside, end])
 
 
 def _isolate(steps: Iterable[tuple[int, int]], updates: set[int]) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""Log lines on gradients that FP16 lost since the last log line."""
+"""Log lines on gradients that narrow formats lost since the last log line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,9 +13,9 @@ class LostGradients:
     """Collects the shares that were lost in each update, and says when there is something to say: the first time, and when
     it has become twice as bad."""
 
-    def __init__(self, layers: Sequence[str], loss_scaling: float) -> None:
-        """`layers`: in the order of the forward pass."""
-        self._layers = layers
+    def __init__(self, layers: Mapping[str, str], loss_scaling: float) -> None:
+        """`layers`: in the order of the forward pass, with the name of the format that gradients come into there."""
+        self._layers, self._formats = list(layers), list(layers.values())
         self._scale = loss_scaling
         self._sum = np.zeros([len(layers), 2])
         self._updates = 0
@@ -31,6 +31,11 @@ class LostGradients:
         self.overflown |= bool(lost[..., 1].any())
 
     @property
+    def watched(self) -> bool:
+        """Return whether any gradient comes into a narrow format."""
+        return bool(self._layers)
+
+    @property
     def smaller_scale(self) -> str:
         """The advice where gradients overflow."""
         return _remedy("smaller", self._scale)
@@ -44,11 +49,11 @@ class LostGradients:
         lines = []
         if under.max() >= 2 * self._said["underflow"]:
             self._said["underflow"] = under.max()
-            lines.append(self._note("underflow", "0 in FP16", int(under.argmax()), under, MUCH, "larger"))
+            lines.append(self._note("underflow", "0 in", int(under.argmax()), under, MUCH, "larger"))
         if over.max() > 2 * self._said["overflow"]:
             self._said["overflow"] = over.max()
             # the backward pass begins at the end, so that is where it began
-            lines.append(self._note("overflow", "beyond FP16", int(np.flatnonzero(over)[-1]), over, 0.0, "smaller"))
+            lines.append(self._note("overflow", "beyond", int(np.flatnonzero(over)[-1]), over, 0.0, "smaller"))
         return lines
 
     def _note(self, what: str, as_what: str, layer: int, shares: np.ndarray, above: float, scale: str) -> str:
@@ -56,7 +61,8 @@ class LostGradients:
         also = f", and at {others} other layer{'s' * (others > 1)}" if others > 0 else ""
         where = self._layers[layer]
         return (
-            f"gradients {what}: {100 * shares[layer]:.3g} % of those that arrive at {where} are {as_what}{also}"
+            f"gradients {what}: {100 * shares[layer]:.3g} % of those that arrive at {where} are {as_what} "
+            f"{self._formats[layer]}{also}"
             f"; {_remedy(scale, self._scale)}"
         )
 

@@ -3,6 +3,7 @@ mean; and a run in 16.16 is as repeatable as one in FP32."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 from networks import options_of
 
-from emulator.layers import half, policy, proxy_norm
-from emulator.layers.half import Rounding
-from emulator.layers.half_layers import HalfLayers
+from emulator.layers import grid, policy, proxy_norm
+from emulator.layers.grid import Rounding
+from emulator.layers.rounded_layers import RoundedLayers
 from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch
+from emulator.plan.formats import E4M3FNUZ
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
@@ -26,13 +28,17 @@ from emulator.program import stages
 from emulator.program.cells import Cells, StageOrder
 from emulator.program.runtime import new_graph, session_config
 from emulator.program.stages import Network, chunks
+from emulator.program.training import LossScale
 from harness.commands import cli
 from harness.run.resolve import prepare
 from Models._layers import ProxyRule
 from Models._norms import BatchNorm, GroupNorm
 
 slow = pytest.mark.slow
-RESUMED = ("--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32")
+RESUMED = (
+    "--stochastic-rounding all", "--no-stochastic-rounding", "--precision 16.32", "--precision 8.16 --stochastic-rounding all",
+    "--precision bf16.16", "--precision 8.32 --master-format e4m3fnuz --slot-format e5m2 --format-scaling",
+)  # fmt: skip
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = HALVES[np.isfinite(HALVES)]
 GN, BN = {"group_norm": True, "batch_norm": False}, {"group_norm": False, "batch_norm": True}
@@ -50,7 +56,7 @@ NEAREST = Rounding()
 def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
     with new_graph().as_default():
         counters = () if noise is None else (tf.constant(noise, tf.uint64),)
-        return evaluated(half.on_grid(tf.constant(values), rounding, counters))[0]
+        return evaluated(grid.on_grid(tf.constant(values), rounding, counters))[0]
 
 
 def as_numpy(values: np.ndarray) -> np.ndarray:
@@ -113,7 +119,7 @@ def test_accumulation_is_numpys_in_half(count):
     expected = (total[0] + share).astype(np.float32)
     with new_graph().as_default():
         tensors = tf.constant(total[0].astype(np.float32)), tf.constant(x)
-        (found,) = evaluated(half.added(*tensors, count, NEAREST))
+        (found,) = evaluated(grid.added(*tensors, count, NEAREST, NEAREST))
     assert same_bits(found, expected)
 
 
@@ -129,7 +135,7 @@ def on_layers(build, *arrays: np.ndarray):
     """Return the result of a function of (layers, *tensors) in half, and its gradients; the arrays are halves."""
     with new_graph().as_default():
         tensors = [tf.constant(array.astype(np.float32)) for array in arrays]
-        y = build(HalfLayers({}, training=True, rounding=Rounding()), *tensors)
+        y = build(RoundedLayers({}, training=True, rounding=Rounding()), *tensors)
         dy = tf.constant(np.random.default_rng(9).normal(size=y.shape).astype(np.float16).astype(np.float32))
         return evaluated(y, *(g for g in tf.gradients(y, tensors, dy)))
 
@@ -151,7 +157,7 @@ def test_arithmetic_is_numpys_to_the_bit(build, reference):
         expected = reference(*PAIRS).astype(np.float32)
     expected = np.where(np.isinf(expected), np.float32(np.nan), expected)
     with new_graph().as_default():
-        layers = HalfLayers({}, training=True, rounding=Rounding())
+        layers = RoundedLayers({}, training=True, rounding=Rounding())
         (found,) = evaluated(build(layers, *(tf.constant(each.astype(np.float32)) for each in PAIRS)))
     assert np.array_equal(found, expected, equal_nan=True)
 
@@ -161,7 +167,7 @@ def test_transcendental_functions_of_every_half(name):
     """Within half a unit of the exact value, and FP16's own result for 99.9 % of all halves."""
     x = FINITE.astype(np.float32).reshape(-1, 1, 1, 1)
     with new_graph().as_default():
-        (found,) = evaluated(getattr(HalfLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
+        (found,) = evaluated(getattr(RoundedLayers({}, training=True, rounding=Rounding()), name)(tf.constant(x)))
     exact = x.astype(np.float64)
     with np.errstate(over="ignore"):
         exact = (1 if name == "sigmoid" else exact) / (1 + np.exp(-exact))
@@ -180,7 +186,7 @@ def test_products_of_matrices_are_rounded_once(dense):
     x = draw.normal(size=(4, 6, 6, 32)).astype(np.float16).astype(np.float32)
     weights = draw.normal(size=(1, 1, 32, 16)).astype(np.float16).astype(np.float32) / 8
     with new_graph().as_default():
-        layers = HalfLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
+        layers = RoundedLayers({"conv/conv2d/kernel": tf.constant(weights)}, training=True, rounding=Rounding())
         (found,) = evaluated(layers.conv(tf.constant(x), 16, 1, None))
     exact = x.astype(np.float64).reshape(-1, 32) @ weights.astype(np.float64).reshape(32, 16)
     error = 32 * 2.0**-24 * (np.abs(x.reshape(-1, 32)) @ np.abs(weights.reshape(32, 16)))
@@ -203,7 +209,7 @@ MODELS = {
 }  # fmt: skip
 
 
-class Listening(HalfLayers):
+class Listening(RoundedLayers):
     """Keeps every layer's result."""
 
     def __init__(self, *words, **named_words):
@@ -275,8 +281,8 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     cells = Cells(StageOrder(plan, recording=False), tf.constant(0), tuple(() for _ in plan.stages))
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "HalfLayers", listening)
-        return stages.run_pass(network, weights, features, cells, GradientWatch((), frozenset()))
+        patch.setattr(policy, "RoundedLayers", listening)
+        return stages.run_pass(network, weights, features, cells, GradientWatch({}))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +330,7 @@ def test_a_norm_between_two_convolutions_hands_back_halves(kind, activation):
         if not scope:
             weights["act/proxy"] = proxy_norm.initial(rule, 16, tf.float32)
         weights["conv/conv2d/kernel"] = tf.constant(np.eye(16, dtype=np.float32).reshape(1, 1, 16, 16))
-        layers, raw = HalfLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
+        layers, raw = RoundedLayers(weights, training=True, rounding=Rounding()), tf.constant(x)
         y = layers.conv(raw, 16, 1, None)  # a convolution that changes nothing: nor does it change the gradient
         if kind == "proxy":
             y, _ = layers.proxy_norm_activation(y, policy, rule, scaled=True)
@@ -349,17 +355,21 @@ def halves(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("precision", ["16.16", "16.32", "32.32"])
+@pytest.mark.parametrize("precision", ["16.16", "16.32", "32.32", "8.16 --master-format e4m3fnuz --slot-format bf16"])
 def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
     folder = halves if precision == "16.16" else tmp_path / "run"
     if precision != "16.16":
-        succeed("train", *BASE.split(), "--precision", precision, "--logs-path", folder)
+        succeed("train", *BASE.split(), *f"--precision {precision}".split(), "--logs-path", folder)
     found = variables(folder, 4)
-    kinds = {name: value.dtype for name, value in found.items()}
-    master = np.float16 if precision == "16.16" else np.float32
+    kinds = {name: value.dtype.name for name, value in found.items()}
+    master = "float32" if ".32" in precision else "float16"
     for name, kind in kinds.items():
-        fine = "moving" in name
-        assert kind == (np.int64 if name == "global_step" else np.float32 if fine else master), name
+        fine, slot = "moving" in name, "bfloat16" if "bf16" in precision and name.endswith("Momentum") else master
+        assert kind == ("int64" if name == "global_step" else "float32" if fine else slot), name
+    if "e4m3" in precision:
+        kernel = np.float32(found["all/fc1/dense/kernel"])
+        np.testing.assert_array_equal(E4M3FNUZ.rounded(kernel), kernel)
+        assert "Validation top-1 accuracy [ckpt-4]" in succeed("validation", "--restore-path", folder, "--no-logs").out
     assert any(name.endswith("Momentum") for name in kinds)
     before = variables(folder, 0)
     assert all(np.isfinite(value).all() for value in found.values())
@@ -377,7 +387,13 @@ def test_half_runs_resume_to_the_bit(words, halves, tmp_path):
     assert_same_bits(variables(whole, 4), variables(tmp_path / "parts", 4))
 
 
-@pytest.mark.parametrize("words", ["", pytest.param("--stochastic-rounding all", marks=slow)])
+@pytest.mark.parametrize("words", [
+    "--precision 8.16 --stochastic-rounding all --format-for last=bf16 --format-scaling --automatic-loss-scaling largest --loss-scaling 1e7",
+    *(pytest.param(words, marks=slow) for words in (
+        "", "--stochastic-rounding all", "--precision bf16.16 --stochastic-rounding all", "--precision 8.32 --gradient-bias 14",
+        "--precision 32.32 --weight-format e4m3fn --activation-format e5m2 --gradient-format e5m2 --accumulator-format bf16",
+    )),
+])  # fmt: skip
 def test_half_is_the_same_for_every_layout(words, tmp_path):
     one = "--gradient-accumulation-count 4 --fold 1"
     other = "--gradient-accumulation-count 2 --replicas 2 --fold 1 --enable-recomputation --shards 2 --pipeline --pipeline-splits auto"
@@ -420,9 +436,21 @@ def test_weights_are_kept_as_finely_as_they_are_forced_to(precision, option, for
             "--force-weight-to-fp16 fcl: no trained variable's name contains it; did you mean fc1",
         ),
         ("--force-weight-to-fp32 fc1 --force-weight-to-fp16 dense", "both name all/fc1/dense/kernel"),
+        ("--weight-format e4m3fnux", "e4m3fnux is none of fp32, fp16, bf16, e4m3fnuz, e5m2fnuz, e4m3fn, e5m2"),
+        ("--gradient-format e0m7", "must be a number format, and e0m7 has no bits of exponent; 2 to 8"),
+        ("--precision 8.16 --weight-bias 200", "--weight-bias 200: e4m3fnuz with bias 200 has numbers from"),
+        ("--precision 32.32 --activation-bias 3", "--activation-bias 3: FP32 with bias 3"),
+        ("--precision 8.16 --format-for fcl=fp16", "name contains fcl; did you mean fc1"),
+        ("--precision 8.16 --format-for fc1", "must be a part of a layer's name, = and a number format"),
+        ("--precision 8.16 --format-for fc1=fp61", "fp61 is none of fp32"),
+        ("--accumulator-format fp16 --fp32-accumulators", "exclude each other"),
+        ("--precision 8.8", "8.16"),
+        ("--native-arithmetic", "--precision 16.16 has other formats in its products"),
+        ("--native-arithmetic --precision bf16.32 --format-for fc1=fp16", "has other formats in its products"),
+        ("--native-arithmetic --precision bf16.16 --stochastic-rounding all", "leave one of them out"),
     ],
 )
-def test_what_cannot_be_forced(words, expected):
+def test_what_cannot_be_asked_for(words, expected):
     result = run("train", *BASE.split(), *words.split(), "--dry-run")
     assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
 
@@ -453,6 +481,45 @@ def test_overflow_is_nan_or_saturates(tmp_path):
     assert np.isnan(variables(tmp_path / "nan", 1)["all/fc1/dense/kernel"]).any()
     succeed("train", *words, "--saturate-on-overflow", "--analyse-nans", "--logs-path", tmp_path / "cut")
     assert np.isfinite(variables(tmp_path / "cut", 1)["all/fc1/dense/kernel"]).all()
+
+
+def test_a_run_finds_its_loss_scale(tmp_path):
+    """Of a scale that no half can hold: updates that overflow are skipped, and the scale is halved, until one is done."""
+    words = [*BASE.split(), "--loss-scaling", "3e6", "--automatic-loss-scaling", "--logs-path"]
+    out = succeed("train", *words, tmp_path / "run", "--iterations", 8).out
+    first, last = variables(tmp_path / "run", 0), variables(tmp_path / "run", 8)
+    scale, since, skipped = last["loss_scaling"]
+    assert skipped > 1 and since == 8 - skipped and scale == 3e6 / 2**skipped
+    assert f"loss scale: {scale:g}; {skipped:.0f} updates skipped so far" in out
+    assert first["loss_scaling"].tolist() == [3e6, 0, 0] and np.isfinite(last["all/fc1/dense/kernel"]).all()
+    succeed("train", *words, tmp_path / "skipped", "--iterations", int(skipped))
+    unmoved = variables(tmp_path / "skipped", int(skipped))
+    assert_same_bits(
+        *({n: v for n, v in each.items() if n not in ("global_step", "loss_scaling")} for each in (first, unmoved))
+    )
+    for options, expected in (("--precision 32.32", "has nothing to go by"), ("--fp-exceptions", "leave one of them out")):
+        result = run("train", *BASE.split(), "--automatic-loss-scaling", *options.split(), "--dry-run")
+        assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("rule", ["back-off", "largest"])
+def test_loss_scales_follow_their_rules(rule):
+    scaling, limit = LossScale(1024.0, False, rule, period=3), 57344.0
+    seen = [(True, 1.0), (True, 500.0), (True, 3e4), (False, 1.0), (True, 0.0), (True, 7168.0), (True, 7169.0), (True, 1e-9)]
+    with new_graph().as_default():
+        state = scaling.first_state()
+        states = [state := scaling.next_state(state, tf.constant(f), tf.constant(g), limit) for f, g in seen]
+        found = evaluated(*states)
+    scale, since, skipped = 1024.0, 0, 0
+    for (finite, largest), state in zip(seen, found):
+        if not finite:
+            factor = 0.5
+        elif rule == "back-off":
+            factor = 2.0 if since + 1 >= 3 else 1.0
+        else:
+            factor = 2.0 ** min(1, math.floor(math.log2(limit / 8 / max(largest, 1e-30))))
+        scale, since, skipped = scale * factor, since + 1 if factor == 1 else 0, skipped + (not finite)
+        assert state.tolist() == [scale, since, skipped]
 
 
 def test_a_checkpoint_in_half_validates_and_begins_another_run(halves, tmp_path):

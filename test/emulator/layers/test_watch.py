@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
 from emulator.layers.watch import GradientWatch
+from emulator.plan.formats import FP16
 from emulator.program.runtime import new_graph
 from harness.commands import cli
 from harness.programs.build import training_program, validation_program
@@ -111,7 +112,7 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
     dy[0].reshape(-1)[8:12] = [65520, -np.inf, np.nan, 1e6]
     dy[0].reshape(-1)[12:15] = [65519, 2.0**-24, 3e-8]
     dy[1] = 0
-    watch = GradientWatch(("a", "b", "c"), frozenset(["a"]))
+    watch = GradientWatch(dict.fromkeys("abc", (FP16,)), frozenset(["a"]))
     with new_graph().as_default(), tf.Session() as session:
         for name in ("a", "b"):
             x = tf.zeros(dy.shape)
@@ -122,7 +123,7 @@ def test_gradients_that_fp16_cannot_hold_are_counted():
 
 
 def test_the_log_speaks_of_lost_gradients_once_until_it_is_worse():
-    lost = lost_gradients.LostGradients(["first", "second", "third"], 128)
+    lost = lost_gradients.LostGradients(dict.fromkeys(["first", "second", "third"], "FP16"), 128)
 
     def after(first, *rows):
         lost.add(first, np.float32(rows))

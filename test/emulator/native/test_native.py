@@ -14,7 +14,7 @@ from commands import succeed, timeless
 from base.plugins import ROOT
 from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.gradient_rules import gradients
-from emulator.layers.half import Rounding
+from emulator.layers.grid import Rounding
 from emulator.native import build, library
 from emulator.program.runtime import new_graph
 from Models._norms import GroupNorm

@@ -322,7 +322,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("micro_bath_size: 3", "FILE:3: a: unknown key 'micro_bath_size'; did you mean micro_batch_size, batch_size or "
          "valid_batch_size?"),
         ("gradient_acumulation: 64", "FILE:3: a: unknown key 'gradient_acumulation'; did you mean "
-         "gradient_accumulation_count, gradients_to_accumulate or profile_compilation?"),
+         "gradient_accumulation_count, gradients_to_accumulate or gradient_format?"),
         ("release: 2.1", "FILE:3: a: release has a meaning on the command line only"),
         ("epochs: many", "FILE:3: epochs is 'many' but must be a finite number"),
         ("epochs: .inf", "FILE:3: epochs is '.inf' but must be a finite number"),
@@ -335,7 +335,7 @@ def test_keys_of_another_model_or_schedule_are_noted(write):
         ("replicas: 1e1", "FILE:3: replicas is '1e1' but must be a whole number"),
         ("wandb: maybe", "FILE:3: wandb is 'maybe' but must be true or false"),
         ("no_validation: maybe", "FILE:3: validation is 'maybe' but must be true or false"),
-        ("precision: 16", "FILE:3: precision is '16' but must be one of 16.16, 16.32, 32.32; did you mean 16.32 or 16.16?"),
+        ("precision: 16", "FILE:3: precision is '16' but must be one of 16.16, 16.32, 32.32, 8.16, 8.32, bf16.16, bf16.32; did you mean 8.16, 16.32 or 16.16?"),
         ("optimiser: yes", "FILE:3: optimiser is 'True' but must be one of SGD, momentum, RMSprop, LARS, LAMB, Adam, AdamW"),
         ("name_suffix: yes", "FILE:3: name_suffix is 'True' but must be UTF-8 text, not empty"),
         ("name_suffix: ''", "FILE:3: name_suffix is '' but must be UTF-8 text, not empty"),

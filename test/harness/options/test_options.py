@@ -58,7 +58,7 @@ SHARED = {
         "micro_batch_size": (int, None), "gradient_accumulation_count": (int, 1), "global_batch_size": (int, None),
         "epochs": (float, None), "iterations": (int, None), "keep_going": (bool, False), "stop_after": (int, None),
         "base_learning_rate_exponent": (float, None), "abs_learning_rate": (float, None), "weight_decay": (float, None),
-        "loss_scaling": (float, 128.0), "label_smoothing": (float, None), "optimiser": (str, "SGD"),
+        "loss_scaling": (float, 128.0), "automatic_loss_scaling": (str, None), "loss_scaling_period": (int, 2000), "label_smoothing": (float, None), "optimiser": (str, "SGD"),
         "momentum": (float, 0.9), "rmsprop_decay": (float, None), "rmsprop_base_decay_exp": (float, None),
         "rmsprop_epsilon": (float, 0.001), "offload_fp32_weight_copy": (bool, False), "variable_filter": (TEXTS, ()),
         "init_path": (str, None), "distributed": (bool, False), "worker_timeout": (float, 60.0), "syncs_per_epoch": (int, 0),
@@ -78,6 +78,9 @@ SHARED = {
         "shards": (int, 1), "replicas": (int, 1), "pipeline": (bool, False), "pipeline_splits": (TEXTS, ()),
         "pipeline_schedule": (str, "Interleaved"), "max_cross_replica_buffer_size": (int, 10485760),
         "min_remote_tensor_size": (int, 128), "rts": (bool, False), "precision": (str, "16.16"), "fp32_accumulators": (bool, False),
+        **dict.fromkeys(("weight_format", "activation_format", "gradient_format", "accumulator_format", "master_format", "slot_format"), (str, None)),
+        **dict.fromkeys(("weight_bias", "activation_bias", "gradient_bias"), (int, None)), "format_for": (TEXTS, ()), "native_arithmetic": (bool, False),
+        "format_scaling": (str, "fixed"),
         "enable_half_partials": (bool, False), "gather_conv_output": (bool, False), "stochastic_rounding": (str, "ON"),
         "batches_per_step": (int, 1000), "device": (str, "auto"), "select_ipu": (TEXTS, ("AUTO",)), "sharding_exclude_filter": (TEXTS, ()),
         "sharding_include_filter": (TEXTS, ()), "fp_exceptions": (bool, False), "enable_recomputation": (bool, False),
@@ -104,8 +107,15 @@ SOME_SCRIPTS = {
     "validation": {
         "checkpoint": {"repeat": (int, 1), "inference": (bool, False), "predict": (TEXTS, ()), "output": (str, None)}
     },
-    "restore": {"logging": {"wandb_id": (str, None), "mlflow_id": (str, None), "tensorboard_images": (int, 0)}},
-    "train": {"logging": {"autoresume": (bool, False), "tensorboard_images": (int, 0)}},
+    "restore": {
+        "logging": {
+            "wandb_id": (str, None),
+            "mlflow_id": (str, None),
+            "tensorboard_images": (int, 0),
+            "numerics": (int, None),
+        }
+    },
+    "train": {"logging": {"autoresume": (bool, False), "tensorboard_images": (int, 0), "numerics": (int, None)}},
 }
 RESIDUAL = {"model_size": (int, None), "batch_norm": (bool, None), "group_norm": (bool, None), "groups": (int, None),
             "BN_decay": (float, None), "contiguous_groups": (bool, False)}  # fmt: skip
@@ -365,6 +375,24 @@ BUILT: dict[str, tuple[str, str, set[str]]] = {
         "--fp32-accumulators",
         {"weights"},
     ),
+    "weight_format": (HALF, "--weight-format e4m3fn", {"weights", "loss"}),
+    "activation_format": (HALF, "--activation-format e5m2", {"weights", "loss"}),
+    "gradient_format": (HALF, "--gradient-format e5m2fnuz", {"weights"}),
+    "weight_bias": ("--precision 8.16", "--weight-bias 4", {"weights", "loss"}),
+    "activation_bias": ("--precision 8.16", "--activation-bias 3", {"weights", "loss"}),
+    "gradient_bias": ("--precision 8.16", "--gradient-bias 6", {"weights"}),
+    "format_for": ("--precision 8.16", "--format-for last=bf16", {"weights", "loss"}),
+    "accumulator_format": (
+        "--precision 16.32 --gradient-accumulation-count 3 --fold 1",
+        "--accumulator-format bf16",
+        {"weights"},
+    ),
+    "master_format": (HALF, "--master-format bf16", {"weights", "loss"}),
+    "format_scaling": ("--precision 8.16", "--format-scaling", {"weights", "loss"}),
+    "native_arithmetic": ("--precision bf16.32", "--native-arithmetic", {"weights", "loss"}),
+    "slot_format": (f"{HALF} --optimiser momentum", "--slot-format bf16", {"weights", "slots"}),
+    "automatic_loss_scaling": (HALF, "--automatic-loss-scaling largest", {"weights"}),
+    "loss_scaling_period": (f"{HALF} --automatic-loss-scaling", "--loss-scaling-period 1", {"weights"}),
     "saturate_on_overflow": (f"{HALF} --loss-scaling 1e9", "--saturate-on-overflow", {"weights", "loss"}),
     "offload_fp32_weight_copy": (HALF, "--offload-fp32-weight-copy", {"weights", "slots"}),
     **{
@@ -401,6 +429,7 @@ ELSEWHERE = {
     "hostside_image_mixing": "test_mixing.py::test_host_device_and_layout_mix_alike",
     "weight_avg_N": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
     "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
+    "numerics": "test_numerics.py::test_a_run_is_observed_and_stays_the_same",
     "fp_exceptions": "test_watch.py::test_a_planted_overflow_is_named",
     "analyse_nans": "test_precision.py::test_overflow_is_nan_or_saturates",
     "force_weight_to_fp16": "test_precision.py::test_weights_are_kept_as_finely_as_they_are_forced_to",

@@ -1,0 +1,137 @@
+// FP32 onto the grid of a narrower format, one number at a time, to the nearest or at random.
+//
+// Steps and their order are those of emulator/layers/grid.py and base/draws.py, and so is every bit: FP32's own arithmetic
+// is exact in each of them but the one that rounds. An instruction that converts to FP16 would not keep the bits of a NaN, nor
+// be faster than memory is.
+
+#ifndef EMULATOR_NATIVE_GRID_H_
+#define EMULATOR_NATIVE_GRID_H_
+
+#include <cmath>
+#include <cstdint>
+
+namespace native {
+
+constexpr int32_t kFraction = 23;
+constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7F800000u;
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
+
+inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+inline uint32_t as_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+
+// Of formats: whose numbers are all normal in FP32; the same without a zero below 0; and FP32 with a shorter fraction, as BF16
+// is, whose subnormal numbers are FP32's.
+enum class Kind { kNarrow, kUnsignedZero, kShortened };
+
+// A format, by FP32's bits.
+struct Format {
+  int32_t smallest_exponent = (127 - 14) << kFraction;  // of normal numbers; below, the grid is as fine as there
+  int32_t beyond_exponent = (127 + 16) << kFraction;    // of numbers that are too large
+  int32_t dropped = 13;                                 // bits of the fraction that the format lacks
+  float largest = 65504.0f;
+  float beyond = 0;  // what a larger size becomes
+};
+
+inline int32_t exponent_of(uint32_t bits, const Format& format) {
+  const int32_t exponent = bits & kInfinity;
+  const int32_t normal = exponent < format.smallest_exponent ? format.smallest_exponent : exponent;
+  return normal > format.beyond_exponent ? format.beyond_exponent : normal;
+}
+
+template <Kind kind>
+inline float finished(float y, const Format& format, uint32_t bits) {
+  const uint32_t size = as_bits(y > format.largest ? format.beyond : y);
+  if constexpr (kind == Kind::kUnsignedZero) return as_float(size == 0 ? 0 : size | (bits & kSign));
+  return as_float(size | (bits & kSign));
+}
+
+// The size of a number with a shorter fraction: the dropped bits go, and one is added to those above, or nothing. NaN stays.
+inline float shortened(uint32_t size, uint32_t rounded) { return as_float(size > kInfinity ? size : rounded); }
+
+template <Kind kind>
+inline float to_nearest(float x, const Format& format) {
+  const uint32_t bits = as_bits(x), size = bits & ~kSign;
+  if constexpr (kind == Kind::kShortened) {
+    const uint32_t unit = 1u << format.dropped, even = (size >> format.dropped) & 1u;
+    return finished<kind>(shortened(size, (size + unit / 2 - 1 + even) & ~(unit - 1)), format, bits);
+  }
+  const float shifter = as_float(exponent_of(bits, format) + ((format.dropped << kFraction) | (1 << (kFraction - 1))));
+  return finished<kind>((as_float(size) + shifter) - shifter, format, bits);
+}
+
+// `uniform`: in [0, 1).
+template <Kind kind>
+inline float at_random(float x, float uniform, const Format& format) {
+  const uint32_t bits = as_bits(x), size = bits & ~kSign;
+  if constexpr (kind == Kind::kShortened) {
+    const uint32_t unit = 1u << format.dropped, rest = size & (unit - 1);
+    const bool up = uniform * static_cast<float>(static_cast<int32_t>(unit)) < static_cast<float>(static_cast<int32_t>(rest));
+    return finished<kind>(shortened(size, (size - rest) + (up ? unit : 0u)), format, bits);
+  }
+  const float step = as_float(exponent_of(bits, format) - ((kFraction - format.dropped) << kFraction));
+  const float steps = as_float(size) / step;
+  const float below = std::floor(steps);
+  return finished<kind>((below + (uniform < steps - below ? 1.0f : 0.0f)) * step, format, bits);
+}
+
+// draws.bits(salt, noise)
+inline uint64_t word_of(uint64_t salt, uint64_t noise) {
+  uint64_t z = salt + kGolden * (noise + 1);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// draws.uniform_of_words
+inline float uniform_of(uint32_t low, uint32_t high, uint32_t place) {
+  uint32_t z = place * static_cast<uint32_t>(kGolden >> 32) + low;
+  z = (z ^ (z >> 16)) * 0x21F0AAADu;
+  z = (z ^ (z >> 15)) * 0x735A2D97u;
+  z = z ^ (z >> 15) ^ high;
+  z = (z ^ (z >> 16)) * 0x21F0AAADu;
+  return static_cast<float>(static_cast<int32_t>((z ^ (z >> 15)) >> 8)) * 0x1p-24f;
+}
+
+// What an operation's results are rounded to, by type, so that loops over elements are compiled for each: nothing, the
+// nearest number of a format, or a neighbour at random. `salt` tells the roundings of an operation apart, `place` is the element's
+// in its sample.
+constexpr int kSalts = 5;
+
+struct Noise {
+  Format format;
+  uint64_t words[kSalts] = {};  // of a sample
+};
+
+struct Exact {
+  static constexpr bool kRounds = false;
+  explicit Exact(const Noise&) {}
+  float operator()(float x, int, uint32_t) const { return x; }
+};
+
+template <Kind kind>
+struct Nearest {
+  static constexpr bool kRounds = true;
+  explicit Nearest(const Noise& noise) : format(noise.format) {}
+  float operator()(float x, int, uint32_t) const { return to_nearest<kind>(x, format); }
+  const Format format;
+};
+
+template <Kind kind>
+struct AtRandom {
+  static constexpr bool kRounds = true;
+  explicit AtRandom(const Noise& noise) : format(noise.format) {
+    for (int salt = 0; salt < kSalts; ++salt) {
+      low[salt] = static_cast<uint32_t>(noise.words[salt]);
+      high[salt] = static_cast<uint32_t>(noise.words[salt] >> 32);
+    }
+  }
+  float operator()(float x, int salt, uint32_t place) const {
+    return at_random<kind>(x, uniform_of(low[salt], high[salt], place), format);
+  }
+  const Format format;
+  uint32_t low[kSalts], high[kSalts];
+};
+
+}  // namespace native
+
+#endif  // EMULATOR_NATIVE_GRID_H_

@@ -1,0 +1,147 @@
+"""A program of its own that observes a network: one pass forward and backward in FP32 over the same pictures each time, with
+the weights of the moment. The training program knows nothing of it, and no bit of a run depends on it.
+
+Numbers are observed before anything is rounded, as those that the formats are to hold: the weights, the activations that
+convolutions and matrix products multiply, and the gradients that arrive at their results, times the loss scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from base.draws import Seed
+from emulator.layers import grid
+from emulator.layers.gradient_rules import by_rule, gradients
+from emulator.layers.grid import Rounding
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor
+from emulator.plan.formats import FP32, Format
+from emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
+from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
+from emulator.program.stages import Features
+from emulator.program.weights import ProgramState, Weights
+from Models import _segments
+from Models._layers import Variable
+from Models._segments import Segment
+
+_BIAS, _FRACTION = 127, 23  # of FP32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A network, its loss as (logits, features) -> [batch], and the precision whose formats are asked about."""
+
+    segments: list[Segment]
+    variables: tuple[Variable, ...]
+    loss: Callable[[tf.Tensor, Features], tf.Tensor]
+    precision: Precision
+
+
+class ObservingProgram(Program):
+    """A compiled program that observes."""
+
+    def __init__(self, observed: Observed, stream: Stream, seed: int) -> None:
+        """`stream`: of which the first pass's pictures are looked at."""
+
+        def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
+            return _write(observed, seed, features)
+
+        super().__init__(write, stream, ("/cpu:0",), seed)
+        self._kernels = tuple(self._about["kernels"])
+        self._formats = tuple(_formats(observed.precision, name) for name in self._kernels)
+
+    def observe(self, values: Mapping[str, np.ndarray], updates: int, scale: float) -> Observation:
+        """The numbers with these weights, by name as checkpoints have them."""
+        self.state.put(self.session, values, self.state.model)
+        self.session.run(self._rewind)
+        fed = dict(zip(self._names["fed"], [np.float32(scale)]))
+        counts, losses = self.session.run([*self._names["counts"], *self._names["losses"]], fed)
+        tensors = [
+            ObservedTensor(layer_of(name), kind, number_format, Losses(*map(float, losses[n, k])), _sparse(counts[n, k]))
+            for n, name in enumerate(self._kernels)
+            for k, (kind, number_format) in enumerate(zip(KINDS, self._formats[n]))
+        ]
+        return Observation(updates, scale, tuple(tensors))
+
+
+class _ObservedLayers(TensorLayers):
+    """The vocabulary in FP32, which keeps what is multiplied, and the gradients of products, by the names of kernels."""
+
+    def __init__(self, weights: Mapping[str, tf.Tensor], **context: Any) -> None:
+        super().__init__(weights, **context)
+        self.activations: dict[str, tf.Tensor] = {}
+        self.gradients: dict[str, tf.Tensor] = {}
+
+    def _operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
+        self.activations[kernel] = x
+        return x
+
+    def _product(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            self.gradients[kernel] = dy
+            return dy
+
+        return by_rule("Identity", tf.identity, y, rule=gradient)
+
+
+def _write(observed: Observed, seed: Seed, features: NextFeatures) -> ProgramGraph:
+    weights = Weights(observed.variables, 0, {}, precision=SINGLE)
+    scale = tf.placeholder(tf.float32, [], "loss_scale")
+    values = weights.read()
+    batch = features(tf.constant(0, tf.int64), tf.constant(0))
+    layers = _ObservedLayers(values, training=True, seed=seed, positions=batch["position"])
+    logits = _segments.run(observed.segments, layers, tf.cast(batch["image"], tf.float32))
+    loss = tf.reduce_mean(observed.loss(logits, batch)) * scale
+    kernels = [name for name in values if is_kernel(name)]
+    gradients(loss, [values[name] for name in kernels])
+    rows = [
+        [
+            _measured(tensor, number_format)
+            for tensor, number_format in zip(
+                (values[name], layers.activations[name], layers.gradients[name]), _formats(observed.precision, name)
+            )
+        ]
+        for name in kernels
+    ]
+    counts = tf.stack([tf.stack([count for count, _ in row]) for row in rows])
+    losses = tf.stack([tf.stack([lost for _, lost in row]) for row in rows])
+    names = {"fed": [scale], "counts": [counts], "losses": [losses], "initialise": [tf.global_variables_initializer()]}
+    named = {purpose: [each.name for each in several] for purpose, several in names.items()}
+    return ProgramGraph(named, {"kernels": kernels}, ProgramState.of(weights))
+
+
+def _formats(precision: Precision, kernel: str) -> tuple[Format, Format, Format]:
+    """Return the narrowest format that each kind of a layer's tensors comes into."""
+    operands = precision.operands_of(kernel)
+    return (
+        operands.weight,
+        *(precision.compute if each.contains(precision.compute) else each for each in operands[1:]),
+    )
+
+
+def _measured(x: tf.Tensor, number_format: Format) -> tuple[tf.Tensor, tf.Tensor]:
+    """int32 [EXPONENTS] counts, and float32 [4] losses."""
+    x = tf.reshape(x, [-1])
+    size, bits = tf.abs(x), tf.bitcast(x, tf.int32)
+    exponent = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, _FRACTION), 255) - _BIAS
+    bins = tf.clip_by_value(exponent - FIRST_EXPONENT, 0, EXPONENTS - 1)
+    is_zero = tf.equal(x, 0.0)
+    counts = tf.math.bincount(tf.boolean_mask(bins, tf.logical_not(is_zero)), minlength=EXPONENTS, maxlength=EXPONENTS)
+    if number_format == FP32:
+        rounded, over = x, tf.logical_not(tf.math.is_finite(x))
+    else:
+        rounded = grid.on_grid(x, Rounding(saturate=True, format=number_format))
+        over = tf.logical_not(size < number_format.overflow)
+    under = tf.logical_and(tf.equal(rounded, 0.0), tf.logical_not(is_zero))
+    error = tf.reduce_sum(tf.abs(rounded - x)) / tf.maximum(tf.reduce_sum(size), 1e-30)
+    shares = [tf.reduce_mean(tf.cast(each, tf.float32)) for each in (is_zero, under, over)]
+    return counts, tf.stack([*shares, error])
+
+
+def _sparse(counts: np.ndarray) -> dict[int, int]:
+    return {FIRST_EXPONENT + int(k): int(counts[k]) for k in np.flatnonzero(counts)}

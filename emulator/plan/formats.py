@@ -1,0 +1,184 @@
+"""Floating-point formats by their bits, in one table, and any other by its name: `e4m3fnuz` has 4 bits of exponent, 3 of
+fraction, and no infinity. Names, special values and default biases are those of ml_dtypes:
+
+* e5m2: as IEEE 754 has it. The topmost exponent is that of infinity and NaN; bias 2^(e-1) - 1.
+* e4m3fn: finite. The topmost code alone is NaN, and in formats of 6 bits or less (OCP's MX formats) nothing is.
+* e4m3fnuz: finite, and zero has no sign: its code is NaN's; bias 2^(e-1).
+* e4m3b11fnuz: with another bias. A bias larger by one halves every number of the format.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IEEE, FINITE, UNSIGNED_ZERO = "", "fn", "fnuz"  # the ends of names
+EXPONENT_BITS, FRACTION_BITS = (2, 8), (1, 22)
+LEAST, MOST = -126, 104  # exponents that FP32 carries with room for rounding
+_NAME = re.compile(r"(?:float[0-9]{1,2}_)?e([0-9]{1,2})m([0-9]{1,2})(?:b(-?[0-9]{1,4}))?(fnuz|fn)?")
+
+
+class FormatError(ValueError):
+    """A format that does not exist, or cannot be computed with here."""
+
+
+class _Fields(NamedTuple):
+    name: str
+    exponent_bits: int
+    fraction_bits: int
+    bias: int
+    specials: str
+
+
+class Format(_Fields):
+    """A floating-point format: sign, exponent, fraction, the exponent's bias, and its special values (IEEE, FINITE,
+    UNSIGNED_ZERO). Sizes are exact floats."""
+
+    @property
+    def bits(self) -> int:
+        """The bits of a number."""
+        return 1 + self.exponent_bits + self.fraction_bits
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of a number in memory."""
+        return 1 if self.bits <= 8 else 2 if self.bits <= 16 else 4
+
+    @property
+    def least_exponent(self) -> int:
+        """The exponent of the smallest normal number, and of the subnormal ones."""
+        return 1 - self.bias
+
+    @property
+    def top_exponent(self) -> int:
+        """The exponent of the largest number."""
+        return 2**self.exponent_bits - (2 if self.specials == IEEE else 1) - self.bias
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above 0, a subnormal one."""
+        return 2.0 ** (self.least_exponent - self.fraction_bits)
+
+    @property
+    def has_nan(self) -> bool:
+        """Return whether a code is NaN's."""
+        return self.specials != FINITE or self.bits > 6
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest number."""
+        taken = 1 if self.specials == FINITE and self.has_nan else 0  # by NaN
+        return 2.0**self.top_exponent * (2 - (1 + taken) * 2.0**-self.fraction_bits)
+
+    @cached_property
+    def overflow(self) -> float:
+        """The least size that rounds to no number of the format, to the nearest; in FP32, infinity."""
+        if self.exponent_bits == 8 and self.fraction_bits == 23:
+            return math.inf
+        return self.largest + 2.0 ** (self.top_exponent - self.fraction_bits - 1)
+
+    @property
+    def beyond(self) -> float:
+        """The size of a result that overflows: NaN in FP16, as the IPU has it, and in formats without infinity."""
+        if not self.has_nan:
+            return self.largest
+        return math.inf if self.specials == IEEE and self != FP16 else math.nan
+
+    @property
+    def has_fp32_exponents(self) -> bool:
+        """Return whether the format is FP32 with a shorter fraction, as BF16 is."""
+        return self.exponent_bits == 8
+
+    def contains(self, other: Format) -> bool:
+        """Return whether every number of another format is one of this format too."""
+        return (
+            self.fraction_bits >= other.fraction_bits
+            and self.least_exponent - self.fraction_bits <= other.least_exponent - other.fraction_bits
+            and self.largest >= other.largest
+        )
+
+    def with_bias(self, bias: int | None) -> Format:
+        """Return the format with another bias; FormatError if FP32 cannot carry its numbers."""
+        if bias is None or bias == self.bias:
+            return self
+        return _checked(self.exponent_bits, self.fraction_bits, bias, self.specials)
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """Return values on the format's grid, to the nearest, ties to even, float32."""
+        import numpy as np
+
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            wide = np.asarray(values, np.float64)
+        exponents = np.maximum(np.frexp(wide)[1] - 1, self.least_exponent)
+        steps = np.exp2(exponents - self.fraction_bits, dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            nearest = np.where(np.isfinite(wide), np.rint(wide / steps) * steps, wide)
+            nearest = np.where(np.abs(nearest) > self.largest, np.copysign(self.beyond, nearest), nearest)
+        return (nearest + 0.0 if self.specials == UNSIGNED_ZERO else nearest).astype(np.float32)
+
+
+FP32 = Format("FP32", 8, 23, 127, IEEE)  # of the arithmetic itself: nothing is rounded to it
+FP16 = Format("FP16", 5, 10, 15, IEEE)
+BF16 = Format("BF16", 8, 7, 127, IEEE)
+E4M3FNUZ, E5M2FNUZ = Format("e4m3fnuz", 4, 3, 8, UNSIGNED_ZERO), Format("e5m2fnuz", 5, 2, 16, UNSIGNED_ZERO)
+E4M3FN, E5M2 = Format("e4m3fn", 4, 3, 7, FINITE), Format("e5m2", 5, 2, 15, IEEE)
+TABLE = (FP32, FP16, BF16, E4M3FNUZ, E5M2FNUZ, E4M3FN, E5M2)
+_BY_BITS = {each[1:]: each for each in TABLE}
+_BY_NAME = {each.name.lower(): each for each in TABLE}
+_OTHER_NAMES = {"float32": FP32, "float16": FP16, "half": FP16, "bfloat16": BF16}
+NAMES = tuple(_BY_NAME)
+
+
+def named(text: str) -> Format:
+    """Return the format of a name: of the table, as ml_dtypes spells it, or `e<bits>m<bits>[b<bias>][fn|fnuz]`. FormatError
+    for another name, and for a format whose numbers FP32 cannot carry."""
+    word = text.lower()
+    known = _BY_NAME.get(word) or _OTHER_NAMES.get(word)
+    if known:
+        return known
+    parts = _NAME.fullmatch(word)
+    if parts is None:
+        raise FormatError(f"is none of {', '.join(NAMES)}, nor one by its bits and bias, as e4m3b11fnuz")
+    exponent_bits, fraction_bits, specials = int(parts[1]), int(parts[2]), parts[4] or IEEE
+    bias = int(parts[3]) if parts[3] else _usual_bias(exponent_bits, specials)
+    return _checked(exponent_bits, fraction_bits, bias, specials)
+
+
+def _usual_bias(exponent_bits: int, specials: str) -> int:
+    return 2 ** max(exponent_bits - 1, 0) - (specials != UNSIGNED_ZERO)
+
+
+def _checked(exponent_bits: int, fraction_bits: int, bias: int, specials: str) -> Format:
+    """Return a format that may be computed with."""
+    for what, bits, (least, most) in (
+        ("exponent", exponent_bits, EXPONENT_BITS),
+        ("fraction", fraction_bits, FRACTION_BITS),
+    ):
+        if not least <= bits <= most and (exponent_bits, fraction_bits) != (8, 23):
+            raise FormatError(f"has {bits or 'no'} bits of {what}; {least} to {most} can be computed with")
+    bits = exponent_bits, fraction_bits, bias, specials
+    if bits in _BY_BITS:
+        return _BY_BITS[bits]
+    usual = bias == _usual_bias(exponent_bits, specials)
+    own = Format(f"e{exponent_bits}m{fraction_bits}{'' if usual else f'b{bias}'}{specials}", *bits)
+    as_fp32 = exponent_bits == 8 and specials == IEEE and usual
+    if not as_fp32 and not (exponent_bits < 8 and own.least_exponent - fraction_bits >= LEAST and own.top_exponent <= MOST):
+        raise FormatError(
+            f"with bias {bias} has numbers from 2^{own.least_exponent - fraction_bits} to 2^{own.top_exponent}; they are "
+            f"carried in FP32, which has room from 2^{LEAST} to 2^{MOST}{_room(exponent_bits, fraction_bits, specials)}"
+        )
+    return own
+
+
+def _room(exponent_bits: int, fraction_bits: int, specials: str) -> str:
+    """Return the biases that leave numbers, for an error."""
+    if exponent_bits == 8:
+        return ": with 8 bits of exponent the bias is 127"
+    most = 1 - LEAST - fraction_bits
+    least = 2**exponent_bits - (2 if specials == IEEE else 1) - MOST
+    return f": biases {least} to {most}"

@@ -1,0 +1,171 @@
+"""Every number format is the one of its name: all its values, all midpoints with their neighbours and a million bit patterns of
+FP32 are rounded as ml_dtypes casts them, or as gfloat does where ml_dtypes lacks the format; by the native kernel, by XLA, and
+by numpy."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from gfloat import Domain, FormatInfo, RoundMode, decode_float, round_float
+
+from emulator.layers import grid
+from emulator.layers.grid import Rounding
+from emulator.native import library
+from emulator.plan import formats
+from emulator.plan.formats import BF16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, Format, FormatError
+from emulator.program.runtime import new_graph, session_config
+
+CASTS = {
+    "fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz, "e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+    "e3m4": ml_dtypes.float8_e3m4, "e4m3": ml_dtypes.float8_e4m3, "e4m3b11fnuz": ml_dtypes.float8_e4m3b11fnuz,
+    "e2m1fn": ml_dtypes.float4_e2m1fn, "e2m3fn": ml_dtypes.float6_e2m3fn, "e3m2fn": ml_dtypes.float6_e3m2fn,
+}  # fmt: skip
+OTHERS = ("e4m3b10fnuz", "e5m2b13fnuz", "e5m3", "e6m9", "e5m10b12", "e2m5", "e4m4b9fn", "e8m3", "e7m8b60")
+
+
+def codes_of(number_format: Format) -> np.ndarray:
+    """Every finite number of a format, by its definition, float64."""
+    bits = number_format.fraction_bits
+    exponent, fraction = np.divmod(np.arange(2 ** (number_format.bits - 1)), 2**bits)
+    normal = exponent > 0
+    scale = np.exp2(np.where(normal, exponent, 1) - float(number_format.bias))
+    values = scale * (normal + fraction / 2**bits)
+    return values[values <= number_format.largest]
+
+
+def patterns(number_format: Format) -> np.ndarray:
+    """The format's numbers, midpoints and their neighbours in FP32, and a million of FP32's bit patterns."""
+    values = codes_of(number_format)
+    middle = ((values[1:] + values[:-1]) / 2).astype(np.float32)
+    edge = np.float32([number_format.largest, min(number_format.overflow, 3.4e38), 0, np.inf, np.nan])
+    sizes = np.concatenate([values.astype(np.float32), middle, edge])
+    near = [f(sizes, np.float32(to)) for f, to in ((np.nextafter, 0), (np.nextafter, np.inf))]
+    anything = np.random.default_rng(1).integers(0, 1 << 32, 1_000_000, np.uint32).view(np.float32)
+    usual = np.random.default_rng(2).normal(size=100_000).astype(np.float32) * np.float32(number_format.largest / 8)
+    positive = np.concatenate([sizes, *near])
+    return np.concatenate([positive, -positive, anything, usual])
+
+
+def rounded(values: np.ndarray, rounding: Rounding, seed: int | None = None) -> np.ndarray:
+    with new_graph().as_default(), tf.Session(config=session_config()) as session:
+        noise = () if seed is None else (tf.constant(seed, tf.uint64),)
+        x = tf.placeholder(tf.float32, values.shape)
+        return session.run(grid.on_grid(x, rounding, noise), {x: values})
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Equal to the bit, signs of zeros too; any NaN equals any other."""
+    one, other = np.ascontiguousarray(one, np.float32), np.ascontiguousarray(other, np.float32)
+    return bool(np.all((np.isnan(one) & np.isnan(other)) | (one.view(np.uint32) == other.view(np.uint32))))
+
+
+def cast(name: str, values: np.ndarray) -> np.ndarray:
+    """The cast of ml_dtypes or numpy, with NaN for what overflows FP16, as the IPU has it, and NaN for NaN where the format
+    has none."""
+    with np.errstate(all="ignore"):
+        found = values.astype(CASTS[name]).astype(np.float32)
+    if name == "fp16":
+        found = np.where(np.isinf(found), np.float32(np.nan), found)
+    return found if formats.named(name).has_nan else np.where(np.isnan(values), values, found)
+
+
+@pytest.fixture(params=("kernels", "xla"))
+def way(request, monkeypatch):
+    if request.param == "xla":
+        monkeypatch.setenv(library.SWITCH, "0")
+    elif not library.identity():
+        pytest.skip("the kernels are not built")
+    return request.param
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_every_format_is_ml_dtypes(name, way):
+    number_format = formats.named(name)
+    values = patterns(number_format)
+    expected = cast(name, values)
+    assert same(rounded(values, Rounding(format=number_format)), expected)
+    if way == "xla":
+        assert same(number_format.rounded(values), expected)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_formats_that_ml_dtypes_lacks_are_gfloats(name, way):
+    number_format = formats.named(name)
+    of_gfloat = FormatInfo(
+        name, number_format.bits, number_format.fraction_bits + 1, bias=number_format.bias, is_signed=True,
+        has_nz=number_format.specials != formats.UNSIGNED_ZERO,
+        domain=Domain.Extended if number_format.specials == formats.IEEE else Domain.Finite,
+        num_high_nans=0 if number_format.specials == formats.UNSIGNED_ZERO else
+        (2**number_format.fraction_bits - 1 if number_format.specials == formats.IEEE else 1),
+        has_subnormals=True, is_twos_complement=False,
+    )  # fmt: skip
+    top = 2 ** (number_format.bits - 1) - 1
+    decoded = [decode_float(of_gfloat, code).fval for code in range(0, top + 1, max(1, top // 3000))]
+    finite = {value for value in decoded if math.isfinite(value)}
+    assert finite <= {*codes_of(number_format)} and max(codes_of(number_format)) == number_format.largest == of_gfloat.max
+    values = np.random.default_rng(3).choice(patterns(number_format), 4000)
+    values = values[np.isfinite(values)]
+    expected = [round_float(of_gfloat, float(x), RoundMode.TiesToEven) for x in values]
+    expected = np.where(np.isinf(expected), np.copysign(number_format.beyond, values), expected).astype(np.float32)
+    assert same(rounded(values, Rounding(format=number_format)), expected)
+    assert same(number_format.rounded(values), expected)
+
+
+@pytest.mark.parametrize("name", ["bf16", "e4m3fnuz", "e5m2", "e2m5"])
+def test_rounding_at_random_takes_a_neighbour_and_keeps_the_mean(name, way):
+    number_format, draw = formats.named(name), np.random.default_rng(4)
+    steps = codes_of(number_format)
+    steps = steps[(steps >= 2.0**-100) & (steps < 2.0**100)]
+    start = draw.integers(0, len(steps) - 1, 50)
+    for below, above in zip(steps[start], steps[start + 1]):
+        share = draw.uniform()
+        x = np.full(20_000, below + share * (above - below), np.float32)
+        share = (float(x[0]) - below) / (above - below)  # as FP32 has it
+        found = rounded(-x, Rounding(stochastic=True, format=number_format), 5)
+        assert {*found} <= {-np.float32(below), -np.float32(above)}
+        assert abs(np.mean(found == -np.float32(above)) - share) < 5 * math.sqrt(0.25 / x.size)
+    exact = np.concatenate([steps, -steps]).astype(np.float32)
+    assert same(rounded(exact, Rounding(stochastic=True, format=number_format), 6), exact)
+
+
+def test_kernels_and_xla_draw_the_same(monkeypatch):
+    if not library.identity():
+        pytest.skip("the kernels are not built")
+    for name in ("bf16", "e4m3fnuz", "e5m2", "e6m9"):
+        number_format = formats.named(name)
+        values = patterns(number_format)[:300_000]
+        rounding = Rounding(stochastic=True, saturate=name == "e5m2", format=number_format)
+        by_kernels = rounded(values, rounding, 7)
+        monkeypatch.setenv(library.SWITCH, "0")
+        assert same(rounded(values, rounding, 7), by_kernels)
+        monkeypatch.delenv(library.SWITCH)
+
+
+def test_what_overflows_becomes_what_the_format_has():
+    values = np.float32([1e30, -1e30, np.inf])
+    for number_format, beyond in ((E4M3FN, np.nan), (E5M2, np.inf), (E5M2FNUZ, np.nan), (FP16, np.nan)):
+        assert same(rounded(values, Rounding(format=number_format)), np.float32([beyond, -beyond, beyond]))
+        largest = np.float32(number_format.largest)
+        assert same(rounded(values, Rounding(saturate=True, format=number_format)), np.float32([largest, -largest, largest]))
+
+
+def test_names_and_what_is_refused():
+    assert [formats.named(name) for name in ("FP16", "half", "e5m10", "float16")] == [FP16] * 4
+    assert (formats.named("bfloat16"), formats.named("e8m7"), formats.named("float8_e4m3fnuz")) == (BF16, BF16, E4M3FNUZ)
+    assert formats.named("e4m3fnuz").with_bias(10).name == "e4m3b10fnuz" and E4M3FNUZ.with_bias(8) is E4M3FNUZ
+    assert E4M3FNUZ.with_bias(9).largest == E4M3FNUZ.largest / 2
+    assert [FP16.contains(each) for each in (E4M3FNUZ, E5M2, E5M2FNUZ, BF16, FP32)] == [True, True, True, False, False]
+    for name, words in {
+        "fp8": "is none of", "e0m3": "no bits of exponent", "e4m0": "no bits of fraction", "e9m3": "9 bits of exponent",
+        "e4m3b400": "biases -90 to 124", "e8m3b100": "the bias is 127", "": "is none of", "e4m3fn ": "is none of",
+        "e4m3b": "is none of", "e+4m3": "is none of",
+    }.items():  # fmt: skip
+        with pytest.raises(FormatError, match=words):
+            formats.named(name)
+    with pytest.raises(FormatError, match="with bias 999 has numbers from"):
+        E5M2.with_bias(999)

@@ -1,0 +1,65 @@
+"""What is observed of a network's numbers is what numpy finds in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from two_layers import BATCH, features, loss, network, numbers
+
+import ipu_utils
+from emulator.numerics.observation import KINDS, ObservedTensor
+from emulator.plan.options import DeviceOptions
+from emulator.plan.precision import Precision
+from emulator.plan.trace import trace
+
+SCALE = 30.0
+KERNELS = "all/one/conv/conv2d/kernel", "all/two/dense/kernel"
+
+
+def test_an_observation_is_numpys():
+    options = DeviceOptions(
+        precision="8.16", weight_format="e2m1fn", activation_bias=9, gradient_format="e3m2", format_for=("one=fp32",)
+    )
+    precision = Precision.of(options, kernels=KERNELS)
+    weights, pictures, targets = numbers()
+    observed = ipu_utils.Observed(
+        segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision
+    )
+    with ipu_utils.ObservingProgram(observed, ipu_utils.Stream(features), 1) as program:
+        values = {name: value.astype(np.float32) for name, value in weights.items()}
+        found = program.observe(values, 7, SCALE)
+        again = program.observe({name: 2 * value for name, value in values.items()}, 8, 1.0)
+    (w, b, w_2, b_2), x, target = weights.values(), pictures[0, :, 0, 0], targets[0]
+    a = np.maximum(x @ w[0, 0] + b, 0)
+    dy_2 = SCALE * (a @ w_2 + b_2 - target) / BATCH
+    dy = (dy_2 @ w_2.T) * (x @ w[0, 0] + b > 0)
+    assert (found.updates, found.scale) == (7, SCALE)
+    assert [(each.layer, each.kind) for each in found.tensors] == [
+        (layer, kind) for layer in ("all/one/conv", "all/two/dense") for kind in KINDS
+    ]
+    for each, numbers_of in zip(found.tensors, (w, x, dy, w_2, a, dy_2)):
+        size = np.abs(numbers_of.ravel())
+        expected = Counter(np.frexp(size[size > 0])[1] - 1)
+        assert each.exponents == dict(sorted(expected.items())), each
+        if each.layer == "all/one/conv":
+            assert each.format.name == ("FP32" if each.kind == "weights" else "FP16")  # that of results is narrower
+        rounded = size if each.format.name == "FP32" else np.minimum(each.format.rounded(size), each.format.largest)
+        rounded = np.where(np.isnan(rounded), each.format.largest, rounded)
+        np.testing.assert_allclose(
+            each.losses,
+            [
+                np.mean(size == 0), np.mean((size > 0) & (rounded == 0)), np.mean(size >= each.format.overflow),
+                np.abs(rounded - size).sum() / size.sum(),
+            ],
+            rtol=1e-5,
+        )  # fmt: skip
+    lost = [each.losses for each in found.tensors if each.layer == "all/two/dense"]
+    assert lost[0].under > 0 and lost[1].error > 0 and lost[2].over > 0  # the numbers put each of them to the test
+    assert min(again.tensors[0].exponents) == min(found.tensors[0].exponents) + 1
+    for each in found.tensors:
+        assert (
+            ObservedTensor.of_record(each.as_record()) == each._replace_losses()
+            if hasattr(each, "_replace_losses")
+            else True
+        )

@@ -1,0 +1,140 @@
+"""A weight update of a network of two layers in every policy, to the bit: against float64 in numpy with the casts of ml_dtypes.
+The numbers are such that FP32 has every sum exactly, so that what is rounded is rounded to a format."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from two_layers import BATCH, PASSES, features, loss, network, numbers
+
+import ipu_utils
+from emulator.plan import formats
+from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA
+from emulator.plan.machine import Machine
+from emulator.plan.options import DeviceOptions
+from emulator.plan.plan import resolve
+from emulator.plan.precision import NAMED, Precision
+from emulator.plan.trace import trace
+from emulator.program.update import FADING
+from harness.objective.optimisers import Momentum
+
+KINDS = {
+    "FP16": np.float16, "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz, "e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+POLICIES = {
+    **{name: {"precision": name, "format_for": ("one=fp32",)} for name in NAMED},  # narrow in the second layer alone
+    "8.16 throughout": {"precision": "8.16", "format_for": ("nothing=fp32",)},
+    "8.16 but for the ends": {"precision": "8.16"},
+    "8 bits that are scaled": {"precision": "8.32", "weight_bias": 11, "gradient_bias": 14, "format_for": ("nothing=fp32",)},
+    "formats that follow": {"precision": "8.32", "format_scaling": "maximum", "format_for": ("nothing=fp32",)},
+    "operands alone": {
+        "precision": "32.32", "weight_format": "e4m3fn", "activation_format": "e5m2", "gradient_format": "bf16",
+    },
+    "states": {"precision": "16.32", "accumulator_format": "bf16", "master_format": "e5m2fnuz", "slot_format": "e4m3fn"},
+}  # fmt: skip
+SCALE, RATE, MOMENTUM = 4.0, 0.25, 0.5
+LARGEST = [[2.2, 40.0], [3.3, 30.0]]  # so far, of activations and gradients
+
+
+def cast(number_format: formats.Format, x: np.ndarray) -> np.ndarray:
+    """ml_dtypes' cast; a bias shifts the exponent of the format that it is of."""
+    usual = next(
+        each for each in formats.TABLE if each[1:3] == number_format[1:3] and each.specials == number_format.specials
+    )
+    shift = 2.0 ** (number_format.bias - usual.bias)
+    with np.errstate(all="ignore"):
+        return np.float64((np.float32(x) * np.float32(shift)).astype(KINDS[usual.name]).astype(np.float32)) / shift
+
+
+def updated(precision: Precision) -> dict[str, np.ndarray]:
+    """Weights and slots after an update, by the device layer."""
+    weights, segments = numbers()[0], network()
+    counted = trace(segments, 1, 2)
+    plan = resolve(
+        DeviceOptions(fold="1"), counted, Machine(2, 0), micro_batch=BATCH, accumulation=PASSES, precision=precision
+    )
+
+    training = ipu_utils.Training(
+        segments=segments, trace=counted, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
+        optimiser=Momentum(MOMENTUM), scale=ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
+    )  # fmt: skip
+    program = ipu_utils.compile_training(training, ipu_utils.Stream(features))
+    scaling = {FORMAT_MAXIMA: np.float32(LARGEST)} if precision.scaled_kernels else {}
+    program.load({**program.values(), **{name: value.astype(np.float32) for name, value in weights.items()}, **scaling})
+    program.step([RATE])
+    values = program.values()
+    program.close()
+    return {name: np.float64(np.float32(value)) for name, value in values.items()}
+
+
+def moved(number_format: formats.Format, x: np.ndarray, largest: float) -> np.ndarray:
+    """The cast of numbers that are moved by a power of two, after which the largest has the last but one exponent."""
+    factor = 2.0 ** (number_format.top_exponent - 1 - np.floor(np.log2(largest)))
+    return cast(number_format, x * factor) / factor
+
+
+def scaled(precision: Precision) -> dict[str, np.ndarray]:
+    """The kernels, and the largest numbers after the update, with formats that follow these."""
+    weights, pictures, targets = numbers()
+    of, (kernel, bias, kernel_2, bias_2) = precision.operands, weights
+    w, w_2 = (moved(of.weight, weights[name], np.abs(weights[name]).max()) for name in (kernel, kernel_2))
+    totals, largest = {kernel: 0.0, kernel_2: 0.0}, np.zeros([2, 2])
+    for picture, target in zip(pictures, targets):
+        x = picture[:, 0, 0]
+        z = cast(
+            precision.compute, cast(precision.compute, moved(of.activation, x, LARGEST[0][0]) @ w[0, 0]) + weights[bias]
+        )
+        a = moved(of.activation, np.maximum(z, 0), LARGEST[1][0])
+        logits = cast(precision.compute, cast(precision.compute, a @ w_2) + weights[bias_2])
+        dy_2 = cast(precision.compute, SCALE * (logits - target) / BATCH)
+        g_2 = moved(of.gradient, dy_2, LARGEST[1][1])
+        dy = cast(precision.compute, g_2 @ w_2.T) * (z > 0)
+        g = moved(of.gradient, dy, LARGEST[0][1])
+        for name, gradient in ((kernel, (moved(of.activation, x, LARGEST[0][0]).T @ g)[None, None]), (kernel_2, a.T @ g_2)):
+            totals[name] = cast(precision.compute, totals[name] + cast(precision.compute, gradient) / PASSES)
+        seen = [[np.abs(x).max(), np.abs(dy).max()], [np.maximum(z, 0).max(), np.abs(dy_2).max()]]
+        largest = np.maximum(largest, seen)
+    largest = np.maximum(np.float32(largest), np.float32(LARGEST) * np.float32(FADING))
+    kernels = {name: np.float32(weights[name] - RATE / SCALE * total) for name, total in totals.items()}
+    return kernels | {FORMAT_MAXIMA: largest}
+
+
+def expected(precision: Precision) -> dict[str, np.ndarray]:
+    """The same in float64."""
+    weights, pictures, targets = numbers()
+    result, summed = precision.compute, precision.accumulator
+    kernel, bias, kernel_2, bias_2 = weights  # names
+    master = {name: cast(precision.master, value) for name, value in weights.items()}
+    of, of_2 = precision.operands_of(kernel), precision.operands_of(kernel_2)
+    w, w_2 = cast(of.weight, master[kernel])[0, 0], cast(of_2.weight, master[kernel_2])
+    b, b_2 = cast(result, master[bias]), cast(result, master[bias_2])
+    totals = {name: np.zeros_like(value) for name, value in weights.items()}
+    for picture, target in zip(pictures, targets):
+        x = cast(of.activation, cast(result, picture[:, 0, 0]))
+        z = cast(result, cast(result, x @ w) + b)
+        a = cast(of_2.activation, np.maximum(z, 0))
+        logits = cast(result, cast(result, a @ w_2) + b_2)
+        dy_2 = cast(result, SCALE * (logits - target) / BATCH)
+        g_2 = cast(of_2.gradient, dy_2)
+        dy = cast(result, g_2 @ w_2.T) * (z > 0)
+        g = cast(of.gradient, dy)
+        gradients = {kernel: (x.T @ g)[None, None], bias: dy.sum(0), kernel_2: a.T @ g_2, bias_2: dy_2.sum(0)}
+        for name, gradient in gradients.items():
+            share = cast(summed, cast(result, gradient) / PASSES)
+            totals[name] = cast(summed, totals[name] + share)
+    slot = precision.slot or precision.master
+    moved = {name: cast(precision.master, master[name] - RATE / SCALE * totals[name]) for name in weights}
+    return moved | {f"{name}/Momentum": cast(slot, totals[name]) for name in weights}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_update_is_that_of_float64(name):
+    options = DeviceOptions(stochastic_rounding="OFF", **POLICIES[name])
+    precision = Precision.of(options, kernels=["all/one/conv/conv2d/kernel", "all/two/dense/kernel"])
+    found = updated(precision)
+    reference = scaled if precision.scaled_kernels else expected
+    for variable, values in reference(precision).items():
+        np.testing.assert_array_equal(found[variable], values, variable)
