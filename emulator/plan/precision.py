@@ -62,8 +62,8 @@ class Precision:
     convolutions and matrix products multiply, unless `exceptions` have a part of their kernel's name (the first that fits
     counts); `accumulator`: of the sums of gradients; `master`: of the weights that updates move; `slot`: of their slots,
     that of the weights if None. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow
-    ends the run too where it would saturate. `scaled_kernels`: of
-    layers whose formats follow the largest numbers of their tensors. The others are options, under their names."""
+    ends the run too where it would saturate. `scaled_kernels`: of layers whose formats follow the largest numbers of their
+    tensors. The others are options, under their names."""
 
     name: str = "32.32"
     compute: Format = FP32
@@ -234,12 +234,9 @@ def layer_of(kernel: str) -> str:
 
 def _ends(usual: _Named) -> tuple[str, ...]:
     """Return the layers that compute in the format of results unless somebody says otherwise: where operands are narrower,
-    the first and the last, as Noune et al. have it."""
-    return (
-        ()
-        if usual.operands == Operands.all_in(usual.compute)
-        else tuple(f"{end}={usual.compute.name}" for end in (FIRST, LAST))
-    )
+    the first and the last, which have few multiplications and lose most."""
+    narrower = usual.operands != Operands.all_in(usual.compute)
+    return tuple(f"{end}={usual.compute.name}" for end in (FIRST, LAST)) if narrower else ()
 
 
 def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, Format], ...]:
