@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,6 @@ class _Histograms:
     """Exponents as histograms, and shares of what is lost, for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
-        import secrets
-
         import tensorflow.compat.v1 as tf
 
         files.own_folder(folder)
