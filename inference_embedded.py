@@ -106,7 +106,7 @@ def _row(
         top5, loss = embedded.scores(program, batches, served.micro_batches)
     return row(
         run, checkpoint, trained_batch, accuracy=accuracy, top5=top5, loss=loss, seconds=served.seconds,
-        pictures=served.samples, rate=served.inferred / served.seconds, latency=served.mean,
+        pictures=served.samples, throughput=served.inferred / served.seconds, latency=served.mean,
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from base import plugins
 from base.errors import OptionError
 from base.fields import HINT, brief
 from base.process import command_line, commands
-from emulator.plan.precision import Precision
 from harness.checkpoints import find, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import option_values
@@ -165,8 +164,7 @@ def explain(options: RunOptions) -> str:
     rows = [(name, brief(shown(value)), options.sources.get(name, "default")) for name, value in options.values().items()]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     second = min(second, 36)
-    lines = [f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows]
-    return "\n".join([*lines, *Precision.of(options.device, options.training.offload_fp32_weight_copy).table()])
+    return "\n".join(f"{name:<{first}}  {value:<{second}}  {source}" for name, value, source in rows)
 
 
 # Finding the model before the options are known

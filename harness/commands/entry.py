@@ -17,6 +17,7 @@ from base.process import command_line, commands
 from base.storage.files import NotRegular
 from emulator.native import library
 from emulator.plan.plan import PlanError
+from emulator.plan.precision import Precision
 from harness.checkpoints import npz_weights, run_record
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.checkpoints.write import SaveError
@@ -109,7 +110,8 @@ def parse(
         print(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]), end="")
         return None
     if parsed.options.main.explain:
-        print(cli.explain(parsed.options))
+        precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
+        print("\n".join([cli.explain(parsed.options), "Number formats:", *precision.table()]))
         return None
     doubts = run_record.warnings(folder, lost) if folder else []
     return replace(parsed, notes=(*parsed.notes, *doubts))

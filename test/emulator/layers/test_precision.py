@@ -18,7 +18,7 @@ from emulator.layers.grid import Rounding
 from emulator.layers.rounded_layers import RoundedLayers
 from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch
-from emulator.plan.formats import E4M3FNUZ
+from emulator.plan.formats import BF16, E4M3FNUZ
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
@@ -207,6 +207,25 @@ MODELS = {
     "efficientnet-proxy": ("efficientnet", "cifar", "CIFAR", {**GN, **SHALLOW, "groups": 1, "proxy_norm": True}, 16),
     "squeezenet": ("squeezenet", "cifar", None, {}, 64),
 }  # fmt: skip
+
+
+def test_products_can_be_left_to_the_processor():
+    """In its own BF16, rounded once: the same numbers where FP32 has the sums exactly, and gradients too."""
+    draw = np.random.default_rng(1)
+    arrays = [draw.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((4, 6, 6, 8), (3, 3, 8, 8), (4, 6, 6, 8))]
+    found = []
+    for dtype in (None, tf.bfloat16):
+        with new_graph().as_default() as graph:
+            x, weights, dy = map(tf.constant, arrays)
+            layers = RoundedLayers(
+                {"conv/conv2d/kernel": weights}, training=True, rounding=Rounding(format=BF16), product_dtype=dtype
+            )
+            y = layers.conv(x, 8, 3, None)
+            found.append(evaluated(y, *tf.gradients(y, [x, weights], dy)))
+            products = {op.get_attr("T") for op in graph.get_operations() if op.type.startswith("Conv2D")}
+            assert products == {dtype or tf.float32}
+    for emulated, native in zip(*found):
+        np.testing.assert_array_equal(BF16.rounded(emulated), native)
 
 
 class Listening(RoundedLayers):

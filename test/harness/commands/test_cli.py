@@ -520,8 +520,8 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
          "'0.2 1.2' but must lie between 0 and 1"),
         ("--optimiser lamp", "command line: --optimiser: optimiser is 'lamp' but must be one of SGD, momentum, RMSprop, LARS, LAMB, "
          "Adam, AdamW; did you mean LAMB, LARS or Adam?"),
-        ("--precision 32", "command line: --precision: precision is '32' but must be one of 16.16, 16.32, 32.32; did you mean "
-         "32.32 or 16.32?"),
+        ("--precision 32", "command line: --precision: precision is '32' but must be one of 16.16, 16.32, 32.32, 8.16, 8.32, bf16.16, "
+         "bf16.32; did you mean 8.32, 32.32 or 16.32?"),
         ("--model alexnet", "command line: --model: no model 'alexnet': Models/alexnet.py not found; did you mean resnet or "
          "resnext?"),
         ("--model ../train", "command line: --model: no model '../train': Models/../train.py not found"),

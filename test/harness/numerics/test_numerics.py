@@ -1,0 +1,68 @@
+"""--numerics beside a run: no bit of it changes, the file goes on with the run, the picture shows every kind of tensor."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as xml
+from collections import Counter
+
+import numpy as np
+from commands import assert_same_bits, run, succeed, variables
+
+from emulator.numerics.observation import Observation
+from harness.numerics import picture, record
+
+WORDS = [
+    "--dataset",
+    "fashion-mnist",
+    "--model-size",
+    "8",
+    "--batch-size",
+    "8",
+    "--seed",
+    "3",
+    "--no-validation",
+    "--precision",
+    "8.16",
+    "--iterations",
+    "5",
+]
+
+
+def test_a_run_is_observed_and_stays_the_same(tmp_path):
+    watched, plain = tmp_path / "watched", tmp_path / "plain"
+    out = succeed("train", *WORDS, "--numerics", 2, "--stop-after", 3, "--logs-path", watched).out
+    assert f"Numbers observed after update 2: {watched / 'numerics.svg'}" in out
+    record.append(watched, Observation(4, 1.0, ()))  # of an update that will be done again
+    with (watched / record.NAME).open("a") as file:
+        file.write('{"updates": 9, "ten')  # of a call that was killed
+    succeed("restore", "--restore-path", watched)
+    succeed("train", *WORDS, "--logs-path", plain)
+    values = variables(watched, 5)
+    assert_same_bits(values, variables(plain, 5))
+    found = record.read(watched)
+    assert [each.updates for each in found] == [2, 4] and all(each.scale == 128 for each in found)
+    layers = {each.layer for each in found[-1].tensors}
+    assert len(found[-1].tensors) == 3 * len(layers) and layers > {"all/b0/conv", "all/fc1/dense"}
+    assert not (plain / record.NAME).exists()
+    texts = [node.text for node in xml.parse(watched / "numerics.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Weights", "Activations", "Gradients times the loss scale of 128", "first", "last"} <= set(texts)
+    assert any(text.startswith("e5m2fnuz: 7.63e-06 to 57344") for text in texts)
+    assert list((watched / "numerics").glob("events.out.tfevents.*"))
+
+
+def test_weights_are_those_of_the_update(tmp_path):
+    succeed("train", *WORDS, "--numerics", 5, "--logs-path", tmp_path / "run")
+    (observation,) = record.read(tmp_path / "run")
+    values = variables(tmp_path / "run", 5)
+    for each in observation.tensors:
+        if each.kind == "weights":
+            kernel = next(v for name, v in values.items() if name.startswith(f"{each.layer}/") and name.endswith("kernel"))
+            size = np.abs(np.float64(kernel.ravel()))
+            assert each.exponents == Counter(np.frexp(size[size > 0])[1] - 1)
+    assert "</svg>" in picture.draw(observation)
+
+
+def test_numerics_need_a_folder_and_a_number():
+    assert "--numerics 2 changes nothing: --no-logs" in succeed("train", *WORDS, "--numerics", 2, "--no-logs", "--dry-run").out
+    result = run("train", *WORDS, "--numerics", 0, "--dry-run")
+    assert result.code == 2 and "must be at least 1" in result.err
