@@ -10,6 +10,7 @@ from Datasets._spec import DataSource, ReadRequest
 from emulator.cost_model.workload import Workload
 from emulator.native import library
 from emulator.plan import machine
+from emulator.plan.formats import FP16
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
@@ -150,10 +151,12 @@ class Run:
 
     def _emulated_halves(self) -> list[str]:
         """A line on the price of narrow formats, if the run has any."""
-        if not (self.plan.precision.rounds_results or self.plan.precision.rounds_operands):
+        precision = self.plan.precision
+        if precision.native_arithmetic or not (precision.rounds_results or precision.rounds_operands):
             return []
-        precision = self.options.device.precision
-        return [f"Halves are emulated: {precision} takes {HALVES_COST} times as long here as --precision 32.32"]
+        if precision.compute == FP16 and not precision.rounds_operands:
+            return [f"Halves are emulated: {precision.name} takes {HALVES_COST} times as long here as --precision 32.32"]
+        return [f"Narrow formats are emulated: {precision.name} takes longer here than --precision 32.32"]
 
     @cached_property
     def memory(self) -> HostMemory:
