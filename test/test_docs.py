@@ -33,6 +33,7 @@ TOOLS = {
     "export.md": ("harness/export/export_options.py",),
     "comparison.md": ("harness/export/export_options.py",),
     "half-precision.md": ("tools/compare_runs.py",),
+    "number-formats.md": ("tools/formats.py",),
     "sweeps.md": ("harness/sweeping/sweep_options.py",),
     "measured.md": ("tools/findings.py",),
     "planner.md": ("harness/pod_planning/plan_options.py", "tools/fit_planner.py"),

@@ -115,7 +115,7 @@ def native_arithmetic(resolved: Resolved) -> Iterator[str]:
             "leave one of them out"
         )
     if run.plan.stage_devices[0].startswith("/cpu") and not library.has_bf16():
-        yield "warning: --native-arithmetic: this processor has no instructions for BF16, and takes longer with it"
+        yield "warning: --native-arithmetic: this processor has no instructions for BF16: slower, and less exact"
 
 
 def pipeline_on_one_device(resolved: Resolved) -> Iterator[str]:

@@ -18,6 +18,7 @@ from emulator.layers.grid import Rounding
 from emulator.layers.rounded_layers import RoundedLayers
 from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch
+from emulator.native import library
 from emulator.plan.formats import BF16, E4M3FNUZ
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
@@ -210,7 +211,10 @@ MODELS = {
 
 
 def test_products_can_be_left_to_the_processor():
-    """In its own BF16, rounded once: the same numbers where FP32 has the sums exactly, and gradients too."""
+    """In its own BF16: the same numbers where FP32 has the sums exactly, and gradients too.
+
+    A processor without instructions for BF16 may add in BF16 as well: near numbers.
+    """
     draw = np.random.default_rng(1)
     arrays = [draw.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((4, 6, 6, 8), (3, 3, 8, 8), (4, 6, 6, 8))]
     found = []
@@ -225,7 +229,8 @@ def test_products_can_be_left_to_the_processor():
             products = {op.get_attr("T") for op in graph.get_operations() if op.type.startswith("Conv2D")}
             assert products == {dtype or tf.float32}
     for emulated, native in zip(*found):
-        np.testing.assert_array_equal(BF16.rounded(emulated), native)
+        tolerance = 0 if library.has_bf16() else 0.02 * np.abs(emulated).max()
+        np.testing.assert_allclose(native, BF16.rounded(emulated), rtol=0, atol=tolerance)
 
 
 class Listening(RoundedLayers):
