@@ -163,9 +163,9 @@ HALF = f"{BASE} --model-size 8 --batch-norm --iterations 6 --warmup-epochs 0 --c
 
 @pytest.mark.sampled(3, "distributed")
 def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_path):
-    """16.16 with stochastic rounding and narrower products, pipelined, and the scales that a run finds; validated together,
+    """16.16 with narrower products and slots that are BF16, pipelined, and the scales that a run finds; validated together,
     afterwards by each way of starting, and alone."""
-    more = "--activation-format e4m3fn --format-scaling --automatic-loss-scaling largest --shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
+    more = "--activation-format e4m3fn --slot-format bf16 --format-scaling --automatic-loss-scaling largest --shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
     given = [*[word for word in HALF if word != "--no-validation"], *more.split(), "--batches-per-step", 2]
     succeeded(by_tf_config("train.py", [[*given, "--log-all-instances", "--logs-path", tmp_path / "run"]] * 2))
     folder = tmp_path / "run"

@@ -39,8 +39,10 @@ _FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
 _CHECKSUM, _SLICES = 6, 7  # of those bytes; of a tensor that lies in pieces
 _FILES, _BIG_ENDIAN, _VERSION, _LEAST_READER = 1, 2, 3, 2  # of the message without a name: number and form of the files
 _READER = 1  # the version of TensorFlow's reader whose forms are known here
-_TEXT, _BFLOAT16 = 7, 14
+_TEXT = 7
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
+_ML_DTYPES = {14: "bfloat16", 24: "float8_e5m2", 25: "float8_e4m3fn", 26: "float8_e4m3fnuz", 27: "float8_e4m3b11fnuz",
+              28: "float8_e5m2fnuz"}  # fmt: skip
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # kinds of fields
 _PIECE = b"\0"  # begins the name of each piece of a tensor
 _IN_PIECES = "it holds a tensor in pieces, and only whole ones are read"
@@ -139,12 +141,12 @@ def _entry(index: Path, name: str, files: int, message: bytes) -> _Entry:
 def _dtype(name: str, kind: int) -> np.dtype:
     if kind == _TEXT:
         raise Damaged(f"{brief(name)} holds no numbers")
-    if kind == _BFLOAT16:
-        from ml_dtypes import bfloat16  # which TensorFlow requires; no network here saves it
+    if kind in _ML_DTYPES:
+        import ml_dtypes  # which TensorFlow requires
 
-        return np.dtype(bfloat16)
+        return np.dtype(getattr(ml_dtypes, _ML_DTYPES[kind]))
     if kind not in _TYPES:
-        known = ", ".join([*(np.dtype(each).name for each in _TYPES.values()), "bfloat16"])
+        known = ", ".join([*(np.dtype(each).name for each in _TYPES.values()), *_ML_DTYPES.values()])
         raise Damaged(f"{brief(name)} is of TensorFlow's data type {kind}, and only {known} are read")
     return np.dtype(_TYPES[kind])
 

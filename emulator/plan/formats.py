@@ -108,6 +108,15 @@ class Format(_Fields):
             return self
         return _checked(self.exponent_bits, self.fraction_bits, bias, self.specials)
 
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """Return values on the format's grid in the dtype that a checkpoint has for the format: ml_dtypes' of 8 bits, which
+        TensorFlow writes though it has no variables of them, or their own dtype if there is none."""
+        if self.name not in TENSORS_OF_8_BITS:
+            return values
+        import ml_dtypes  # which TensorFlow requires
+
+        return values.astype(getattr(ml_dtypes, f"float8_{self.name}"))
+
     def rounded(self, values: np.ndarray) -> np.ndarray:
         """Return values on the format's grid, to the nearest, ties to even, float32."""
         import numpy as np
@@ -132,6 +141,7 @@ _BY_BITS = {each[1:]: each for each in TABLE}
 _BY_NAME = {each.name.lower(): each for each in TABLE}
 _OTHER_NAMES = {"float32": FP32, "float16": FP16, "half": FP16, "bfloat16": BF16}
 NAMES = tuple(_BY_NAME)
+TENSORS_OF_8_BITS = ("e5m2", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2fnuz")  # TensorFlow has tensors of these
 
 
 def named(text: str) -> Format:

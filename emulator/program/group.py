@@ -253,12 +253,15 @@ def _task(instance: int) -> str:
 
 
 def _packed(values: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as bytes, whole words of them."""
+    """Arrays as bytes, whole words of them. A dtype goes by its name: numpy's own files do not know ml_dtypes'."""
     file = io.BytesIO()
-    np.savez(file, **{f"{i}": value for i, value in enumerate(values.values())}, names=np.asarray(list(values)))
+    arrays = {f"{i}": value.view(f"u{value.itemsize}") for i, value in enumerate(map(np.asarray, values.values()))}
+    dtypes = np.asarray([np.asarray(value).dtype.name for value in values.values()])
+    np.savez(file, **arrays, names=np.asarray(list(values)), dtypes=dtypes)
     return file.getvalue() + bytes(-file.tell() % 4)
 
 
 def _unpacked(content: bytes) -> dict[str, np.ndarray]:
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        return {str(name): file[f"{i}"] for i, name in enumerate(file["names"])}
+        named = zip(file["names"], file["dtypes"])
+        return {str(name): file[f"{i}"].view(np.dtype(str(dtype))) for i, (name, dtype) in enumerate(named)}

@@ -165,8 +165,10 @@ class ProgramState:
         return cls(saved, executable.about["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
-        """Return the values of every variable, by name."""
-        return session.run({name: stored.read for name, stored in self.saved.items()})
+        """Return the values of every variable, by name, each in its format's dtype where there is one."""
+        values = session.run({name: stored.read for name, stored in self.saved.items()})
+        grids = {name: formats.named(stored.grid) for name, stored in self.saved.items() if stored.grid}
+        return {name: grids[name].stored(value) if name in grids else value for name, value in values.items()}
 
     def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
         """Sets the variables of these names, through their initialisers; a value that is missing is a KeyError."""

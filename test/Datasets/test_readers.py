@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import fuzzing
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -291,7 +292,7 @@ def test_any_list_gives_arrays_or_one_line(tmp_path, pytestconfig):
 
 def test_what_tensorflow_writes_is_read_without_it(tmp_path):
     """Tensors of every type are read, and names that fill several blocks of the list."""
-    kinds = (*tensor_bundle._TYPES.values(), tf.bfloat16.as_numpy_dtype)
+    kinds = (*tensor_bundle._TYPES.values(), *(getattr(ml_dtypes, name) for name in tensor_bundle._ML_DTYPES.values()))
     values = {f"{k}/{np.dtype(kind)}": np.arange(6).reshape(2, 3).astype(kind) for k, kind in enumerate(kinds)}
     values |= {f"{k:03d} {'x' * 2000}": np.full((k % 3, 2), k, np.float32) for k in range(300)}
     write.replace(tmp_path / "x", {**values, "scalar": np.int64(3)})

@@ -386,7 +386,7 @@ def test_what_a_checkpoint_keeps(precision, halves, tmp_path):
         succeed("train", *BASE.split(), *f"--precision {precision}".split(), "--logs-path", folder)
     found = variables(folder, 4)
     kinds = {name: value.dtype.name for name, value in found.items()}
-    master = "float32" if ".32" in precision else "float16"
+    master = "float8_e4m3fnuz" if "e4m3" in precision else "float32" if ".32" in precision else "float16"
     for name, kind in kinds.items():
         fine, slot = "moving" in name, "bfloat16" if "bf16" in precision and name.endswith("Momentum") else master
         assert kind == ("int64" if name == "global_step" else "float32" if fine else slot), name
