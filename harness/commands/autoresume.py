@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from harness.evaluation import early_stopping
 from harness.options import sources
 from harness.processes.folders import forget_unsaved
 from harness.reports import validated_rows
+from harness.run import cluster
 from harness.run.run import Run
 
 
@@ -29,7 +31,8 @@ def folder_of_run(argv: list[str], script: str) -> Path | None:
     folder = Path(path)
     if find.numbered(folder):
         return folder
-    if (folder / "arguments.json").exists() and not sources.is_given(argv, "dry_run", script):
+    begun = (folder / "arguments.json").exists() and not cluster.follows(os.environ)  # the others leave it to instance 0
+    if begun and not sources.is_given(argv, "dry_run", script):
         with locks.held(folder):
             if not find.numbered(folder):
                 _check_never_saved(folder)

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     before = _state(written)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        code = launch.run(command, {FOLDER_VARIABLE: str(folder)})
+        code = launch.run(command, {FOLDER_VARIABLE: str(folder)}).code
     except OSError as error:
         print(f"gc-profile: error: {error.strerror}: {error.filename}", file=sys.stderr)
         return 2

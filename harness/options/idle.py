@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from harness.options.sections import RunOptions
+from harness.options.sections import AUTO, RunOptions
 
 
 class IdleOptions(NamedTuple):
@@ -39,9 +39,14 @@ IN_TRAINING: tuple[IdleOptions, ...] = (
     ),
     IdleOptions(("valid_batch_size", "latency"), lambda run: not run.checkpoint.validation, "--no-validation"),
     IdleOptions(
-        ("ckpt_epochs_offset", "max_ckpts_to_keep", "safety_ckpt_minutes"),
+        ("ckpt_epochs_offset", "max_ckpts_to_keep", "safety_ckpt_minutes", "mtbf_hours"),
         _without_checkpoints,
         "--ckpts-per-epoch 0 writes no checkpoints",
+    ),
+    IdleOptions(
+        ("mtbf_hours",),
+        lambda run: run.checkpoint.safety_ckpt_minutes != AUTO and not _without_checkpoints(run),
+        "it is for --safety-ckpt-minutes auto, which is not given",
     ),
     IdleOptions(
         ("executable_cache_path", "executable_cache_size"),

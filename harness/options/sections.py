@@ -23,6 +23,7 @@ from base.fields import (
     above,
     at_least,
     between,
+    decimal_number,
     opt,
 )  # fmt: skip
 from emulator.plan.options import DeviceOptions
@@ -32,12 +33,23 @@ COMMAND_LINE, CONFIGURATION, RECORDED = "command line", "configuration", "the re
 ACCUMULATION = "gradient_accumulation_count"
 
 
+AUTO = "auto"
+
+
 def _percentages(value: int) -> str | None:
     return None if 1 <= value <= 100 else "must lie between 1 and 100"
 
 
 def _epochs(values: tuple[int, ...]) -> str | None:
     return None if all(0 <= value < 2**31 for value in values) else "must be 0 or more epochs"
+
+
+def _minutes(value: str) -> str | None:
+    try:
+        number = AUTO if value == AUTO else decimal_number(value)
+    except ValueError:
+        return "must be a number of minutes, or auto"
+    return None if number == AUTO else at_least(0)(number)
 
 
 def _pipeline_depth(raw: str) -> dict[str, str]:
@@ -291,11 +303,18 @@ class CheckpointOptions:
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
     )
-    safety_ckpt_minutes: float = opt(
-        10.0, "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
-        "replaces it; 0 is off",
-        check=at_least(0),
+    safety_ckpt_minutes: str = opt(
+        "10", "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
+        "replaces it; 0 is off; auto finds the minutes with which failures cost least",
+        check=_minutes,
+        read=str.lower,
     )  # fmt: skip
+    mtbf_hours: float = opt(
+        24.0,
+        "mean time between two failures of one host, for --safety-ckpt-minutes auto",
+        check=above(0),
+        traits=(NOT_IN_GRAPH,),
+    )
     validation: bool = opt(True, "validate at every checkpoint; --no-validation trains only")
     valid_batch_size: int | None = opt(
         None, "samples of one micro-batch in validation (default: that of training)", check=at_least(1)

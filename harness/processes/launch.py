@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from base import plugins
 from base.errors import OptionError
@@ -39,6 +40,7 @@ _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.
 _PR_SET_PDEATHSIG = 1
 _MOST = 1024  # instances: each is told the addresses of all of them
 _MOST_PER_CORE = 64  # instances on this host, each of which has dozens of threads
+_ANSWER = 30.0  # seconds in which a host must answer that is to have instances again
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
 # mpirun kills the others within a second when a signal has ended one, before they could save and say how to go on
 _PATIENT = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
@@ -88,6 +90,14 @@ class Topology:
             address = f"{host}:{port}"
             lines.append(f"{k:>8}  {address:<24} {each:>8}  {first} to {first + count - 1}")
         return "\n".join(lines)
+
+
+class Ending(NamedTuple):
+    """How instances, or a command, have ended."""
+
+    code: int  # the first that is not 0; 128 + n for signal n
+    told: bool = False  # by a signal to this process
+    first: str = ""  # which process failed first, and how, in words
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
@@ -167,6 +177,15 @@ def mpi_command(
     return command
 
 
+def answers(mpirun: str, host: str, global_args: Sequence[str] = ()) -> bool:
+    """Return whether mpirun can start a program on a host, within a while."""
+    head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0), *global_args]
+    with suppress(subprocess.TimeoutExpired):
+        asked = subprocess.run([*head, "--host", host, "--np", "1", "true"], capture_output=True, timeout=_ANSWER)
+        return asked.returncode == 0
+    return False
+
+
 def _silenced(instance: int, shown: int | None) -> list[str]:
     return [] if shown in (None, instance) else [sys.executable, str(_SILENT)]
 
@@ -176,13 +195,13 @@ def numa_nodes() -> int:
     return max(1, len(list(_NODES.glob("node[0-9]*"))))
 
 
-def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_mpirun: bool = False) -> int:
-    """Run a command to its end and return its exit code; signals go on to the command, or to mpirun's instances. `more`: for
-    the command's environment."""
+def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_mpirun: bool = False) -> Ending:
+    """Run a command to its end; signals go on to the command, or to mpirun's instances. `more`: for the command's
+    environment."""
     with _Children(through_mpirun) as children:
         environ = {**_patience(command), **os.environ} if through_mpirun else os.environ
         try:
-            children.start(command, {**environ, **(more or {}), orphans.MARK: orphans.mark()})
+            children.start(command, {**environ, **(more or {}), orphans.MARK: orphans.mark()}, Path(command[0]).name)
         except OSError as error:
             if error.errno != errno.E2BIG:
                 raise
@@ -205,14 +224,14 @@ def run_directly(
     environ: Mapping[str, str],
     shown: int | None = None,
     executable: str | None = None,
-) -> int:
-    """Starts every instance on this host without MPI; when one fails, the others are ended. The first exit code that is not
-    0."""
+) -> Ending:
+    """Starts every instance on this host without MPI; when one fails, the others are ended."""
     path = executable or shutil.which(program[0], path=environ.get("PATH")) or program[0]
     with _Children() as children:
         for k in range(where.instances):
             variables = {**environ, **where.variables(k), orphans.MARK: orphans.mark()}
-            children.start([path, *program[1:]], variables, subprocess.DEVNULL if shown not in (None, k) else None)
+            hidden = subprocess.DEVNULL if shown not in (None, k) else None
+            children.start([path, *program[1:]], variables, f"instance {k}", hidden)
         return children.wait()
 
 
@@ -222,6 +241,8 @@ class _Children:
 
     def __init__(self, through_mpirun: bool = False) -> None:
         self._started: list[subprocess.Popen] = []
+        self._names: list[str] = []
+        self._first = ""  # the first that failed, in words
         self._received: list[int] = []
         self._through_mpirun = through_mpirun
 
@@ -236,19 +257,20 @@ class _Children:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str], stdout: int | None = None) -> None:
-        """Start one more process, unless a signal has come."""
+    def start(self, command: Sequence[str], environ: Mapping[str, str], name: str, stdout: int | None = None) -> None:
+        """Start one more process, unless a signal has come; `name`: for messages."""
         if self._received:
             return
         child = subprocess.Popen(
             command, env=environ, stdout=stdout, start_new_session=True, preexec_fn=ending_with_this_process()
         )
         self._started.append(child)
+        self._names.append(name)
         for number in self._received:  # while it was being started
             child.send_signal(self._heard(number))
 
-    def wait(self) -> int:
-        """Wait until all have ended; return the first exit code that is not 0, 128 + n for signal n."""
+    def wait(self) -> Ending:
+        """Wait until all have ended."""
         failed, last, end = 0, [signal.SIGTERM, signal.SIGKILL], math.inf
         while [child for child in self._started if child.poll() is None]:  # all of them are asked
             failed = failed or self._failed()
@@ -262,12 +284,16 @@ class _Children:
             time.sleep(0.05)
         code = failed or self._failed()
         if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
-            return 128 + self._received[0]
-        return code if code >= 0 else 128 - code
+            return Ending(128 + self._received[0], True, self._first)
+        return Ending(code if code >= 0 else 128 - code, bool(self._received), self._first)
 
     def _failed(self) -> int:
         """The first exit code that is not 0."""
-        return next((child.returncode for child in self._started if child.returncode), 0)
+        failed = [(name, child.returncode) for name, child in zip(self._names, self._started) if child.returncode]
+        if failed and not self._first:
+            name, code = failed[0]
+            self._first = f"{name} {_killed(-code) if code < 0 else f'ended with exit code {code}'}"
+        return failed[0][1] if failed else 0
 
     def _forward(self, number: int, frame: object) -> None:
         self._received.append(number)
@@ -285,6 +311,12 @@ class _Children:
         if not self._through_mpirun or number in (signal.SIGUSR1, signal.SIGUSR2):
             return number
         return signal.SIGTERM if again or number == signal.SIGQUIT else signal.SIGUSR1
+
+
+def _killed(number: int) -> str:
+    """Return how a signal ended a process, in words."""
+    known = number in {each.value for each in signal.Signals}
+    return f"was killed by {signal.Signals(number).name if known else f'signal {number}'}"
 
 
 def ending_with_this_process() -> Callable[[], None] | None:

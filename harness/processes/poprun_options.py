@@ -38,6 +38,12 @@ def _place(text: str) -> int:
     return int(text)
 
 
+def _restarts(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text):
+        raise ValueError("a whole number from 0 on")
+    return int(text)
+
+
 def _words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
@@ -81,6 +87,10 @@ OPTIONS: Mapping[str, PoprunOption] = {
     "mpi-local-args": PoprunOption(_words, (), "arguments of mpirun for each instance, as -x NAME"),
     "print-topology": PoprunOption(_switch, False, "print where every instance is, and its replicas"),
     "first-port": PoprunOption(_count, None, "instance k listens on this port + k; default: free ports"),
+    "max-restarts": PoprunOption(
+        _restarts, 0, "start all again so often when one is lost; the program goes on with its run"
+    ),
+    "min-instances": PoprunOption(_count, None, "at a restart, fewer where hosts do not answer; default: --num-instances"),
     "export-config": PoprunOption(str, None, "write these options to a YAML file"),
     "import-config": PoprunOption(str, None, "read options from a YAML file; the command line goes before it"),
     "overwrite-config": PoprunOption(_switch, False, "--export-config may replace a file"),

@@ -12,7 +12,10 @@ from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.read import Tensors
 from harness.checkpoints.saved_state import Call
 from harness.checkpoints.write import SaveError
+from harness.options.sections import AUTO
+from harness.processes import failures
 from harness.run.arguments import ARITHMETIC, CALLS, RUN_ID, SEED
+from harness.run.cluster import host_of
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.meter import Meter
@@ -36,6 +39,7 @@ class Checkpointer:
         self.saved = -1  # updates that the newest checkpoint of this call has
         self._unvalidated: tuple[Checkpoint, Tensors] | None = None
         self._saved_at = time.monotonic()
+        self._held: float | None = None  # seconds that the last checkpoint has held training
 
     def begin(self, resumed: Checkpoint | None) -> None:
         """Saves the initial weights; or says where the checkpoints are that the run has already, in the lines that tell of
@@ -56,10 +60,23 @@ class Checkpointer:
     @property
     def overdue(self) -> bool:
         """True if it is time for a safety checkpoint."""
-        minutes = self._job.run.options.checkpoint.safety_ckpt_minutes
-        return (
-            bool(minutes) and self._job.saves and self._job.team.first and time.monotonic() - self._saved_at > 60 * minutes
-        )
+        interval = self._safety_interval()
+        return bool(interval) and self._job.saves and self._job.team.first and time.monotonic() - self._saved_at > interval
+
+    def _safety_interval(self) -> float:
+        """Seconds from one checkpoint to the next one for safety; 0: never."""
+        options, addresses = self._job.run.options.checkpoint, self._job.team.cluster.addresses
+        return failures.safety_interval(options, len({*map(host_of, addresses)}) or 1, self._held)
+
+    def _note_held(self, seconds: float) -> None:
+        """Takes the time that a checkpoint has held training, and tells, once, of the interval that follows from it."""
+        first, self._held = self._held is None, seconds
+        options = self._job.run.options.checkpoint
+        if first and options.safety_ckpt_minutes == AUTO and self._job.team.first:
+            self._job.log.note(
+                f"Safety checkpoints are {self._safety_interval() / 60:.2g} minutes apart: saving holds training for "
+                f"{seconds:.2g} s, and a host fails every {options.mtbf_hours:g} hours (--mtbf-hours)"
+            )
 
     def take(self) -> tuple[Checkpoint, Tensors]:
         """The newest checkpoint and its tensors, which are held no longer."""
@@ -105,6 +122,7 @@ class Checkpointer:
 
         self.wait_until_finished()
         self._job.writer.submit(write_files)
+        self._note_held(time.perf_counter() - started)
 
     def wait_until_finished(self) -> None:
         """Waits until the checkpoint before is written; with --keep-going the run outlives an error of that."""

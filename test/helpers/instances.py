@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from base import plugins
 from harness.processes import launch
@@ -23,6 +24,16 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+def mpi(present: bool) -> dict[str, str]:
+    """An environment with mpirun, or without."""
+    folders = [
+        folder
+        for folder in [str(Path(sys.executable).parent), *os.environ["PATH"].split(":")]
+        if present or not Path(folder, "mpirun").exists()
+    ]
+    return {**os.environ, "PATH": ":".join(folders)}
 
 
 def free_addresses(count: int) -> list[str]:

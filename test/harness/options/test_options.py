@@ -71,7 +71,7 @@ SHARED = {
     },
     "checkpoint": {
         "ckpts_per_epoch": (int, 1), "epochs_per_ckpt": (int, 0), "ckpt_epochs_offset": (float, 0.0),
-        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "keep_best_ckpt": (bool, False), "patience": (int, 0), "safety_ckpt_minutes": (float, 10.0), "validation": (bool, True),
+        "ckpt_all_instances": (bool, False), "max_ckpts_to_keep": (int, None), "keep_best_ckpt": (bool, False), "patience": (int, 0), "safety_ckpt_minutes": (str, "10"), "mtbf_hours": (float, 24.0), "validation": (bool, True),
         "valid_batch_size": (int, None), "latency": (bool, False),
     },
     "device": {
@@ -425,6 +425,7 @@ ELSEWHERE = {
     "dataset_benchmark": "test_inputs.py::test_the_benchmark_says_where_the_time_goes",
     "keep_going": "test_safety.py::test_keep_going_goes_on_and_says_so_once",
     "safety_ckpt_minutes": "test_safety.py::test_safety_checkpoints_change_nothing",
+    "mtbf_hours": "test_failures.py::test_the_interval_is_that_with_which_least_is_lost",
     "hostside_image_mixing": "test_mixing.py::test_host_device_and_layout_mix_alike",
     "weight_avg_N": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",
     "weight_avg_exp": "test_averages.py::test_a_run_averages_its_checkpoints_and_validates_the_averages",

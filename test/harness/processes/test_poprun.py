@@ -20,6 +20,7 @@ import pytest
 from commands import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instances import mpi
 
 import poprun
 from base import plugins
@@ -95,6 +96,13 @@ def test_printed_commands_are_laid_out(name, monkeypatch):
         ),
         ("--host ::1:: python train.py", "--host is '::1::' but must be host names or IPv6 addresses, separated by commas"),
         ("--num-instances 90000 --num-replicas 90000 python train.py", "--num-instances 90000: 1024 at most; give fewer"),
+        (
+            "--max-restarts 3 python train.py --config quickstart",
+            "give train.py --autoresume and --logs-path, or start restore.py",
+        ),
+        ("--max-restarts -1 python restore.py", "--max-restarts needs a value: a whole number from 0 on"),
+        ("--min-instances 1 python restore.py", "--min-instances 1 is for --max-restarts: give both, or neither"),
+        ("--max-restarts 1 --min-instances 2 python restore.py", "--min-instances 2 is more than --num-instances 1"),
         ("--import-config nowhere.yml python train.py", "--import-config nowhere.yml: No such file"),
     ],
 )
@@ -198,16 +206,6 @@ def test_options_are_kept_in_a_file(tmp_path, monkeypatch):
     assert "unknown option num-instanes; did you mean num-instances" in called("--import-config", "c.yml", "true").err
 
 
-def mpi(present: bool) -> dict[str, str]:
-    """An environment with mpirun, or without."""
-    folders = [
-        f
-        for f in [str(Path(sys.executable).parent), *os.environ["PATH"].split(":")]
-        if present or not Path(f, "mpirun").exists()
-    ]
-    return {**os.environ, "PATH": ":".join(folders)}
-
-
 def started(*words: object, with_mpi: bool) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "poprun.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=mpi(with_mpi))
@@ -252,7 +250,7 @@ def test_an_instance_that_saves_is_given_time_when_another_has_left(monkeypatch)
     with launch._Children() as children:
         for word in (saving, leaving):
             reads, writes = os.pipe()
-            children.start(["sh", "-c", word], dict(os.environ), writes)
+            children.start(["sh", "-c", word], dict(os.environ), word, writes)
             os.read(reads, 1)  # it has set its trap
         os.kill(os.getpid(), signal.SIGTERM)
         children.wait()
@@ -360,9 +358,9 @@ def test_an_instance_that_is_killed_leaves_the_others_time_where_they_watch_each
 def test_an_older_mpirun_is_told_to_wait_unless_the_user_says_how_long(monkeypatch):
     monkeypatch.delenv("OMPI_MCA_odls_base_sigkill_timeout", raising=False)
     command = ["sh", "-c", 'exit "$OMPI_MCA_odls_base_sigkill_timeout"']
-    assert launch.run(command, through_mpirun=True) == launch._GRACE > 1
+    assert launch.run(command, through_mpirun=True).code == launch._GRACE > 1
     monkeypatch.setenv("OMPI_MCA_odls_base_sigkill_timeout", "9")
-    assert launch.run(command, through_mpirun=True) == 9
+    assert launch.run(command, through_mpirun=True).code == 9
 
 
 def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):

