@@ -18,7 +18,6 @@ from emulator.layers.grid import Rounding
 from emulator.layers.rounded_layers import RoundedLayers
 from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch
-from emulator.native import library
 from emulator.plan.formats import BF16, E4M3FNUZ
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
@@ -211,9 +210,10 @@ MODELS = {
 
 
 def test_products_can_be_left_to_the_processor():
-    """In its own BF16: the same numbers where FP32 has the sums exactly, and gradients too.
+    """In its own BF16: numbers within the rounding of sums that are added in BF16, and gradients too.
 
-    A processor without instructions for BF16 may add in BF16 as well: near numbers.
+    oneDNN adds in FP32. TensorFlow's own kernels add in BF16; which of the two a process takes for small products depends on
+    its threads.
     """
     draw = np.random.default_rng(1)
     arrays = [draw.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((4, 6, 6, 8), (3, 3, 8, 8), (4, 6, 6, 8))]
@@ -229,8 +229,7 @@ def test_products_can_be_left_to_the_processor():
             products = {op.get_attr("T") for op in graph.get_operations() if op.type.startswith("Conv2D")}
             assert products == {dtype or tf.float32}
     for emulated, native in zip(*found):
-        tolerance = 0 if library.has_bf16() else 0.02 * np.abs(emulated).max()
-        np.testing.assert_allclose(native, BF16.rounded(emulated), rtol=0, atol=tolerance)
+        np.testing.assert_allclose(native, BF16.rounded(emulated), rtol=0, atol=0.02 * np.abs(emulated).max())
 
 
 class Listening(RoundedLayers):
