@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 class Call:
-    """How the instances of a program are started: by mpirun, or `directly`."""
+    """The start of a program's instances: by mpirun, or `directly`."""
 
     def __init__(self, values: Mapping[str, Any], program: list[str], mpirun: str | None, where: launch.Topology) -> None:
         self.directly = where.local and (where.instances == 1 or (mpirun is None and not values["dry-run"]))

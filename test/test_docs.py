@@ -34,6 +34,7 @@ TOOLS = {
     "comparison.md": ("harness/export/export_options.py",),
     "half-precision.md": ("tools/compare_runs.py",),
     "number-formats.md": ("tools/formats.py",),
+    "distributed.md": ("tools/simulate_groups.py",),
     "sweeps.md": ("harness/sweeping/sweep_options.py",),
     "measured.md": ("tools/findings.py",),
     "planner.md": ("harness/pod_planning/plan_options.py", "tools/fit_planner.py"),

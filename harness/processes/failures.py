@@ -1,4 +1,4 @@
-"""How often to save on machines that fail."""
+"""The best time between two checkpoints on machines that fail."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Topology:
 
 
 class Ending(NamedTuple):
-    """How instances, or a command, have ended."""
+    """The end of instances, or of a command."""
 
     code: int  # the first that is not 0; 128 + n for signal n
     told: bool = False  # by a signal to this process

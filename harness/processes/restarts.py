@@ -30,7 +30,7 @@ _FOLDERS = {"train": "logs_path", "restore": "restore_path"}  # the option that 
 
 @dataclass(frozen=True)
 class Program:
-    """What instances run, as far as it is known: `script`, "" for a program of the user's own, and its arguments."""
+    """The program of the instances: `script`, "" for one of the user's own, and its arguments."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -65,8 +65,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Restarts:
-    """How a program is started, and started again at most `most` times. `lay_out`: the places of so many instances on some
-    hosts; `start`: runs them to their end; `answers`: whether a host can be reached."""
+    """The start of a program, again at most `most` times. `lay_out`: the places of so many instances on some hosts; `start`:
+    runs them to their end; `answers`: whether a host can be reached."""
 
     most: int
     instances: int

@@ -1,0 +1,169 @@
+"""Simulates worker groups of 16 to 1,024 instances that fail, and are slow at times: where their time goes, in a picture.
+
+python tools/simulate_groups.py                                          ResNet-50, 10 Gbit/s, a host fails every 24 days
+python tools/simulate_groups.py --mtbf-hours 24 --gigabits 1 --wire-bytes 2
+
+Nothing is measured here: seconds of arithmetic, of saving and of starting again are given, failures come at random
+(exponentially distributed, each host by itself), and in every update each instance is slow with a probability. The
+all-reduce is a ring's: 2 (n - 1) / n of the gradients' bytes, and 2 (n - 1) steps of a round trip.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before what takes time to import
+    import sys
+
+    sys.path.insert(0, __file__.rpartition("/tools/")[0])
+    from base.process import startup
+
+    startup.begin("simulate_groups.py")
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from base.errors import OptionError
+from base.process import command_line
+from harness.processes import failures
+from harness.reports import output, plot, svg
+
+INSTANCES = (16, 64, 256, 1024)
+_UPDATES = 500  # drawn for the slowest instance of an update
+_FAILURES = 2000  # that a training lives through
+_CAUSES = ("arithmetic", "all-reduce", "waiting for slow instances", "saving, updates done again, restarts")
+_COLOURS = (plot.GREEN, plot.BLUE, "#d9a37e", plot.ORANGE)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The properties of instances on hosts of their own; times in seconds."""
+
+    parameters: float = 25.6e6
+    arithmetic: float = 4.0  # of an update, without waiting
+    gigabits: float = 10.0
+    wire_bytes: int = 4  # of a gradient between instances
+    round_trip: float = 2e-4
+    bucket_bytes: float = 10 * 2**20
+    slow_probability: float = 1e-3  # of an instance in an update
+    slow_factor: float = 1.5
+    mtbf_hours: float = 24 * 24.0  # of one host
+    saving: float = 0.4  # that a checkpoint holds training
+    restarting: float = 60.0  # from a failure to the next update
+
+    def all_reduce(self, instances: int) -> float:
+        """Seconds of an update that no arithmetic hides."""
+        data = self.wire_bytes * self.parameters
+        buckets = -(-data // self.bucket_bytes)
+        moved = 2 * (instances - 1) / instances * data / (self.gigabits * 1e9 / 8)
+        return moved + buckets * 2 * (instances - 1) * self.round_trip / 2
+
+    def slowest(self, instances: int, rng: random.Random) -> float:
+        """Seconds that an update waits for its slowest instance, on average."""
+        waits = sum(
+            any(rng.random() < self.slow_probability for _ in range(instances)) * (self.slow_factor - 1) * self.arithmetic
+            for _ in range(_UPDATES)
+        )
+        return waits / _UPDATES
+
+    def interval(self, instances: int, minutes: float | None) -> float:
+        """Seconds between two checkpoints: so many minutes, or those of --safety-ckpt-minutes auto."""
+        best = failures.best_interval(self.saving, 3600 * self.mtbf_hours / instances)
+        return best if minutes is None else 60 * minutes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Shares of a group's time, one for each cause."""
+
+    instances: int
+    interval: float  # seconds between two checkpoints
+    shares: tuple[float, ...]
+
+
+def simulated(group: Group, instances: int, minutes: float | None, seed: int = 1) -> Outcome:
+    """A training that lives through many failures."""
+    rng = random.Random(seed)
+    update = (group.arithmetic, group.all_reduce(instances), group.slowest(instances, rng))
+    interval, between = group.interval(instances, minutes), 3600 * group.mtbf_hours / instances
+    if between < group.restarting / 5:  # hardly any start comes to its end
+        return Outcome(instances, interval, (*(0.0 for _ in update), 1.0))
+    time = trained = 0.0
+    for _ in range(_FAILURES):
+        lived = rng.expovariate(1 / between)
+        trained += interval * (lived // (interval + group.saving))
+        time += lived
+        while (lived := rng.expovariate(1 / between)) < group.restarting:  # fails again while it starts
+            time += lived
+        time += group.restarting
+    useful = trained / time
+    return Outcome(instances, interval, (*(useful * part / sum(update) for part in update), 1 - useful))
+
+
+def outcomes(group: Group) -> list[tuple[str, Outcome]]:
+    """By what is shown for each number of instances."""
+    choices = (("auto", None), ("10 minutes", 10.0), ("an hour", 60.0))
+    return [(name, simulated(group, count, minutes)) for count in INSTANCES for name, minutes in choices]
+
+
+def table(rows: Sequence[tuple[str, Outcome]]) -> str:
+    """A line of Markdown for each."""
+    lines = [f"| instances | checkpoints | {' | '.join(_CAUSES)} |", f"| --- | --- |{' --- |' * len(_CAUSES)}"]
+    for name, outcome in rows:
+        every = f"auto: {outcome.interval / 60:.1f} minutes" if name == "auto" else name
+        shares = " | ".join(f"{100 * share:.1f} %" for share in outcome.shares)
+        lines.append(f"| {outcome.instances:,} | {every} | {shares} |")
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[tuple[str, Outcome]]) -> str:
+    """A bar of a whole for each, with the causes in it."""
+    edge, height, title = 14.0, 44.0, "Where the time of large worker groups goes"
+    marks = [(f'<rect x="2" y="-6" width="20" height="12" fill="{c}"/>', cause) for c, cause in zip(_COLOURS, _CAUSES)]
+    legend, top = svg.legend(marks, edge, 54.0, svg.WIDTH - edge)
+    parts = [svg.text(edge, 28, title, size=18, weight="bold"), *legend]
+    for k, (name, outcome) in enumerate(rows):
+        y, x = top + 12 + height * k, edge
+        every = f"auto, {outcome.interval / 60:.1f} minutes" if name == "auto" else name
+        parts.append(svg.text(edge, y + 14, f"{outcome.instances:,} instances; checkpoints: {every}"))
+        for share, colour in zip(outcome.shares, _COLOURS):
+            width = share * (svg.WIDTH - 2 * edge)
+            parts.append(f'<rect x="{x:.1f}" y="{y + 20:.1f}" width="{width:.1f}" height="14" fill="{colour}"/>')
+            x += width
+    return svg.document(svg.WIDTH, top + 20 + height * len(rows), parts, title)
+
+
+def main(argv: list[str]) -> int:
+    """The command line."""
+    parser = command_line.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usual = Group()
+    for flag, field, least, most, help in (
+        ("--parameters", "parameters", 1, 1e13, "trained ones"),
+        ("--seconds", "arithmetic", 1e-3, 1e5, "of arithmetic in an update of each instance"),
+        ("--gigabits", "gigabits", 1e-3, 1e5, "a second, between instances"),
+        ("--mtbf-hours", "mtbf_hours", 0.01, 1e7, "mean time between two failures of one host"),
+        ("--saving", "saving", 0, 1e5, "seconds that a checkpoint holds training"),
+        ("--restarting", "restarting", 0, 1e5, "seconds from a failure to the next update"),
+        ("--slow", "slow_probability", 0, 1, "probability that an instance is slow in an update"),
+        ("--slow-factor", "slow_factor", 1, 1e3, "time of a slow one against that of the others"),
+    ):
+        value, read = getattr(usual, field), command_line.number(least, most)
+        parser.add_argument(flag, type=read, default=value, dest=field, help=f"{help} [{value:g}]")
+    parser.add_argument("--wire-bytes", type=int, choices=(2, 4), default=4, dest="wire_bytes", help="of a gradient [4]")
+    parser.add_argument("--output", metavar="FILE.svg", help="the picture")
+    asked = vars(parser.parse_args(argv))
+    target = asked.pop("output")
+    rows = outcomes(Group(**asked))
+    print(table(rows))
+    if target:
+        output.whole(target, picture(rows))
+        print(f"\nThe picture is {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run("simulate_groups.py", main, None, (OptionError,)))
