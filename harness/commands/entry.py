@@ -4,7 +4,6 @@ where errors become one line and an exit code (2: wrong input, 1: failure at run
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +99,7 @@ def parse(
         return None
     lost = run_record.lost(folder) if folder else None
     if lost and script in ("train", "restore"):
-        file = shlex.quote(command_line.as_value(folder / "arguments"))
+        file = commands.in_shell([command_line.as_value(folder / "arguments")])
         raise CheckpointError(
             f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
             f"beginning are to count, cp {file}.json {file}_restore.json"

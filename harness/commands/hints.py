@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -22,8 +21,8 @@ def command(script: str, *words: str) -> str:
     called = commands.called()
     if called:
         program = [_python(), "-m", commands.PACKAGE] if not called.path else [_program(called.path)]
-        return shlex.join([*program, commands.named(script), *words])
-    return shlex.join([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
+        return commands.in_shell([*program, commands.named(script), *words])
+    return commands.in_shell([_python(), _from_here(str(plugins.ROOT / f"{script}.py")), *words])
 
 
 def _program(path: str) -> str:

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import secrets
-import shlex
 import string
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -110,7 +109,9 @@ def check_no_run(folder: Path) -> None:
     saved = list(folder.glob("ckpt-*.index"))
     rows = any((folder / name).is_file() for name in TABLES)
     if saved or rows or (folder / "arguments.json").exists():
-        command = f"{commands.spoken('python restore.py')} --restore-path {shlex.quote(command_line.as_value(folder))}"
+        command = (
+            f"{commands.spoken('python restore.py')} --restore-path {commands.in_shell([command_line.as_value(folder)])}"
+        )
         instead = (
             f"go on with it, and for longer if it is done: {command} --epochs NUMBER"
             if saved

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from base import plugins, version
 from base.errors import DataError, OptionError
+from base.process import commands
 from harness.commands import cli, entry, hints
 from harness.commands.cli import Parsed
 from harness.options import catalogue, configs, sources
@@ -613,6 +614,16 @@ def test_validation_takes_the_options_of_training_and_schedules():
     """So that it can be given a training's command or block as it is."""
     words = "--optimiser momentum --lr-schedule polynomial_decay_lr --poly-lr-decay-power 1 --warmup-epochs 2 --ckpts-per-epoch 2"
     assert values(words, "lr_schedule", "poly_lr_decay_power", script="validation") == ["polynomial_decay_lr", 1.0]
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+@pytest.mark.parametrize("word", ["a b", "red \x1b[31m", "it's\n\\", "\udcff\x80é", "日\u200b", "\U000e0001", "-", "$HOME"])
+def test_a_printed_command_obeys_no_control_character_and_means_what_it_says(word):
+    written = commands.in_shell([word])
+    assert written.isprintable()
+    environ = {**os.environ, "LC_ALL": "C.UTF-8"}
+    said = subprocess.run(["bash", "-c", f"printf %s {written}"], capture_output=True, env=environ).stdout
+    assert said == os.fsencode(word)
 
 
 def test_a_printed_command_runs_this_python_from_anywhere(tmp_path, monkeypatch):
