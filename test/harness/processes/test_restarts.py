@@ -173,7 +173,10 @@ def killed_again_and_again(folder: Path, count: int, updates: int, kills: list[s
         targets = [pid for pid, found in instances(folder).items() if found == kind]
         if process.poll() is not None or not targets:
             break
-        os.kill(rng.choice(targets), signal.SIGKILL)
+        try:
+            os.kill(rng.choice(targets), signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # ended by itself meanwhile, as the others did when one was killed
         hits += 1
         if kind == "poprun":
             process.wait(60)
