@@ -24,6 +24,7 @@ from base.errors import OptionError
 from Datasets.formats.binary import RecordLayout
 from Datasets.sources.binary import BinarySource
 from Datasets.sources.catalogue import published_spec
+from emulator.plan import formats
 from emulator.program import group
 from harness.options.sections import CheckpointOptions, LoggingOptions
 from harness.processes import folders, heartbeat, team
@@ -165,7 +166,7 @@ HALF = f"{BASE} --model-size 8 --batch-norm --iterations 6 --warmup-epochs 0 --c
 def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_path):
     """16.16 with narrower products and slots that are BF16, pipelined, and the scales that a run finds; validated together,
     afterwards by each way of starting, and alone."""
-    more = "--activation-format e4m3fn --slot-format bf16 --format-scaling --automatic-loss-scaling largest --shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
+    more = "--activation-format e4m3fn --slot-format bf16 --all-reduce-format fp16 --format-scaling --automatic-loss-scaling largest --shards 2 --pipeline --pipeline-splits auto --gradient-accumulation-count 4 --weight-avg-exp 0.5 --validation"
     given = [*[word for word in HALF if word != "--no-validation"], *more.split(), "--batches-per-step", 2]
     succeeded(by_tf_config("train.py", [[*given, "--log-all-instances", "--logs-path", tmp_path / "run"]] * 2))
     folder = tmp_path / "run"
@@ -183,6 +184,26 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
         for each in (folder, alone, tmp_path / "both")
     ]
     assert scores[1] == scores[2] and scores[0].items() <= scores[1].items() and len(scores[0]) == 2
+
+
+@pytest.mark.sampled(3, "distributed")
+def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path):
+    """The first momentum is the gradient: half the sum of two instances' gradients, which lies on the format's grid."""
+    given = f"{BASE} --model-size 8 --iterations 1 --weight-decay 0 --loss-scaling 1024 --precision 32.32".split()
+    means = {}
+    for wire in ("fp32", "fp16", "bf16"):
+        words = [*given, "--all-reduce-format", wire, "--logs-path", tmp_path / wire]
+        said = succeeded(by_tf_config("train.py", [words] * 2))[0].out
+        assert (f"gradients go between the instances, and are added, in {wire}" in said) == (wire != "fp32")
+        saved = variables(tmp_path / wire, 1)
+        means[wire] = np.concatenate([value.ravel() for name, value in saved.items() if name.endswith("kernel/Momentum")])
+    for wire in ("fp16", "bf16"):
+        on_grid = formats.named(wire).rounded(means[wire]) == means[wire]
+        normal = np.abs(means[wire]) > 2.0**-13
+        assert normal.mean() > 0.2 and on_grid[normal].all()
+        assert (formats.named(wire).rounded(means["fp32"]) != means["fp32"]).mean() > 0.5
+        near = np.abs(means[wire] - means["fp32"]) <= 2.0 ** -(7 if wire == "bf16" else 10) * np.abs(means["fp32"]).max()
+        assert near.all()
 
 
 def test_gradients_go_through_buffers_of_the_size_asked_for():

@@ -98,6 +98,10 @@ class PrecisionPolicy:
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
+    def sent(self, gradient: tf.Tensor, wire: Format) -> tf.Tensor:
+        """A gradient as it goes to the other instances: rounded to the nearest, in the dtype of that format."""
+        return gradient if wire == FP32 else tf.cast(self._cast(gradient, wire), _STORED[wire])
+
     # Passes forward and backward
 
     def cast_input(self, x: tf.Tensor) -> tf.Tensor:

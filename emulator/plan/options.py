@@ -12,6 +12,8 @@ from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTAN
 from emulator.plan import formats
 from emulator.plan.schedules import SCHEDULES
 
+ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
+
 
 def _fold(value: str) -> str | None:
     number = value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0
@@ -194,6 +196,11 @@ class DeviceOptions:
     )
     max_cross_replica_buffer_size: int = opt(
         10485760, "bytes of gradients that several processes add up at once; 0: each tensor by itself", check=at_least(0)
+    )
+    all_reduce_format: str = opt(
+        "fp32",
+        "number format in which gradients go from one process to the others, and are added",
+        choices=ALL_REDUCE_FORMATS,
     )
     max_reduce_many_buffer_size: int = opt(0, "bytes of reductions merged", kind=HINT, check=at_least(0))
     scheduling_algorithm: str = opt(

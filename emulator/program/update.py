@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
+from emulator.plan import formats
 from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA
 from emulator.program.cells import StageOrder
 from emulator.program.group import buckets, elements
@@ -130,9 +131,12 @@ class HostStep:
         small = [name for name in means if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
-            sizes = {name: means[name].dtype.size * elements(means[name]) for name in trainable}
+            wire = formats.named(training.plan.options.all_reduce_format)
+            sent = {name: self.policy.sent(means[name], wire) for name in trainable}
+            sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
             for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
-                totals |= group.all_reduce_bucket({name: means[name] for name in names})
+                bucket = group.all_reduce_bucket({name: sent[name] for name in names})
+                totals |= {name: tf.cast(x, means[name].dtype) for name, x in bucket.items()}
             totals |= group.all_reduce_bucket({**{name: means[name] for name in small}, "": stop_requests})
         with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
             agreed = tf.cast(tf.round(totals.pop("")), tf.int32)

@@ -224,14 +224,15 @@ def check_port(cluster: Cluster) -> None:
             ) from None
 
 
-def introduction(cluster: Cluster) -> list[str]:
-    """Return lines for the head of the log."""
+def introduction(cluster: Cluster, wire: str = "fp32") -> list[str]:
+    """Return lines for the head of the log. `wire`: the format in which gradients go between the instances."""
     if cluster.size == 1:
         return []
     port = cluster.addresses[cluster.instance].rsplit(":", 1)[1]
     return [
         f"{cluster.size} instances by {cluster.source}: {', '.join(cluster.addresses)}; this is instance {cluster.instance}",
         f"listening on port {port} of every network interface, without authentication: for private networks only",
+        *[f"gradients go between the instances, and are added, in {wire}"] * (wire != "fp32"),
     ]
 
 

@@ -184,7 +184,13 @@ def options_of_stages(resolved: Resolved) -> Iterator[str]:
 def options_of_several(resolved: Resolved) -> Iterator[str]:
     """Options of several processes, or replicas, where there is one."""
     run, options = resolved.run, resolved.run.options
-    processes = ("ckpt_all_instances", "log_all_instances", "worker_timeout", "max_cross_replica_buffer_size")
+    processes = (
+        "ckpt_all_instances",
+        "log_all_instances",
+        "worker_timeout",
+        "max_cross_replica_buffer_size",
+        "all_reduce_format",
+    )
     alone = {
         "one process trains": processes if run.cluster.size == 1 else (),
         "there is one replica": ("identical_replica_seeding",) if run.plan.total_replicas == 1 else (),

@@ -76,7 +76,7 @@ SHARED = {
     },
     "device": {
         "shards": (int, 1), "replicas": (int, 1), "pipeline": (bool, False), "pipeline_splits": (TEXTS, ()),
-        "pipeline_schedule": (str, "Interleaved"), "max_cross_replica_buffer_size": (int, 10485760),
+        "pipeline_schedule": (str, "Interleaved"), "max_cross_replica_buffer_size": (int, 10485760), "all_reduce_format": (str, "fp32"),
         "min_remote_tensor_size": (int, 128), "rts": (bool, False), "precision": (str, "16.16"), "fp32_accumulators": (bool, False),
         **dict.fromkeys(("weight_format", "activation_format", "gradient_format", "accumulator_format", "master_format", "slot_format"), (str, None)),
         **dict.fromkeys(("weight_bias", "activation_bias", "gradient_bias"), (int, None)), "format_for": (TEXTS, ()), "native_arithmetic": (bool, False),
@@ -482,6 +482,7 @@ ELSEWHERE = {
     "ckpt_all_instances": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
     "log_all_instances": "test_distributed.py::test_halves_are_the_same_in_both_and_validation_counts_every_picture",
     "max_cross_replica_buffer_size": "test_distributed.py::test_gradients_go_through_buffers_of_the_size_asked_for",
+    "all_reduce_format": "test_distributed.py::test_gradients_go_between_instances_in_the_format_asked_for",
     "mlperf_logging": "test_log.py::test_mlperf_s_checker_is_content",
     "mlflow": "test_options.py::test_services_are_told_project_and_run",
     "mlflow_experiment": "test_options.py::test_services_are_told_project_and_run",
@@ -500,7 +501,7 @@ HINTS = {
 }  # fmt: skip
 OBEYED = (  # by the device layer's programs, as they are given
     "replicas", "shards", "pipeline", "enable_recomputation", "identical_replica_seeding", "BN_span",
-    "max_cross_replica_buffer_size",
+    "max_cross_replica_buffer_size", "all_reduce_format",
 )  # fmt: skip
 EXCLUDED = ("disable_variable_offloading", "rts")  # one beside the other, by the plan
 
