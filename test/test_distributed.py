@@ -27,7 +27,7 @@ from Datasets.sources.catalogue import published_spec
 from emulator.plan import formats
 from emulator.program import group
 from harness.options.sections import CheckpointOptions, LoggingOptions
-from harness.processes import folders, heartbeat, team
+from harness.processes import folders, heartbeat, job_token, team
 from harness.run.cluster import TF_CONFIG, Cluster
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
@@ -187,8 +187,10 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
 
 
 @pytest.mark.sampled(3, "distributed")
-def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path):
-    """The first momentum is the gradient: half the sum of two instances' gradients, which lies on the format's grid."""
+def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkeypatch):
+    """The first momentum is the gradient: half the sum of two instances' gradients, which lies on the format's grid. The
+    instances have a job's token."""
+    monkeypatch.setenv(job_token.VARIABLE, "a secret of the job")
     given = f"{BASE} --model-size 8 --iterations 1 --weight-decay 0 --loss-scaling 1024 --precision 32.32".split()
     means = {}
     for wire in ("fp32", "fp16", "bf16"):
@@ -457,6 +459,31 @@ def test_an_instance_that_never_comes_is_named(tmp_path):
     assert first.code == 1 and first.err.count("\n") == 1
     assert f"error: instance 1 ({addresses[1]}) did not come within 2 s" in first.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("other", ["another secret", ""])
+def test_instances_without_the_job_s_token_are_refused_on_both_sides(other, tmp_path):
+    addresses, secret = free_addresses(2), "a secret of the job"
+    given = [*SMALL.split(), "--distributed", "--worker-timeout", 60, "--logs-path", tmp_path / "run"]
+    processes = [
+        started("train.py", given, {TF_CONFIG: tf_config(addresses, k), job_token.VARIABLE: token})
+        for k, token in enumerate((secret, other))
+    ]
+    for k, each in enumerate(ended(processes)):
+        who, words = 1 - k, f"another {job_token.VARIABLE}" if other else "no HARNESS" if k == 0 else "a HARNESS"
+        assert each.code == 2 and f"error: instance {who} ({addresses[who]}) has {words}" in each.err, each.err
+        assert not any(token in each.out + each.err for token in (secret, other) if token)
+    assert not list(tmp_path.glob("run/*.csv"))
+
+
+def test_a_job_s_token_is_long_enough_to_be_one():
+    with pytest.raises(OptionError, match="has 3 characters, and must have 8 to 1024"):
+        job_token.check({job_token.VARIABLE: "abc"})
+    job_token.check({})
+    proofs = {
+        job_token.proof({job_token.VARIABLE: token}, identity, k) for token in "ab" for identity in "xy" for k in (0, 1)
+    }
+    assert len(proofs) == 8
 
 
 def test_instances_with_other_options_are_refused_by_name(tmp_path):

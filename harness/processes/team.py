@@ -25,7 +25,7 @@ from base.process.signals import Signals, StopRequest
 from emulator.native import library
 from emulator.plan import machine
 from harness.options.sections import with_trait
-from harness.processes import heartbeat
+from harness.processes import heartbeat, job_token
 from harness.run.cluster import ALONE, Cluster
 from harness.run.run import Run
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
+_SEEN = 1.0  # seconds in which the others read what this instance has published
 _LOST = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
@@ -109,6 +110,7 @@ class Team:
         if self.size == 1:
             return run.seed
         check_port(self.cluster)
+        job_token.check(os.environ)
         tf_runtime.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
         from ipu_utils import WorkerGroup
 
@@ -132,7 +134,8 @@ class Team:
         self.group.publish(json.dumps(own))
         identity = self._heart.gather()
         self.group.join(identity)
-        self.group.publish(json.dumps({**own, "met": identity}))
+        proof = job_token.proof(os.environ, identity, self.instance)
+        self.group.publish(json.dumps({**own, "met": identity, "proof": proof}))
         waiting = [k for k in range(self.size) if k != self.instance]
         end = time.monotonic() + self._timeout
         while waiting:
@@ -146,6 +149,10 @@ class Team:
                         f"{self.cluster.named(k)} met another process than this one, or none, within {self._timeout:g} s "
                         f"(--worker-timeout): {others}; give all instances the same addresses"
                     )
+                refused = "met" in notice and job_token.refusal(os.environ, identity, k, notice.get("proof", ""))
+                if refused:
+                    time.sleep(_SEEN)  # so that it finds out, too, before this process has gone
+                    raise OptionError(f"{self.cluster.named(k)} {refused}; give all instances of a job the same, or none")
             waiting = [k for k in waiting if "met" not in notices[k]]
             time.sleep(0.05 if waiting else 0)
 
