@@ -24,17 +24,17 @@ from base.errors import OptionError
 from base.fields import printable
 from base.process import command_line
 from base.process.signals import StopRequest
+from harness.cluster import membership
 from harness.commands import cli, entry, hints
 from harness.finetuning import stages, survey
 from harness.finetuning.stages import CLASSIFIER, NETWORK, Best
 from harness.pages import page
-from harness.run import cluster
 
 
 def main(argv: list[str]) -> int:
     """look -> classifier -> network -> the best of both. A fine-tuning that was stopped goes on by the same call."""
     options, given = _parse(argv)
-    if cluster.under_poprun(os.environ):
+    if membership.under_poprun(os.environ):
         raise OptionError("finetune.py trains in one process: start it without poprun; train.py trains in several")
     folder, top = Path(options.folder), Path(options.logs_path or f"logs/finetune_{Path(options.folder).resolve().name}")
     chosen = [stage for stage in (CLASSIFIER, NETWORK) if not (stage is CLASSIFIER and options.no_classifier_first)]

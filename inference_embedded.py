@@ -25,13 +25,13 @@ from base.process import tf_runtime
 from base.storage.files import write_atomically
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.cluster.cluster import ALONE
 from harness.commands import entry, run_log
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, row
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import embedded
-from harness.run.cluster import ALONE
 from harness.run.run import Run
 from log import RunLog
 

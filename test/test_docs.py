@@ -44,6 +44,18 @@ TOOLS = {
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
     "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by"},
+    "schedulers.md": {
+        "--job-name",
+        "--nodes",
+        "--ntasks-per-node",
+        "--time",
+        "--signal",
+        "--requeue",
+        "--open-mode",
+        "--kill-on-bad-exit",
+        "--resv-ports",
+        "--mpi",
+    },
     "reading-a-run.md": {"--slow"},
     "measured.md": {"--slow"},
     "installing.md": {"--no-deps", "--rm"},

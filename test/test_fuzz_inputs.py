@@ -15,6 +15,7 @@ import numpy as np
 import photos
 from commands import framed
 from PIL import Image
+from slurm_tasks import TASK, task
 
 from base.errors import DataError, OptionError
 from Datasets import cifar
@@ -22,12 +23,13 @@ from Datasets._spec import OpenRequest
 from Datasets.formats import class_names, image_headers, tf_example, tfrecord_recovery
 from Datasets.formats.bad_records import Tolerance
 from Datasets.formats.tfrecord import RecordIndex
+from harness.cluster import membership, poprun_environment, ranks
+from harness.cluster.tf_config import TF_CONFIG
 from harness.commands import cli
 from harness.options import configs, sources
 from harness.options.catalogue import Option
 from harness.options.sources import DEFAULT_CONFIG_PATH
 from harness.processes import poprun_options
-from harness.run import cluster
 from tools.datasets import listings
 from tools.datasets.example_checks import ExampleChecker
 
@@ -111,12 +113,18 @@ def cluster_of(rng: random.Random) -> dict[str, str]:
         given = fuzzing.damaged(rng, given.encode()).decode("utf-8", "surrogateescape")
     if rng.random() < 0.05:
         given = "[" * 100_000
-    found = {cluster.TF_CONFIG: given} | ({cluster.RANK: word(rng)} if rng.random() < 0.2 else {})
+    found = {TF_CONFIG: given} | ({ranks.OPENMPI[0]: word(rng)} if rng.random() < 0.2 else {})
     if rng.random() < 0.3:
         found = {
-            name: rng.choice((word(rng), "2", "1")) for name in (cluster.TOTAL, cluster.LOCAL, cluster.OFFSET, cluster.IPUS)
+            name: rng.choice((word(rng), "2", "1"))
+            for name in (
+                poprun_environment.TOTAL,
+                poprun_environment.LOCAL,
+                poprun_environment.OFFSET,
+                poprun_environment.IPUS,
+            )
         }
-        found[cluster.ADDRESSES] = ",".join(worker)
+        found[poprun_environment.ADDRESSES] = ",".join(worker)
     return found
 
 
@@ -126,10 +134,36 @@ def test_environments_of_clusters(pytestconfig):
 
     @refusing(OptionError)
     def read(environ: dict[str, str]) -> None:
-        cluster.follows(environ)
-        cluster.find(alone if cluster.under_poprun(environ) else together, environ)
+        membership.follows(environ)
+        membership.find(alone if membership.under_poprun(environ) else together, environ)
 
     fuzzing.hold("clusters", fuzzing.rounds(300, 1000, pytestconfig), cluster_of, read, Refused)
+
+
+def step_of(rng: random.Random) -> dict[str, str]:
+    """A task's environment, with a few values that are not Slurm's."""
+    values = (
+        "n[1-2]", "n[1-2", "a[1-2]b[3-4],c", "n[0-999999999]" * rng.randint(1, 3), "n1," * 20_000, "2,1", "3(x999999)", "cyclic",
+        "plane", "26001-26003", "70000-70009", "1", "3", None,
+    )  # fmt: skip
+    changed = {
+        name.removeprefix("SLURM_"): rng.choice((*values, word(rng))) for name in rng.sample(sorted(TASK), rng.randint(0, 4))
+    }
+    mpi = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", *ranks.OPENMPI)
+    return task(**changed) | ({rng.choice(mpi): word(rng)} if rng.random() < 0.2 else {})
+
+
+def test_environments_of_steps(pytestconfig):
+    together = cli.parse(["--dataset", "cifar-10", "--generated-data", "--distributed"], "train", None, {}).options
+
+    @refusing(OptionError)
+    def read(environ: dict[str, str]) -> None:
+        membership.follows(environ)
+        bounded(" ".join(["none", *membership.ignored_others(environ)]))
+        membership.find(together, environ)
+
+    count = fuzzing.rounds(300, 1000, pytestconfig)
+    assert 0 < fuzzing.hold("steps", count, step_of, read, Refused, MEMORY) < count
 
 
 def launch_of(rng: random.Random) -> list[str]:

@@ -57,6 +57,7 @@ FLOORS = (
     ("emulator.numerics",),
     ("ipu_utils",),
     ("harness.options",),
+    ("harness.cluster",),
     ("harness.run",),
     ("harness.checkpoints", "harness.reports"),
     ("harness.processes",),

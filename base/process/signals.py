@@ -2,8 +2,8 @@
 
 The first one asks: a device step ends at its next pass, a file that is being written is finished, anything else is left at
 once. A second Ctrl-C or SIGTERM ends the process on the spot. SIGHUP asks only, however often it comes, because both the
-kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word. Output that is printed then to a
-terminal or a pipe that has gone is dropped.
+kernel and a shell send it when a terminal goes; so does SIGUSR1, which is poprun's word, and a scheduler's. Output that is
+printed then to a terminal or a pipe that has gone is dropped.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ class StopRequest(BaseException):
         super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
         self.number = number
         self.hinted = False  # whether the user was told how to go on
+
+
+def for_others(number: int) -> int:
+    """Return the signal that ends the other instances when one got this one. SIGUSR1 is a launcher's or a scheduler's word,
+    and all exit codes say that it was: the call is to be made again."""
+    return signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
 
 
 class Signals:
@@ -86,12 +92,12 @@ class Signals:
             self._await_call()
             raise StopRequest(self.received, self._instance)
 
-    def agree_to_stop(self, instance: int) -> None:
-        """The instances have agreed to end, because this one got a signal; the others end as if they had. Their own signals
-        that come later, when these handlers may have gone, ask for nothing more."""
+    def agree_to_stop(self, instance: int, number: int = signal.SIGTERM) -> None:
+        """The instances have agreed to end, because this one got a signal, `number`; the others end as if they had. Their
+        own signals that come later, when these handlers may have gone, ask for nothing more."""
         self._agreed = True
         if self.received is None:
-            self._note(signal.SIGTERM)
+            self._note(for_others(number))
             self._instance = instance
 
     def raise_again(self) -> None:

@@ -132,7 +132,9 @@ class HostStep:
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
             wire = formats.named(training.plan.options.all_reduce_format)
-            sent = {name: self.policy.sent(means[name], wire) for name in trainable}
+            halves = trainable if wire != formats.FP32 else []  # are divided first: a sum may overflow where the mean fits
+            sent = {name: means[name] if name not in halves else means[name] / group.size for name in trainable}
+            sent = {name: self.policy.sent(x, wire) for name, x in sent.items()}
             sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
             for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
                 bucket = group.all_reduce_bucket({name: sent[name] for name in names})
@@ -142,7 +144,7 @@ class HostStep:
             agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
         for name in (name for name in MAXIMA if name in totals):
             totals[name] = tf.reduce_max(totals[name], 0) * group.size
-        means = {name: total / group.size for name, total in totals.items()}
+        means = {name: total if name in halves else total / group.size for name, total in totals.items()}
         cast = self.policy.cast_instances_mean
         return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
 

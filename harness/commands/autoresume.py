@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,11 +10,11 @@ from base.storage import locks
 from base.storage.run_tables import run_table
 from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
+from harness.cluster import membership
 from harness.evaluation import early_stopping
 from harness.options import sources
 from harness.processes.folders import forget_unsaved
 from harness.reports import validated_rows
-from harness.run import cluster
 from harness.run.run import Run
 
 
@@ -31,8 +30,8 @@ def folder_of_run(argv: list[str], script: str) -> Path | None:
     folder = Path(path)
     if find.numbered(folder):
         return folder
-    begun = (folder / "arguments.json").exists() and not cluster.follows(os.environ)  # the others leave it to instance 0
-    if begun and not sources.is_given(argv, "dry_run", script):
+    tidies = not membership.call_follows(argv, script)  # instance 0 does, for all
+    if tidies and (folder / "arguments.json").exists() and not sources.is_given(argv, "dry_run", script):
         with locks.held(folder):
             if not find.numbered(folder):
                 _check_never_saved(folder)

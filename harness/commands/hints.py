@@ -12,7 +12,7 @@ from pathlib import Path
 from base import plugins
 from base.process import command_line, commands
 from base.process.signals import StopRequest
-from harness.run.cluster import TF_CONFIG, follows, under_poprun
+from harness.cluster.membership import call_follows, under_poprun
 from harness.run.run import Run
 
 
@@ -48,7 +48,7 @@ def restoring(folder: Path) -> list[str]:
 
 def resuming(run: Run, folder: Path) -> list[str]:
     """The words of restore.py that go on with a run."""
-    return [*restoring(folder), *["--distributed"] * (run.cluster.source == TF_CONFIG)]
+    return [*restoring(folder), *["--distributed"] * (run.cluster.source != "" and not run.cluster.by_poprun)]
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
     try:
         yield
     except StopRequest as request:
-        if not request.hinted and not follows(os.environ):
+        if not request.hinted and not call_follows(argv, script):
             request.hinted = True
             again = command(script, *argv) if alone or not under_poprun(os.environ) else "the same call of poprun"
             print(f"{state}\n{label + ':':<16} {again}")

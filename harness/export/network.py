@@ -14,6 +14,7 @@ from base.errors import DataError, OptionError
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
+from harness.cluster import membership
 from harness.commands import cli, entry
 from harness.evaluation import inference_record
 from harness.export.export_options import SCRIPT
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LABELS, PREPROCESSING = "labels.txt", "preprocessing.json"  # beside every export
 _OWN = ("main", "dataset", "model")  # sections whose options an export follows
-_TEAM = ("POPDIST_", "OMPI_", "TF_CONFIG")  # of launchers: an export is of one process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def _check_given(parsed: cli.Parsed) -> None:
 
 def _prepared(options: RunOptions) -> tuple[Run, str]:
     """The run with its data and "", or with made-up data where those are not at hand, and why they are not."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_TEAM)}
+    environ = membership.without_others(os.environ)  # an export is of one process
     try:
         made_up = "the data are generated ones" if options.dataset.random_data else ""
         return prepare(options, environ, training=False), made_up

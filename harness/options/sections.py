@@ -269,7 +269,9 @@ class TrainingOptions:
         traits=(NOT_IN_GRAPH,),
     )
     distributed: bool = opt(
-        False, "one of several processes that train together, described by TF_CONFIG", traits=(ONE_CALL,)
+        False,
+        "one of several processes that train together, described by TF_CONFIG or started by Slurm's srun",
+        traits=(ONE_CALL,),
     )
     worker_timeout: float = opt(
         60.0,

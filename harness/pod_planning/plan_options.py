@@ -15,6 +15,7 @@ from emulator.cost_model.prediction import check_tiles
 from emulator.cost_model.systems import System, holding
 from emulator.cost_model.workload import Workload
 from harness.checkpoints import find
+from harness.cluster import membership
 from harness.commands import cli, entry
 from harness.options import sources
 from harness.options.sections import flag
@@ -103,7 +104,7 @@ def run_of(words: Sequence[str], environ: Mapping[str, str] = os.environ, *, tra
     Options that a configuration leaves out because it is only the base of others are assumed, as the notes say: ImageNet,
     and replicas enough for batch norm's span.
     """
-    alone = {name: value for name, value in environ.items() if not name.startswith(("POPDIST_", "OMPI_", "TF_CONFIG"))}
+    alone = membership.without_others(environ)
     given, words, assumed = list(words), list(words), []
     recorded = _recorded(given)
     try:

@@ -24,8 +24,8 @@ from base.storage import files, locks
 from base.storage.run_tables import TABLES
 from harness.checkpoints import run_record, write
 from harness.checkpoints.checkpoint import AVERAGES
+from harness.cluster.cluster import POPRUN
 from harness.processes.team import Team
-from harness.run.cluster import TF_CONFIG
 from harness.run.run import Run
 from log import record
 
@@ -256,4 +256,4 @@ def _beside(top: Path, names: Sequence[str], configs: Sequence[Config], instance
 
 
 def _tag(instance: int, source: str) -> str:
-    return f"worker{instance}" if source == TF_CONFIG else f"popdist_instance_{instance}"
+    return f"popdist_instance_{instance}" if source == POPRUN else f"worker{instance}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from base.errors import OptionError
-from harness.run.cluster import Cluster
+from harness.cluster.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _TRIES = 3  # in a row, of a peer that has been there: a connection may break once

@@ -14,10 +14,10 @@ _LEAST, _MOST = 8, 1024  # characters
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """OptionError for a token that is too short to be a secret, or too long; nothing of it is shown."""
+    """OptionError for a token that is empty, too short to be a secret, or too long; nothing of it is shown."""
     length = len(environ.get(VARIABLE, ""))
-    if length and not _LEAST <= length <= _MOST:
-        raise OptionError(f"{VARIABLE} has {length} characters, and must have {_LEAST} to {_MOST}; or leave it out")
+    if VARIABLE in environ and not _LEAST <= length <= _MOST:
+        raise OptionError(f"{VARIABLE} has {length} characters, and must have {_LEAST} to {_MOST}; or unset it")
 
 
 def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:

@@ -25,8 +25,8 @@ from base.fields import brief
 from base.process import orphans
 from base.process.signals import URGENT
 from emulator.plan import machine
+from harness.cluster import poprun_environment
 from harness.processes import job_token
-from harness.run import cluster
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")
@@ -74,13 +74,13 @@ class Topology:
         replicas = self.replicas // self.instances
         host = self.hosts[instance]
         return {
-            cluster.TOTAL: str(self.replicas),
-            cluster.LOCAL: str(replicas),
-            cluster.UNIFORM: "1",
-            cluster.OFFSET: str(instance * replicas),
-            cluster.IPUS: str(self.ipus_per_replica),
-            cluster.PLACE: str(self.hosts[:instance].count(host)),
-            cluster.ADDRESSES: ",".join(f"{host}:{port}" for host, port in zip(self.hosts, self.ports)),
+            poprun_environment.TOTAL: str(self.replicas),
+            poprun_environment.LOCAL: str(replicas),
+            poprun_environment.UNIFORM: "1",
+            poprun_environment.OFFSET: str(instance * replicas),
+            poprun_environment.IPUS: str(self.ipus_per_replica),
+            poprun_environment.PLACE: str(self.hosts[:instance].count(host)),
+            poprun_environment.ADDRESSES: ",".join(f"{host}:{port}" for host, port in zip(self.hosts, self.ports)),
         }
 
     def table(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
+import re
 import socket
 import sys
 import threading
@@ -18,15 +18,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from base import plugins
+from base.bounds import json_value
 from base.errors import OptionError
 from base.fields import PER_INSTANCE
 from base.process import commands, tf_runtime, versions
-from base.process.signals import Signals, StopRequest
+from base.process.signals import Signals, StopRequest, for_others
 from emulator.native import library
 from emulator.plan import machine
+from harness.cluster.cluster import ALONE, SLURM, Cluster
 from harness.options.sections import with_trait
 from harness.processes import heartbeat, job_token
-from harness.run.cluster import ALONE, Cluster
 from harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
 _PACKAGES = ("tensorflow", "numpy")
-_SEEN = 1.0  # seconds in which the others read what this instance has published
+_SEEN = 20.0  # seconds in which another instance reads what this one has published, however busy its host
 _LOST = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
@@ -81,7 +82,7 @@ class Team:
                 if not self.lost_others(late):
                     raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
-            self.group.announce(str(self.instance), self._heart.answering())
+            self.group.announce(f"{self.instance} {error.number}", self._heart.answering())
         if _of_tensorflow(error):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
@@ -139,7 +140,7 @@ class Team:
         waiting = [k for k in range(self.size) if k != self.instance]
         end = time.monotonic() + self._timeout
         while waiting:
-            notices = {k: json.loads(self.group.published(k) or "{}") for k in waiting}
+            notices = {k: self._notice(k) for k in waiting}
             for k, notice in notices.items():
                 others = f"its instances are {', '.join(notice.get('addresses', ())) or 'not known'}"
                 if notice.get("met", identity) != identity:
@@ -151,10 +152,27 @@ class Team:
                     )
                 refused = "met" in notice and job_token.refusal(os.environ, identity, k, notice.get("proof", ""))
                 if refused:
-                    time.sleep(_SEEN)  # so that it finds out, too, before this process has gone
+                    self._wait_for_refusal(k, {**own, "met": identity, "proof": proof})
                     raise OptionError(f"{self.cluster.named(k)} {refused}; give all instances of a job the same, or none")
             waiting = [k for k in waiting if "met" not in notices[k]]
             time.sleep(0.05 if waiting else 0)
+
+    def _notice(self, instance: int) -> dict[str, Any]:
+        """Return the notice that an instance has published; empty for something else, which a stranger may leave there."""
+        try:
+            notice = json_value(self.group.published(instance) or "{}")
+        except ValueError:
+            return {}
+        return notice if isinstance(notice, dict) else {}
+
+    def _wait_for_refusal(self, instance: int, own: Mapping[str, Any]) -> None:
+        """Waits until another instance has refused this one as well, or has gone, and needs this one's notice no more."""
+        self.group.publish(json.dumps({**own, "refused": instance}))
+        end = time.monotonic() + min(_SEEN, self._timeout)
+        while time.monotonic() < end:
+            if self.group.published(instance) is None or "refused" in self._notice(instance):
+                return
+            time.sleep(0.05)
 
     def broadcast_text(self, text: str = "") -> str:
         """Return instance 0's text, in every instance."""
@@ -180,9 +198,14 @@ class Team:
             return
         stopping = self.group.where(signals.received is not None)
         if stopping:
-            self.agreed_to_stop = True
-            signals.agree_to_stop(stopping[0])
+            self.agree_to_stop(signals, stopping[0])
             signals.raise_if_received()
+
+    def agree_to_stop(self, signals: Signals, instance: int) -> None:
+        """Has every instance end as this one does, which got a signal: all call this when they know of it."""
+        self.agreed_to_stop = True
+        numbers = self.group.all_gather(str(signals.received or 0))
+        signals.agree_to_stop(instance, int(numbers[instance]))
 
     def shut_down(self) -> None:
         """Waits until all instances have come to the end."""
@@ -200,8 +223,9 @@ class Team:
     def _lost(self, reason: str) -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
-        signals_received = [text for text in self.group.announced() if text.isascii() and text.isdecimal()]
-        stop = StopRequest(signal.SIGTERM, int(signals_received[0])) if signals_received else None
+        announced = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.announced())
+        told = next((match for match in announced if match), None)  # an instance, and the signal that it got
+        stop = StopRequest(for_others(int(told[2])), int(told[1])) if told else None
         message = str(stop or f"{reason}: no instance can go on without it")
         worker = threading.Thread(target=self._tell, args=(message,), daemon=True)
         worker.start()
@@ -225,9 +249,12 @@ def check_port(cluster: Cluster) -> None:
         try:
             probe.bind(("", port))
         except OSError as error:
+            other = "choose another port for this instance"
+            if cluster.source == SLURM:
+                other = f"have Slurm reserve some: srun --resv-ports={cluster.neighbours}"
             raise OptionError(
-                f"{cluster.named(cluster.instance)} cannot listen on port {port}: {error.strerror}; end what uses it, or "
-                "choose another port for this instance"
+                f"{cluster.named(cluster.instance)} cannot listen on port {port}: {error.strerror}; end what uses it, "
+                f"or {other}"
             ) from None
 
 

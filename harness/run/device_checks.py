@@ -10,9 +10,9 @@ from base.errors import OptionError
 from emulator.native import library
 from emulator.plan.formats import BF16, FP16, FP32
 from emulator.plan.precision import ALL, FIRST, LAST, MAXIMUM, NAMED, OFF, UPDATE, Operands, is_kernel
+from harness.cluster import membership
 from harness.options.sections import flag
 from harness.options.update_rules import UPDATE_RULES
-from harness.run.cluster import RANKS, TF_CONFIG, tf_config_workers
 from harness.run.update_checks import check_matched, only_moving, trained_names
 from Models import _norms
 
@@ -158,19 +158,8 @@ def batch_statistics(resolved: Resolved) -> Iterator[str]:
 
 def neighbours(resolved: Resolved) -> Iterator[str]:
     """A process that trains alone where the environment names others."""
-    if resolved.run.cluster.source:  # one of several, or started by poprun
-        return
-    workers, ranks = tf_config_workers(resolved.environ), resolved.environ.get(RANKS, "")
-    if workers > 1:
-        yield (
-            f"warning: {TF_CONFIG} names {workers} workers, and this process trains alone; give --distributed if they are "
-            "to train together"
-        )
-    elif ranks.isascii() and ranks.isdecimal() and len(ranks) < 10 and int(ranks) > 1:
-        yield (
-            f"warning: mpirun started {ranks} processes, and each of them trains alone; start them with poprun, or give "
-            f"--distributed and {TF_CONFIG}, if they are to train together"
-        )
+    if not resolved.run.cluster.source:  # neither one of several, nor started by poprun
+        yield from membership.ignored_others(resolved.environ)
 
 
 def options_of_stages(resolved: Resolved) -> Iterator[str]:

@@ -22,10 +22,10 @@ from emulator.plan.plan import ExecutionPlan, PlanError
 from emulator.plan.precision import NAMED, Precision, is_kernel
 from emulator.plan.schedules import ScheduleError
 from emulator.plan.trace import Trace, TraceError, trace
+from harness.cluster import membership
+from harness.cluster.cluster import Cluster
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, DatasetOptions, RunOptions, with_trait
-from harness.run import cluster as clusters
 from harness.run import data, rule_tables
-from harness.run.cluster import Cluster
 from harness.run.length import TrainingLength
 from harness.run.run import Run
 from Models._model import Model
@@ -45,7 +45,7 @@ def prepare(
 
     Not `training`: no learning rate is needed, and the global batch only dates the checkpoints.
     """
-    cluster = clusters.find(requested, environ, training)
+    cluster = membership.find(requested, environ, training)
     options = replace(requested, device=_device_options(requested, cluster, total_replicas))
     model = plugins.load("Models", options.main.model)
     rule_tables.check(rule_tables.BEFORE_DATA, options)

@@ -14,10 +14,10 @@ from emulator.plan.formats import FP16
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
+from harness.cluster.cluster import ALONE, Cluster
 from harness.options.sections import RunOptions
 from harness.options.update_rules import UPDATE_RULES, named_by
 from harness.run import data, host_memory
-from harness.run.cluster import ALONE, Cluster
 from harness.run.length import TrainingLength
 from Models._norms import Norm
 from Models._segments import Segment

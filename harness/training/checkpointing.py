@@ -12,10 +12,10 @@ from harness.checkpoints.optimiser_state import SlotUnits
 from harness.checkpoints.read import Tensors
 from harness.checkpoints.saved_state import Call
 from harness.checkpoints.write import SaveError
+from harness.cluster.cluster import host_of
 from harness.options.sections import AUTO
 from harness.processes import failures
 from harness.run.arguments import ARITHMETIC, CALLS, RUN_ID, SEED
-from harness.run.cluster import host_of
 from harness.training.divergence import Divergence
 from harness.training.job import Job
 from harness.training.meter import Meter

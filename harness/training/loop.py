@@ -151,8 +151,7 @@ class TrainingLoop:
         seconds = time.perf_counter() - started
         profiler.ended(first)
         if metrics.leaving:
-            self._job.team.agreed_to_stop = True
-            self._signals.agree_to_stop(metrics.leaving[0])
+            self._job.team.agree_to_stop(self._signals, metrics.leaving[0])
         done = first + len(metrics.loss)
         self._meter.add(metrics.loss, metrics.accuracy, seconds)
         self._divergence.judge_updates(first, metrics.loss, metrics.lost, self._program.loss_scale())

@@ -15,12 +15,12 @@ from base.fields import ONE_CALL
 from harness.checkpoints import compatibility, find, read, run_record, saved_state, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import LoadedCheckpoint
+from harness.cluster import membership
 from harness.commands import autoresume, entry
 from harness.options.sections import RECORDED, RunOptions, with_trait
 from harness.processes import folders
 from harness.processes.folders import check_writable
 from harness.processes.team import Team
-from harness.run import cluster as clusters
 from harness.run.arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, other_class_names
 from harness.run.origin import TrainingOrigin
 from harness.run.run import Run
@@ -34,7 +34,7 @@ class NewRun(TrainingOrigin):
     def notes(self, options: RunOptions) -> list[str]:
         """CheckpointError for weights that are not there, before an option is refused that suits their network."""
         given = options.training.init_path
-        if given and not clusters.follows(os.environ):
+        if given and not membership.follows(os.environ, options.training.distributed):
             find.initial(Path(given))
         return []
 
@@ -66,7 +66,8 @@ class SavedRun(TrainingOrigin):
 
     def __init__(self, folder: Path, argv: list[str], script: str, repeated: bool = False) -> None:
         """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again."""
-        if not clusters.follows(os.environ):
+        self._follows = membership.call_follows(argv, script)
+        if not self._follows:
             find.of_run(folder)  # without them there is no run, whatever else is there
         self.folder, self._repeated = folder, repeated
         self.recorded = entry.recorded_options(folder, argv, script)
@@ -79,7 +80,7 @@ class SavedRun(TrainingOrigin):
         try:
             return *read.latest(self.folder), None
         except CheckpointError as error:
-            if not clusters.follows(os.environ):
+            if not self._follows:
                 raise
             return None, [], error
 

@@ -226,6 +226,7 @@ def test_what_is_no_number_stays_none(activation):
 
 
 @needs_kernels
+@pytest.mark.sampled(3, "programs")
 def test_a_run_without_kernels_is_near_the_run_with_them(tmp_path, monkeypatch):
     words = (
         "--dataset fashion-mnist --model efficientnet --depth-coefficient 0.2 --width-coefficient 0.25 --image-size 32 "

@@ -27,9 +27,9 @@ from base.process.startup import BEFORE
 from harness.checkpoints import read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.write import Writer
+from harness.cluster.cluster import ALONE
 from harness.processes.team import Team
 from harness.programs import compiling
-from harness.run.cluster import ALONE
 from harness.training import endings
 from harness.training.job import Job
 from log import RunLog

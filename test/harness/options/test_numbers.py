@@ -12,9 +12,10 @@ from base import plugins
 from base.errors import OptionError
 from base.process import command_line
 from base.process.command_line import UsageError
+from harness.cluster import membership, poprun_environment, ranks
+from harness.cluster.tf_config import TF_CONFIG
 from harness.commands import cli, gc_info
 from harness.processes import poprun_options
-from harness.run import cluster
 from LR_Schedules import stepped
 from tools.datasets import convert
 
@@ -73,16 +74,18 @@ def test_of_cluster_and_poprun(text):
     three = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"index": text}}
     options = parsed("--distributed")
     with pytest.raises(OptionError, match="must be a whole number from 0 to 1"):
-        cluster.find(options, {cluster.TF_CONFIG: json.dumps(three)})
+        membership.find(options, {TF_CONFIG: json.dumps(three)})
     port = {"cluster": {"worker": ["a:1", f"b:{text}"]}, "task": {"index": 0}}
     with pytest.raises(OptionError, match="is not host:port with a port"):
-        cluster.find(options, {cluster.TF_CONFIG: json.dumps(port)})
+        membership.find(options, {TF_CONFIG: json.dumps(port)})
     if text:
-        rank = {cluster.TF_CONFIG: json.dumps(three | {"task": {"index": 0}}), cluster.RANK: text}
+        rank = {TF_CONFIG: json.dumps(three | {"task": {"index": 0}}), ranks.OPENMPI[0]: text}
         with pytest.raises(OptionError, match="must be a whole number from 0 to 1"):
-            cluster.find(options, rank)
+            membership.find(options, rank)
         with pytest.raises(OptionError, match="must be a whole number"):
-            cluster.find(parsed(), {cluster.TOTAL: text, cluster.LOCAL: "1", cluster.OFFSET: "0"})
+            membership.find(
+                parsed(), {poprun_environment.TOTAL: text, poprun_environment.LOCAL: "1", poprun_environment.OFFSET: "0"}
+            )
         for option in ("num-instances", "first-port", "only-output-from-instance"):
             with pytest.raises(OptionError, match=f"--{option} is .* but must be"):
                 poprun_options.parse([f"--{option}", text, "python"])

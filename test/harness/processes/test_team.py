@@ -11,9 +11,9 @@ import pytest
 
 from base.errors import OptionError
 from base.process.signals import Signals, StopRequest
+from harness.cluster.cluster import Cluster
 from harness.processes.heartbeat import WorkerError
 from harness.processes.team import Team
-from harness.run.cluster import Cluster
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -46,12 +46,19 @@ def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_plac
         signals.received = signal.SIGTERM  # as if it came now
         return [1] if holds else []
 
-    team.group = SimpleNamespace(where=where)
+    team.group = SimpleNamespace(where=where, all_gather=lambda text: ["0", text])
     team.stop_together(signals)
     assert not team.agreed_to_stop
     with pytest.raises(StopRequest):
         team.stop_together(signals)
     assert team.agreed_to_stop and asked == [False, True]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", "7", "[" * 100_000])
+def test_what_is_no_notice_says_nothing(text):
+    team = Team(Cluster(("a:1", "b:1"), 1), 0.2)
+    team.group = SimpleNamespace(published=lambda instance: text)
+    assert team._notice(0) == {}
 
 
 @pytest.mark.parametrize(
