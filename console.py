@@ -52,7 +52,7 @@ def gc_info() -> None:
 
 
 def _begin(prog: str) -> None:
-    """Finds the project's modules, in place of those beside the program's file or in the working directory, and lets a
+    """Find the project's modules, in place of those beside the program's file or in the working directory, and let a
     signal end the command in one line from now on."""
     looked_there = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     sys.path[: int(looked_there)] = [HERE]
@@ -66,7 +66,7 @@ def _begin(prog: str) -> None:
 
 
 def _run(prog: str, path: str) -> None:
-    """Runs the command that the first word names, as Python would run its file."""
+    """Run the command that the first word names, as Python would run its file."""
     from base.errors import OptionError
     from base.process import commands
 

@@ -21,11 +21,11 @@ from base import bounds
 from base.process import command_line, tf_runtime
 from base.storage import files
 from harness.commands import entry
-from harness.export import agreement, export_options, formats, network, pictures, placed
+from harness.export import agreement, export_options, file_formats, network, pictures, placed
 from harness.export.agreement import ExportError
-from harness.export.export_options import Request
-from harness.export.formats import FORMATS, Content
-from harness.export.network import Network
+from harness.export.export_options import ExportRequest
+from harness.export.file_formats import FORMATS, Content
+from harness.export.network import TrainedNetwork
 from harness.programs import embedded
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     if request is None:
         print(export_options.parser().format_help(), end="")
         return 0
-    formats.check_packages(request.formats)
+    file_formats.check_packages(request.formats)
     exported = network.opened(request.path, request.words)
     if exported is None:
         return 0
@@ -56,8 +56,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _export(request: Request, exported: Network, texts: Mapping[str, str]) -> None:
-    """Writes the formats beside their place and moves them there when all of them answer as the checkpoint does."""
+def _export(request: ExportRequest, exported: TrainedNetwork, texts: Mapping[str, str]) -> None:
+    """Write the formats beside their place and move them there when all of them answer as the checkpoint does."""
     tf_runtime.import_tensorflow("3")
     from harness.programs import build
 
@@ -81,7 +81,7 @@ def _export(request: Request, exported: Network, texts: Mapping[str, str]) -> No
     print(f"The export is in {request.output}, with {' and '.join(texts)}")
 
 
-def _content(exported: Network, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
+def _content(exported: TrainedNetwork, graph: tf.GraphDef, texts: Mapping[str, str], quantised: bool) -> Content:
     """Return the facts that a converter needs."""
     calibration = pictures.calibration(exported) if quantised else None
     return Content(graph=graph, labels=exported.names, texts=texts, calibration=calibration)
@@ -90,7 +90,7 @@ def _content(exported: Network, graph: tf.GraphDef, texts: Mapping[str, str], qu
 def _answers(name: str, content: Content, path: Path, images: np.ndarray) -> np.ndarray:
     """Return the probabilities that a format's own runtime gives pictures, from the file that is written at `path`."""
     try:
-        with formats.quiet():
+        with file_formats.quiet():
             FORMATS[name].write(content, path)
             return agreement.answers(FORMATS[name].runner(path), images)
     except (OSError, MemoryError, ExportError):

@@ -27,7 +27,7 @@ from harness.checkpoints import compatibility, find, read
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.cluster.cluster import ALONE
 from harness.commands import entry, run_log
-from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, row
+from harness.evaluation.validate import RANDOM_WEIGHTS, training_global_batch, validation_row
 from harness.evaluation.weights import SavedWeights
 from harness.options import sources
 from harness.processes.team import Team
@@ -58,15 +58,15 @@ def main(argv: list[str]) -> int:
     recorded = {name: value for name, value in recorded.items() if name not in NOT_TAKEN_OVER}
     origin = ServedWeights(selected, folder, recorded)
     run = entry.start(argv, SCRIPT, origin, training=False, compiled=partial(_compile_only, checkpoint=checkpoint))
-    return 0 if run is None else _serve(run, checkpoint, global_batch(run, recorded))
+    return 0 if run is None else _serve(run, checkpoint, training_global_batch(run, recorded))
 
 
 class ServedWeights(SavedWeights):
     """The weights of a server."""
 
-    def check(self, run: Run) -> list[str]:
+    def check_run(self, run: Run) -> list[str]:
         """Raise an OptionError for options that a program for inference alone cannot follow, besides the common ones."""
-        lines = super().check(run)
+        lines = super().check_run(run)
         if run.options.training.iterations is None:
             raise OptionError("--iterations is missing: the number of micro-batches that each thread infers, such as 1000")
         embedded.check(run)
@@ -80,10 +80,10 @@ def _serve(run: Run, checkpoint: Checkpoint, trained_batch: int) -> int:
     log = run_log.opened_beside(run, Team(), [*embedded.notes(run), inferring])
     try:
         tf_runtime.import_tensorflow()
-        from harness.programs.build import byte_batches
+        from harness.programs.build import validation_batches_uint8
 
         program = _program(run, checkpoint, log)
-        batches = byte_batches(run, min(calls, embedded.MOST_BATCHES))
+        batches = validation_batches_uint8(run, min(calls, embedded.MAX_BATCHES))
         for _ in range(run.options.checkpoint.repeat):
             served = embedded.serve(program, batches, calls, threads)
             for line in served.lines():
@@ -104,14 +104,14 @@ def _row(
     if embedded.labelled(run):
         accuracy = 100 * served.correct / max(served.samples, 1)
         top5, loss = embedded.scores(program, batches, served.micro_batches)
-    return row(
+    return validation_row(
         run, checkpoint, trained_batch, accuracy=accuracy, top5=top5, loss=loss, seconds=served.seconds,
         pictures=served.samples, throughput=served.inferred / served.seconds, latency=served.mean,
     )  # fmt: skip
 
 
 def _compile_only(run: Run, checkpoint: Checkpoint) -> None:
-    """Builds the program, or finds it in its file, and writes nothing else."""
+    """Build the program, or find it in its file, and write nothing else."""
     log = RunLog(None)
     tf_runtime.import_tensorflow()
     _program(run, checkpoint, log).close()

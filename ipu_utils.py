@@ -10,15 +10,16 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.numerics.program import Observed, ObservingProgram
+from emulator.inference.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
+from emulator.inference.program import InferenceProgram, InferenceSpec, Score
+from emulator.numerics.program import ObservationSpec, ObservingProgram
 from emulator.program.executor import Metrics, TrainingProgram
-from emulator.program.frozen import IMAGE, PROBABILITIES, FrozenProgram, freeze, portable_graph
+from emulator.program.forward_backward import Features
 from emulator.program.group import WorkerGroup
-from emulator.program.inference import Inference, InferenceProgram, Score
+from emulator.program.loss_scale import LossScale
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import Stream
-from emulator.program.stages import Features
-from emulator.program.training import LossScale, Optimiser, Training
+from emulator.program.training import Optimiser, TrainingSpec
 
 __all__ = (
     "IMAGE",
@@ -26,18 +27,18 @@ __all__ = (
     "CacheEntry",
     "Features",
     "FrozenProgram",
-    "Inference",
     "InferenceProgram",
+    "InferenceSpec",
     "LossScale",
     "Metrics",
-    "Observed",
+    "ObservationSpec",
     "ObservingProgram",
     "Optimiser",
     "Score",
     "Seed",
     "Stream",
-    "Training",
     "TrainingProgram",
+    "TrainingSpec",
     "WorkerGroup",
     "compile_inference",
     "compile_training",
@@ -47,13 +48,13 @@ __all__ = (
 )
 
 
-def compile_training(training: Training, stream: Stream, cache_entry: CacheEntry | None = None) -> TrainingProgram:
+def compile_training(training: TrainingSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> TrainingProgram:
     """A program whose `step(rates)` does len(rates) weight updates as `training` says. `cache_entry`: its place in the
     program cache."""
     return TrainingProgram(training, stream, cache_entry)
 
 
-def compile_inference(inference: Inference, stream: Stream, cache_entry: CacheEntry | None = None) -> InferenceProgram:
+def compile_inference(inference: InferenceSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> InferenceProgram:
     """A program whose `step(first, end)` adds the scores of `inference` up over micro-batches."""
     return InferenceProgram(inference, stream, cache_entry)
 
@@ -61,7 +62,7 @@ def compile_inference(inference: Inference, stream: Stream, cache_entry: CacheEn
 def stream_of(dataset: Callable[[], tf.data.Dataset], prepare: Callable[[Seed, Features], Features]) -> Stream:
     """The infeed: micro-batches of a host data set, prepared on the device; `prepare` gets the seed too."""
 
-    def features(seed: Seed, element: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
+    def features(seed: Seed, element: Features, step: tf.Tensor, pass_index: tf.Tensor) -> Features:
         return prepare(seed, element)
 
     return Stream(features, dataset)

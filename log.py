@@ -34,7 +34,7 @@ class Tracker(Protocol):
     """A service that follows a run's measures."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take values by tag, after so many updates."""
+        """Take values by tag, after `step` updates."""
 
     def close(self, complete: bool) -> None:
         """End; `complete`: the run did not end early."""
@@ -57,12 +57,13 @@ class RunLog:
         """A line for the console and log.txt, from any thread."""
         with self._one:
             self._bar.clear()
-            if self._console:
-                print(text, flush=True)
-            self.file_only(text)
+            try:
+                self._print(text)
+            finally:  # also where the reader of the output has gone: log.txt alone tells why the run ends
+                self.file_only(text)
 
     def ending(self) -> None:
-        """The run ends early: further lines are printed, whether log.txt takes them or not."""
+        """The run ends early: further lines go to the console and to log.txt, whether the other takes them or not."""
         self._ending = True
 
     def file_only(self, text: str) -> None:
@@ -79,8 +80,17 @@ class RunLog:
                     return
                 raise
 
+    def _print(self, text: str) -> None:
+        if self._console:
+            try:
+                with files.naming(Path("standard output")):
+                    print(text, flush=True)
+            except OSError:
+                if not self._ending:
+                    raise
+
     def arguments(self, values: Mapping[str, Any], restored: bool) -> None:
-        """Records every option; a resumed run has a file of its own."""
+        """Record every option; a resumed run has a file of its own."""
         if self.folder:
             record(self.folder, values, restored)
             self.recorded = True
@@ -112,8 +122,8 @@ class RunLog:
         self, updates: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
         expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
     ) -> None:  # fmt: skip
-        """Drops CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fills in
-        missing rows. `states`: of `saved_state.lineage`; `stays`, `expected_rows` (by table): as for `Table.rebuild`."""
+        """Drop CSV rows of updates that will be done again, and of averages, which the run's end makes anew; fill in
+        missing rows. `states`: of `state_file.lineage`; `stays`, `expected_rows` (by table): as for `Table.rebuild`."""
         for name, table in self._tables.items():
             kept = [Kept(done, state.get(name), not state.get(UNVERIFIED)) for done, state in states]
             for line in table.rebuild(updates, kept, stays, (expected_rows or {}).get(name, ExpectedRows)):
@@ -135,12 +145,12 @@ class RunLog:
         return self._tables[name].read() if self.folder else []
 
     def sync(self) -> None:
-        """Has the CSV files on the disk."""
+        """Flush the CSV files to the disk."""
         for table in self._tables.values():
             table.sync()
 
     def follow(self, name: str, start: Callable[[], Tracker]) -> None:
-        """Has a tracker follow the rows from now on; one that fails is told of in a line, and follows no more. `name`: for
+        """Let a tracker follow the rows from now on; one that fails is told of in a line, and follows no more. `name`: for
         that line."""
 
         def begin() -> None:
@@ -149,7 +159,7 @@ class RunLog:
         self._outlives(name, begin)
 
     def close(self) -> None:
-        """Ends the log; further lines go to the console only."""
+        """End the log; further lines go to the console only."""
         self._bar.clear()
         complete, self._ending = not self._ending, True
         for name, tracker in self._trackers.items():
@@ -173,7 +183,7 @@ class RunLog:
                 del self._trackers[name]
 
     def _outlives(self, name: str, action: Callable[[], None]) -> bool:
-        """Carries out a tracker's part; whether that went well, after a line where it did not."""
+        """Carry out a tracker's part; return whether that went well, after a line where it did not."""
         try:
             action()
         except Exception as error:  # whatever a third party's package may raise must not end a run
@@ -184,7 +194,7 @@ class RunLog:
 
 
 def record(folder: Path, values: Mapping[str, Any], restored: bool) -> None:
-    """Writes every option of a call into a run's folder."""
+    """Write every option of a call into a run's folder."""
     path = folder / ("arguments_restore.json" if restored else "arguments.json")
     files.write_atomically(path, json.dumps(values, sort_keys=True, indent=4, separators=(",", ": ")) + "\n")
 

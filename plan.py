@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from emulator.cost_model.prediction import predict
 from harness.commands import entry
 from harness.pod_planning import json_text, page, plan_options, planned_config, table
-from harness.pod_planning.plan_options import Request
+from harness.pod_planning.plan_options import PlanRequest
 from harness.pod_planning.planned_config import Planned
 from harness.reports import output
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     planned = planned_config.fastest(request) if request.search else plan(request)
     if request.html:
-        output.whole(request.html, page.of(planned))
+        output.write_atomically(request.html, page.of(planned))
     if request.json:
         json_text.json_file(planned, request.json)
     if request.json != "-":
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def plan(request: Request) -> list[Planned]:
+def plan(request: PlanRequest) -> list[Planned]:
     """Return one prediction for each configuration and system, in the order of the call."""
     return [Planned(name, predict(work, system), run) for name, run, work, system in plan_options.cases(request)]
 

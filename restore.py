@@ -14,7 +14,7 @@ from base.errors import OptionError
 from harness.commands import entry, hints
 from harness.options import sources
 from harness.training.origins import SavedRun
-from train import launch
+from train import run_training
 
 
 def main(argv: list[str]) -> int:
@@ -23,9 +23,9 @@ def main(argv: list[str]) -> int:
         path = sources.value_of(argv, "restore_path", "restore")
         if path is None and entry.wants_help(argv):
             return 0 if entry.parse(argv, "restore") is None else 2
-        if path is None:
+        if not path:
             raise OptionError("--restore-path is needed: the folder of the run, as in logs/<run>")
-        return launch(argv, "restore", SavedRun(Path(path), argv, "restore"))
+        return run_training(argv, "restore", SavedRun(Path(path), argv, "restore"))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from harness.commands import entry, hints
 from harness.sweeping import block, planned, sweep_options, trials, workers, written
 from harness.sweeping.board import Board
 from harness.sweeping.planned import Planned
-from harness.sweeping.sweep_options import Request
+from harness.sweeping.sweep_options import SweepRequest
 
 
 def main(argv: list[str]) -> int:
@@ -77,7 +77,7 @@ def _train(ready: list[Planned], board: Board, top: Path, shares: list[tuple[int
     workers.Workers(shares, board.say).run(works, board.started, ended)
 
 
-def _compare(request: Request, board: Board, top: Path) -> int:
+def _compare(request: SweepRequest, board: Board, top: Path) -> int:
     """Print the table and where the comparison is; 1 if a trial has failed."""
     print(f"\n{board.table()}\n\nAs a table:      {written.table(top, board)}")
     print(written.comparison(top, board.ordered()))

@@ -23,8 +23,8 @@ from harness.processes.team import Team
 from harness.programs import compiling
 from harness.run.origin import TrainingOrigin
 from harness.training import endings
+from harness.training.context import TrainingContext
 from harness.training.initial_state import initial_state
-from harness.training.job import Job
 from harness.training.loop import TrainingLoop
 from harness.training.opened_run import opened
 from harness.training.origins import NewRun, SavedRun, last_update
@@ -38,46 +38,46 @@ def main(argv: list[str]) -> int:
         path = sources.value_of(argv, "restore_path", "train")
         repeated = autoresume.folder_of_run(argv, "train") if path is None else None
         if path is None and repeated is None:
-            return launch(argv, "train", NewRun())
+            return run_training(argv, "train", NewRun())
     if repeated is not None:
         with hints.repeatable("train", argv, "The run is as it was.", "Go on"):
-            return launch(argv, "train", SavedRun(repeated, argv, "train", repeated=True))
+            return run_training(argv, "train", SavedRun(repeated, argv, "train", repeated=True))
     with hints.resumable("train", argv):
-        return launch(argv, "train", SavedRun(Path(path), argv, "train"))
+        return run_training(argv, "train", SavedRun(Path(path), argv, "train"))
 
 
-def launch(argv: list[str], script: str, origin: TrainingOrigin) -> int:
+def run_training(argv: list[str], script: str, origin: TrainingOrigin) -> int:
     """The run that the call asks for, by all instances of a team."""
     run = entry.start(argv, script, origin)
     if run is None:  # the call asked for help, a dry run, a summary or the like, and has been answered
         return 0
-    complete = origin.completion_report(run)
-    if complete is not None:
-        print(complete, end="")
+    report = origin.completion_report(run)
+    if report is not None:
+        print(report, end="")
         return 0
     run, checkpoint = origin.read_checkpoint(run)
     with Team(run.cluster, run.options.training.worker_timeout, f"{script}.py") as team:
         run = replace(run, seed=team.rendezvous(run))
         run, folder, checkpoint = origin.join(run, team, checkpoint)
-        with opened(run, team, folder, checkpoint, hints.command(script, *argv)) as job:
-            train(job, checkpoint)
+        with opened(run, team, folder, checkpoint, hints.command(script, *argv)) as context:
+            train(context, checkpoint)
             team.shut_down()
     return 0
 
 
-def train(job: Job, checkpoint: LoadedCheckpoint | None = None) -> None:
-    """Builds the program, loads its state, and carries the updates out that are left: from the beginning, or from a
+def train(context: TrainingContext, checkpoint: LoadedCheckpoint | None = None) -> None:
+    """Build the program, load its state, and carry the updates out that are left: from the beginning, or from a
     checkpoint."""
     done = checkpoint.updates if checkpoint else 0
-    last = last_update(job.run, done)
-    job.mlperf.begun()
-    recording = bool(job.team.broadcast_text("yes" if job.profile else ""))  # the instances cut their host steps alike
-    with compiling.training_program(job.run, job.log, done, recording, job.team.group) as program:
-        state = initial_state(job, program, checkpoint)
-        profiler = UpdateProfiler(job, program, recording, done, last)
-        with Validator(job, state.validated) as validator:
-            done = TrainingLoop(job, program, state, validator, profiler).run(last)
-            endings.finished(job, done, validator, state.meter.images_per_second)
+    last = last_update(context.run, done)
+    context.mlperf.begun()
+    recording = context.team.broadcast_json(bool(context.profile))  # the instances cut their host steps alike
+    with compiling.training_program(context.run, context.log, done, recording, context.team.group) as program:
+        initial = initial_state(context, program, checkpoint)
+        profiler = UpdateProfiler(context, program, recording, done, last)
+        with Validator(context, initial.validated) as validator:
+            done = TrainingLoop(context, program, initial, validator, profiler).run(last)
+            endings.finished(context, done, validator, initial.meter.images_per_second)
 
 
 if __name__ == "__main__":

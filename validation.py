@@ -15,10 +15,10 @@ if __name__ == "__main__":  # before what takes time to import
 
     startup.begin("validation.py")
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.cluster import membership
 from harness.commands import entry, run_log
 from harness.evaluation import predictions
-from harness.evaluation.validate import RANDOM_WEIGHTS, global_batch, record_profile, validate
+from harness.evaluation.validate import RANDOM_WEIGHTS, record_profile, training_global_batch, validate
 from harness.evaluation.weights import SavedWeights
 from harness.export import predicting
 from harness.options import sources
@@ -58,8 +58,8 @@ def main(argv: list[str]) -> int:
         return 0
     with Team(run.cluster, run.options.training.worker_timeout, "validation.py") as team:
         team.rendezvous(run)
-        names = json.loads(team.broadcast_text(json.dumps([[each.prefix, each.updates] for each in origin.checkpoints])))
-        return _validate(run, team, [Checkpoint(*each) for each in names], global_batch(run, origin.recorded))
+        names = team.broadcast_json([[each.prefix, each.updates] for each in origin.checkpoints])
+        return _validate(run, team, [Checkpoint(*each) for each in names], training_global_batch(run, origin.recorded))
 
 
 def _origin(argv: list[str]) -> SavedWeights:
@@ -80,7 +80,7 @@ def _origin(argv: list[str]) -> SavedWeights:
 
 
 def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batch: int) -> int:
-    """Validates the checkpoints, or random weights if there are none; the exit code."""
+    """Validate the checkpoints, or random weights if there are none; the exit code."""
     log = run_log.opened_beside(run, team, [*run_log.validation_head(run), *([] if selected else _random_weights(run))])
     request = profile.requested(run.options.device, log.folder or Path(), os.environ) if team.first else None
     unreadable, validated = [], []
@@ -89,7 +89,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
         log.note(f"Stopped: {reason}; validated: {', '.join(dict.fromkeys(validated)) or 'none'} of {len(selected)}")
 
     team.before_exit = stopped  # where another instance is lost
-    with Signals() as signals, profile.copied_output(request):
+    with Signals() as signals, profile.copied_output(request), closing(log):
         try:
             with compiling.validation_program(run, log) as program:
                 if team.group:
@@ -110,8 +110,6 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
         except StopRequest as stop:
             stopped(str(stop))
             raise
-        finally:
-            log.close()
     if unreadable and team.first:
         names = ", ".join(unreadable)
         prog = commands.prog("validation.py")
@@ -138,7 +136,7 @@ def _read(checkpoint: Checkpoint, among: Sequence[Checkpoint], team: Team, log: 
             if len(among) == 1:
                 raise
             log.note(f"left out: {error}")
-    return team.broadcast(values) if team.broadcast_text("" if values is None else "read") else None
+    return team.broadcast(values) if team.broadcast_json(values is not None) else None
 
 
 if __name__ == "__main__":

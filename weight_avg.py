@@ -43,13 +43,13 @@ def main(argv: list[str]) -> int:
         values = _average(trained, options)
         target.parent.mkdir(parents=True, exist_ok=True)
         tf_runtime.import_tensorflow()  # which writes the checkpoint
-        print(f"Saved the averaged weights to {write.weights(target, values).prefix}")
+        print(f"Saved the averaged weights to {write.save_weights_only(target, values).prefix}")
     return 0
 
 
 def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> averages.Values:
     """The average of those that --discard-last and -N leave."""
-    used, damaged = read.whole(trained, options.discard_last + options.N if options.N else None)
+    used, damaged = read.usable(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:
@@ -105,11 +105,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--restore-path", required=True, metavar="DIR", help="the run folder; checkpoints *ckpt-<n> directly in it count")
     add("--filename", required=True, metavar="PREFIX", help="the checkpoint to write")
     add("--mode", required=True, type=str.lower, choices=(averages.MEAN, averages.EXPONENTIAL))
-    add("-N", type=command_line.whole(1), help="only the last N checkpoints (default: all but the initial weights, ckpt-0)")
+    add(
+        "-N",
+        type=command_line.int_between(1),
+        help="only the last N checkpoints (default: all but the initial weights, ckpt-0)",
+    )
     add("--decay", type=command_line.number(0, 1), help=f"of the exponential average (default {_DECAY})")
     add(
         "--discard-last",
-        type=command_line.whole(0),
+        type=command_line.int_between(0),
         default=0,
         metavar="K",
         help="leave the last K checkpoints out, before -N is counted",
@@ -124,6 +128,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if options.mode == averages.MEAN and options.decay is not None:
         print(f"--decay {options.decay:g} changes nothing: --mode is {options.mode}", file=sys.stderr)
     options.decay = _DECAY if options.decay is None else options.decay
+    if options.mode != averages.MEAN and options.decay == 1:
+        print("--decay 1 is the first checkpoint, and takes nothing of the others; give less than 1", file=sys.stderr)
     return options
 
 

@@ -70,33 +70,33 @@ class ReadRequest:
     norm), a micro-batch in validation.
     `start`: position of the first sample in the endless epoch order (training only): position p is element
     p mod N of epoch p div N, and element i of epoch e is record permuted(i, e).
-    `block`, `period`: with several instances, the stream holds the first `block` of every `period` positions, counted from
-    `start`; 0 is every position. A block is one micro-batch of each of an instance's replicas; in validation,
-    one micro-batch.
-    `eight_bit`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
-    `host_normalise` says. Sets whose images are standardised then send them 32 x 32, with "moments".
+    `shard_block`, `shard_stride`: with several instances, the stream holds the first `shard_block` of every `shard_stride`
+    positions, counted from `start`; 0 is every position. A block is one micro-batch of each of an instance's replicas; in
+    validation, one micro-batch.
+    `eight_bit_io`: images are sent as uint8 (fractions cut off) and normalised by `on_device`, whatever
+    `hostside_norm` says. Sets whose images are standardised then send them 32 x 32, with "moments".
     `shuffle_block`: neighbouring records that stay together in the order of an epoch.
     `augment` False: evaluation preprocessing on the training stream.
-    `unit_normalise`, `symmetric_normalise`: which normalisation of photographs; neither subtracts the channel means alone.
-    `fused`: `on_device` pads photographs to four channels, the last one zero.
-    `host_normalise`: the plug-in normalises in its stream; otherwise `on_device` does.
+    `normalise_input`, `symmetric_input`: which normalisation of photographs; neither subtracts the channel means alone.
+    `fused_preprocessing`: `on_device` pads photographs to four channels, the last one zero.
+    `hostside_norm`: the plug-in normalises in its stream; otherwise `on_device` does.
     """
 
     batch_size: int
     image_size: int
     seed: int
     start: int = 0
-    block: int = 0
-    period: int = 0
+    shard_block: int = 0
+    shard_stride: int = 0
     augment: bool = True
-    host_normalise: bool = False
-    unit_normalise: bool = False
-    symmetric_normalise: bool = False
-    eight_bit: bool = False
-    fused: bool = False
+    hostside_norm: bool = False
+    normalise_input: bool = False
+    symmetric_input: bool = False
+    eight_bit_io: bool = False
+    fused_preprocessing: bool = False
     shuffle_block: int = 1
-    parallel_calls: int = 48
-    cache: bool = True
+    pipeline_num_parallel: int = 48
+    dataset_cache: bool = True
 
 
 _SAMPLED = 64  # records of a split that its digest reads
@@ -112,7 +112,7 @@ class DataSource(Protocol):
 
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         """Endless stream of {"image": [batch, side, side, 3] float32, "label": [batch] int32,
-        "position": [batch] int64}; "moments": [batch, 4] float32 where `eight_bit` needs it."""
+        "position": [batch] int64}; "moments": [batch, 4] float32 where `eight_bit_io` needs it."""
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         """Every image once, in order; the last batch is filled up with zero images labelled -1."""
@@ -121,7 +121,8 @@ class DataSource(Protocol):
         """A stream that ends after each of its stages in turn; the last one is whole."""
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
-        """The rest of the preprocessing, in the device's graph: float32 [batch, side, side, 3], 4 channels if `fused`."""
+        """The rest of the preprocessing, in the device's graph: float32 [batch, side, side, 3], 4 channels if
+        `fused_preprocessing`."""
 
 
 class Records(Protocol):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from base.fields import keep_rules
+from base.fields import check_fields
 from LR_Schedules._schedule import ScheduledRun, ramp, warmup_epochs, warmup_iterations
 
 
@@ -15,7 +15,7 @@ class Options:
     warmup_epochs: float = warmup_epochs()
 
     def __post_init__(self) -> None:
-        keep_rules(self)
+        check_fields(self)
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:

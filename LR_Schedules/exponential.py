@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from base.fields import above, at_least, exact, keep_rules, opt
+from base.fields import above, at_least, check_fields, exact, opt
 from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs
 
 
@@ -18,7 +18,7 @@ class Options:
     warmup_epochs: float = warmup_epochs()
 
     def __post_init__(self) -> None:
-        keep_rules(self)
+        check_fields(self)
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from base.fields import above, at_least, keep_rules, opt
+from base.fields import above, at_least, check_fields, opt
 from LR_Schedules._schedule import ScheduledRun, exactly, warmup_epochs, warmup_iterations
 
 
@@ -39,7 +39,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        keep_rules(self)
+        check_fields(self)
 
     @property
     def logs_first_rate(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from base.fields import above, decimal_number, exact, keep_rules, opt
+from base.fields import above, check_fields, decimal_number, exact, opt
 from LR_Schedules._schedule import ScheduledRun, exactly, ramp, warmup_epochs, warmup_iterations
 
 _RULE = "must be comma-separated numbers between 0 and 1 in increasing order, such as 0.5,0.75"
@@ -34,7 +34,7 @@ class Options:
     warmup_epochs: float = warmup_epochs()
 
     def __post_init__(self) -> None:
-        keep_rules(self)
+        check_fields(self)
 
 
 def build(options: Options, run: ScheduledRun) -> Callable[[int], float]:

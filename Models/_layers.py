@@ -122,15 +122,15 @@ class Layers(ABC):
         """Convolution with SAME padding; `groups` equal to the channels makes it depthwise."""
 
     @abstractmethod
-    def norm(self, x: Tensor, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Tensor:
+    def norm(self, x: Tensor, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Tensor:
         """Normalisation, with a trained scale and offset if wanted; `zero_gamma` starts the scale at zero."""
 
-    def norm_activation(self, x: Tensor, policy: Norm, activation: str) -> Tensor:
+    def norm_activation(self, x: Tensor, norm: Norm, activation: str) -> Tensor:
         """Normalisation with scale and offset, then the activation: "relu", "relu6" or "swish"."""
-        return getattr(self, activation)(self.norm(x, policy))
+        return getattr(self, activation)(self.norm(x, norm))
 
     @abstractmethod
-    def proxy_norm_activation(self, x: Tensor, policy: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Tensor, Tensor]:
+    def proxy_norm_activation(self, x: Tensor, norm: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Tensor, Tensor]:
         """Normalisation, affine map, activation, less the proxy's mean; and the proxy's inverse deviation [1, 1, 1,
         channels], multiplied in if `scaled` (proxy normalisation, Labatie et al., arXiv 2106.03743)."""
 

@@ -54,7 +54,7 @@ class Norm:
         return self
 
     def fault(self, channels: int) -> str | None:
-        """The reason why it cannot be a norm of so many channels."""
+        """The reason why this norm does not fit `channels`; None if it does."""
         return None
 
     def variables(self, *, zero_gamma: bool, scale: bool, centre: bool) -> list[NormVariable]:

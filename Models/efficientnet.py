@@ -175,10 +175,10 @@ class Parts:
 
     def normalise(self, layers: Layers, x: Tensor, *, scaled: bool = True) -> tuple[Tensor, Tensor]:
         """Norm and activation, and with proxy norm its factor, which is multiplied in if `scaled`."""
-        policy = self.norm_for(layers.channels(x))
+        norm = self.norm_for(layers.channels(x))
         if not self.has_proxy:
-            return layers.norm_activation(x, policy, self.activation), None
-        return layers.proxy_norm_activation(x, policy, ProxyRule(self.activation, policy.proxy), scaled=scaled)
+            return layers.norm_activation(x, norm, self.activation), None
+        return layers.proxy_norm_activation(x, norm, ProxyRule(self.activation, norm.proxy), scaled=scaled)
 
     @property
     def has_proxy(self) -> bool:

@@ -16,7 +16,7 @@ from base.fields import brief
 TEXT = 1 << 20  # bytes of a file with settings
 DEPTH = 64  # of JSON
 RANK = 8  # of an array of weights
-MOST_SHOWN = 400  # characters of another error's message
+MAX_SHOWN = 400  # characters of another error's message
 
 
 def json_value(text: str | bytes) -> Any:
@@ -79,7 +79,7 @@ def total(sizes: Sequence[int], most: int, what: str) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error's message, without control characters, at most MOST_SHOWN characters."""
+    """The first line of an error's message, without control characters, at most MAX_SHOWN characters."""
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     line = (message.splitlines() or [type(error).__name__])[0]
-    return "".join(map(brief, line[:MOST_SHOWN]))
+    return "".join(map(brief, line[:MAX_SHOWN]))

@@ -21,7 +21,7 @@ PER_INSTANCE = "per instance"  # may differ between instances: where things lie 
 HALVES = "halves"  # means nothing where nothing is in half precision
 TRAINING_ONLY = "training only"  # the layout of training, which inference goes without
 LARGEST_COUNT = 2**31 - 1
-MOST_SHOWN = 100  # characters of a value in a message
+MAX_SHOWN = 100  # characters of a value in a message
 # ASCII digits alone: Python's int() and float() also take other scripts' digits, blanks around and underscores between
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][+-]?[0-9]{1,9})?")
@@ -108,12 +108,12 @@ def is_text(text: str) -> bool:
 def brief(value: object) -> str:
     """A value as one line of a message shows it: without control characters, and cut when it is long."""
     text = str(value)
-    shown = printable(text[:MOST_SHOWN])
-    return shown if len(text) <= MOST_SHOWN else f"{shown}... ({len(text)} characters)"
+    shown = printable(text[:MAX_SHOWN])
+    return shown if len(text) <= MAX_SHOWN else f"{shown}... ({len(text)} characters)"
 
 
-def keep_rules(options: Any) -> None:
-    """Holds every field of a dataclass against its rule, for callers that come past the command line."""
+def check_fields(options: Any) -> None:
+    """Hold every field of a dataclass against its rule, for callers that come past the command line."""
     for field in dataclasses.fields(options):
         rule, value = field.metadata.get("check"), getattr(options, field.name)
         broken = rule(value) if rule and value is not None else None

@@ -39,7 +39,7 @@ def compiling_ahead(wanted: bool = True) -> Iterator[None]:
 
 
 def _run_once(function: Any) -> None:
-    """Runs a traced function on zeros, by itself: XLA compiles what runs. An error is dropped, as it comes again where the
+    """Run a traced function on zeros, by itself: XLA compiles what runs. An error is dropped, as it comes again where the
     function is used."""
     with suppress(Exception), tf.Graph().as_default() as graph:
         outputs = function(*(tf.zeros(x.shape, x.dtype) for x in function.inputs))

@@ -51,9 +51,9 @@ def main() -> None:
     """The worker."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=[*NETWORKS, "resnet14"])
-    parser.add_argument("side", type=command_line.whole(1))
-    parser.add_argument("batch", type=command_line.whole(1))
-    parser.add_argument("updates", type=command_line.whole(1))
+    parser.add_argument("side", type=command_line.int_between(1))
+    parser.add_argument("batch", type=command_line.int_between(1))
+    parser.add_argument("updates", type=command_line.int_between(1))
     parser.add_argument("--jit", action="store_true", help="compiled by XLA")
     parser.add_argument("--inference", action="store_true")
     asked = parser.parse_args()

@@ -136,7 +136,7 @@ def alone(words: Sequence[str], rounds: int = 2) -> Measured:
 
 
 def table(rows: Sequence[tuple[str, str, str, float | None]], words: Sequence[str], rounds: int) -> None:
-    """Prints (name, one, other, at least so many times as fast) for the rows whose name contains all the words."""
+    """Prints (name, one, other, least times as fast) for the rows whose name contains all the words."""
     print(machine())
     print(f"{'what':<60} {'times as fast':<22} {'img/s':>14} {'MB':>14}  at least")
     for name, one, other, least in rows:

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from harness.reports import svg
@@ -22,7 +23,7 @@ EDGE, STEP = 18.0, 56.0  # pixels: a margin of the picture, the height of a row
 
 def write(files: Sequence[Path], rows: Sequence[Row]) -> None:
     """Write the table and the picture, of all machines and days there are."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    runs = [{"day": path.name[:10], **json.loads(path.read_text(encoding="utf-8"))} for path in files]
     page = DOCS / "measured.md"
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
@@ -46,21 +47,20 @@ def _results(runs: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, 
 
 
 def _table(runs: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> Iterator[str]:
-    yield "| training step or inference, FP32 | times as fast as Keras | as PyTorch | wanted | share of the matrix rate |"
-    yield "| --- | --- | --- | --- | --- |"
+    """A line for each measurement of each row, and the machines by their letters."""
+    yield "| step or inference, FP32 | measured | times as fast as Keras | as PyTorch | wanted | share of the matrix rate |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for row in rows:
-        found = _results(runs, row.name)
-        if not found:
-            continue
-        cells = []
-        for family in FAMILIES:
-            compared = [ratio for result in found if (ratio := against(result, family))]
-            cells.append("; ".join(f"{m:.2f} ({low:.2f} to {high:.2f})" for m, low, high, _ in compared) or "–")
-        wanted = ", ".join("–" if each is None else f"{each:g}" for each in row.wanted)
-        yield f"| {row.name} | {' | '.join(cells)} | {wanted} | {'; '.join(map(_share, found))} |"
+        name, wanted = row.name, ", ".join("–" if each is None else f"{each:g}" for each in row.wanted)
+        for letter, run in zip(ascii_uppercase, runs):
+            for result in _results([run], row.name):
+                compared = [against(result, family) for family in FAMILIES]
+                cells = [f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–" for ratio in compared]
+                yield f"| {name} | {letter} | {' | '.join(cells)} | {wanted} | {_share(result)} |"
+                name = wanted = ""
     yield ""
-    machines = dict.fromkeys(run["machine"] for run in runs)
-    yield f"Machines, in the order of the figures: {'; '.join(machines)}."
+    for letter, run in zip(ascii_uppercase, runs):
+        yield f"- {letter}: {run['day']}, {run['machine']}"
 
 
 def _share(result: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", help=f"{', '.join(OWN)}, or one of timm's")
     for name in ("side", "batch", "updates", "accumulation"):
-        parser.add_argument(name, type=command_line.whole(1))
+        parser.add_argument(name, type=command_line.int_between(1))
     for flag in ("--last", "--compile", "--inference"):
         parser.add_argument(flag, action="store_true")
     asked = parser.parse_args()

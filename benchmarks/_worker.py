@@ -52,10 +52,10 @@ def infer(batches: int, words: list[str]) -> None:
     """A round is `batches` micro-batches, one after another. Answers each line of standard input."""
     run = prepare(cli.parse(words, "inference_embedded", environ={}).options, os.environ, training=False)
     tf_runtime.import_tensorflow()
-    from harness.programs.build import byte_batches, frozen_program
+    from harness.programs.build import frozen_program, validation_batches_uint8
     from ipu_utils import FrozenProgram
 
-    program, pictures = FrozenProgram(frozen_program(run, None, "")), byte_batches(run, 1).images[0]
+    program, pictures = FrozenProgram(frozen_program(run, None, "")), validation_batches_uint8(run, 1).images[0]
 
     def work() -> None:
         for _ in range(batches):
@@ -73,7 +73,7 @@ def version() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inference", action="store_true", help="micro-batches of inference instead of updates")
-    parser.add_argument("updates", type=command_line.whole(1), help="weight updates of a round")
+    parser.add_argument("updates", type=command_line.int_between(1), help="weight updates of a round")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="options of train.py")
     asked = parser.parse_args()
     infer(asked.updates, asked.words) if asked.inference else main(asked.updates, asked.words)

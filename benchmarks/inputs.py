@@ -201,7 +201,7 @@ def saving(rounds: int) -> None:
         for k in range(rounds):
             started = time.perf_counter()
             values = program.values()
-            writer.submit(lambda: write.save(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
+            writer.submit(lambda: write.save_numbered(Checkpoint.at(Path(folder), k), values, {}))  # noqa: B023 - done in the round
             stalls.append(time.perf_counter() - started)
             writer.wait_until_finished()
             whole.append(time.perf_counter() - started)
@@ -212,8 +212,8 @@ def saving(rounds: int) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.whole(1), default=7)
-    parser.add_argument("--pictures", type=command_line.whole(1), default=512)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
+    parser.add_argument("--pictures", type=command_line.int_between(1), default=512)
     parser.add_argument("--seconds", type=command_line.number(0, 86400, ends=False), default=3.0, help="of a round")
     asked = parser.parse_args()
     print(_paired.machine())

@@ -112,7 +112,7 @@ def starts() -> None:
 def main() -> None:
     """Everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.whole(1), default=9)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=9)
     rounds = parser.parse_args().rounds
     print(_paired.machine())
     speed(rounds)

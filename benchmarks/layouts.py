@@ -25,12 +25,12 @@ STAGED = "--shards 4 --pipeline --pipeline-splits block2b block4a block6a"
 RECOMPUTED = "--enable-recomputation"
 
 
-def plain(micro_batch: int, accumulation: int = 32) -> str:
+def plain(micro_batch_size: int, accumulation: int = 32) -> str:
     """The loop without stages, replicas or folding."""
-    return f"--batch-size {micro_batch} --gradient-accumulation-count {accumulation} --fold 1"
+    return f"--batch-size {micro_batch_size} --gradient-accumulation-count {accumulation} --fold 1"
 
 
-# its description, the plain loop, the layout, at least so many times as fast
+# its description, the plain loop, the layout, the least times as fast
 SPEED = (
     ("4 stages x 4 replicas x accumulation 8, micro-batch 4, Interleaved", plain(4),
      f"--batch-size 4 --replicas 4 --gradient-accumulation-count 8 --fold 1 {STAGED}", 0.95),
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("speed", "memory", "all"), default="all")
     parser.add_argument(
-        "--rounds", type=command_line.whole(1), default=7, help="of each way, one after the other [%(default)s]"
+        "--rounds", type=command_line.int_between(1), default=7, help="of each way, one after the other [%(default)s]"
     )
     asked = parser.parse_args()
     print(_paired.machine())

@@ -88,7 +88,7 @@ def seconds(session: tf.Session, gradients: list[tf.Tensor]) -> float:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.whole(1), default=15)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=15)
     rounds = parser.parse_args().rounds
     print(_paired.machine())
     print(f"{'tensor':<18} {'batch norm':>10}  {'group / batch':<20} {'proxy / group':<20} {'scaled proxy / group':<20}")

@@ -23,6 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+os.environ.pop("OPENBLAS_CORETYPE", None)  # an older CPU's name would halve the rate that numpy measures
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,6 +38,7 @@ EFFICIENTNET = f"--model efficientnet {IMAGENET}"
 RESNET = f"--model resnet {IMAGENET}"
 G16 = f"{EFFICIENTNET} --model-size B0 --group-norm --group-dim 16 --expand-ratio 4"
 OURS, KERAS_XLA = "ours", "Keras, XLA"
+_SLOW, _LEAST_ROUNDS = 5, 3  # times; a way that much slower in this number of rounds is measured no further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,8 @@ def measure(row: Row, torch_python: str, rounds: int, short: bool) -> dict[str, 
         speeds: dict[str, list[float]] = {name: [] for name in workers}
         for k in range(rounds + 1):
             for name in list(workers)[:: 1 if k % 2 else -1]:
+                if k > _LEAST_ROUNDS and _SLOW * max(speeds[name]) < min(speeds[OURS]):
+                    continue  # it is no framework's best way, and takes most of the time
                 speed = workers[name].round()
                 speeds[name] += [speed] * (k > 0)
         peaks = {name: worker.peak() for name, worker in workers.items()}
@@ -171,11 +175,11 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def keep(machine: str, results: Sequence[dict[str, Any]]) -> Path:
-    """Writes the results of today on this machine, beside those of other rows."""
+def keep(machine: str, day: date, results: Sequence[dict[str, Any]]) -> Path:
+    """Write results of a day on this machine, beside those of other rows."""
     RESULTS.mkdir(exist_ok=True)
     model = re.sub(r"[^A-Za-z0-9]+", "-", machine.split(",")[0]).strip("-")
-    path = RESULTS / f"{date.today().isoformat()}-{model}.json"
+    path = RESULTS / f"{day.isoformat()}-{model}.json"
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {result["name"]: result for result in results}
     rows = [new.pop(row["name"], row) for row in earlier] + list(new.values())
@@ -187,7 +191,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
-    parser.add_argument("--rounds", type=command_line.whole(1), default=7)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
     parser.add_argument(
         "--short", action="store_true", help="some rows in three rounds, without Keras' XLA, which takes minutes to compile"
     )
@@ -202,12 +206,12 @@ def main() -> None:
         parser.error(f"no row's name has all of: {' '.join(asked.words)}")
     if not shutil.which(asked.torch_python):
         parser.error(f"there is no {asked.torch_python}: make bench sets it up; --torch-python names another one")
-    machine = _paired.machine()
+    machine, day = _paired.machine(), date.today()  # that of the first row, as a whole measurement may go on past midnight
     print(machine, flush=True)
     for row in chosen:
         result = measure(row, asked.torch_python, min(asked.rounds, 3) if asked.short else asked.rounds, asked.short)
         print("\n".join(lines(result)), flush=True)
-        keep(machine, [result])
+        keep(machine, day, [result])
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def _lost(norm: str, rounds: int, attempts: int) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=command_line.whole(1), default=9, help="pairs of rounds")
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=9, help="pairs of rounds")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a quarter of the usual ratio is lost")
     asked = parser.parse_args()
     sys.exit(main(asked.rounds, asked.check))

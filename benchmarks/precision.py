@@ -34,7 +34,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
-    parser.add_argument("--rounds", type=command_line.whole(1), default=7)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
     asked = parser.parse_args()
     _paired.table(PAIRS, asked.words, asked.rounds)
 

@@ -61,7 +61,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="measure only rows whose name contains all of these")
-    parser.add_argument("--rounds", type=command_line.whole(1), default=3)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=3)
     asked = parser.parse_args()
     print(_paired.machine())
     print(f"{'seconds to the first row':<44} {'first time':>22} {'with a cached program':>22} {'times the import':>18}")

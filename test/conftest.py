@@ -80,7 +80,7 @@ _STEP = 25  # slow tests that one call of --slow-for does at least, by which the
 
 def _not_sampled(items: list[pytest.Item], sample: int) -> set[pytest.Item]:
     """Of the grids marked `sampled(every)`, and of the tests marked `sampled(every, grid)`, which make a grid together: all
-    but every so many-th, from one on that changes with the sample."""
+    but every `every`-th, from one on that changes with the sample."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):

@@ -35,7 +35,8 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
         self._note(IMPORTS)
-        from emulator.program import executor, inference
+        from emulator.inference import program as inference
+        from emulator.program import executor
 
         self._watch(executor.TrainingProgram, "_run")
         self._watch(inference.InferenceProgram, "step")

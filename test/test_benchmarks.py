@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from datetime import date
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -24,7 +25,7 @@ def test_every_row_asks_for_what_there_is(row):
     options = words[words.index(str(row.updates)) + 1 :]
     run = prepare(cli.parse(options, script, environ={}).options, {}, training=not row.inference)
     assert run.image_size == row.side
-    assert (run.validation_batch if row.inference else run.plan.micro_batch) == row.batch
+    assert (run.validation_batch if row.inference else run.plan.micro_batch_size) == row.batch
     assert row.inference or run.plan.accumulation == row.accumulation
     for name, command in commands.items():
         if name.startswith(("Keras", "PyTorch")):
@@ -48,11 +49,13 @@ def test_the_table_and_the_picture_are_made_from_the_results(tmp_path, monkeypat
     monkeypatch.setattr(_tables, "DOCS", tmp_path)
     monkeypatch.setattr(peers, "RESULTS", tmp_path / "results")
     result = {"name": ROW.name, "multiply_adds": 10**9, "matrix_flops": 3e11, "speeds": {"ours": [25.0], "PyTorch": [20.0]}}
-    file = peers.keep("2 cores of a Machine, 24 GiB", [result])
-    peers.keep("2 cores of a Machine, 24 GiB", [{**result, "speeds": {"ours": [30.0], "PyTorch": [20.0]}}])
+    day = date(2026, 11, 5)
+    file = peers.keep("2 cores of a Machine, 24 GiB", day, [result])
+    peers.keep("2 cores of a Machine, 24 GiB", day, [{**result, "speeds": {"ours": [30.0], "PyTorch": [20.0]}}])
     assert [row["speeds"]["ours"] for row in json.loads(file.read_text())["rows"]] == [[30.0]]  # measured again
     _tables.write([file], peers.ROWS)
     text = (tmp_path / "measured.md").read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
-    assert f"| {ROW.name} | – | 1.50 (1.50 to 1.50) | 2, 1.5 | 60 % |" in text
+    assert f"| {ROW.name} | A | – | 1.50 (1.50 to 1.50) | 2, 1.5 | 60 % |" in text
+    assert "- A: 2026-11-05, 2 cores of a Machine, 24 GiB" in text
     assert ROW.name in "".join(ET.parse(tmp_path / "peers.svg").getroot().itertext())

@@ -43,7 +43,7 @@ TOOLS = {
 }
 OTHERS = {
     "emulation.md": {"--executable_cache_path"},
-    "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by"},
+    "distributed.md": {"--host", "--tag-output", "--bind-to", "--map-by", "--dport"},
     "schedulers.md": {
         "--job-name",
         "--nodes",
@@ -221,8 +221,16 @@ def test_the_tour_leads_to_places_that_exist():
     assert {room for room, _ in rooms} == {f"{path.parent.relative_to(ROOT)}/" for path in files}
     places = [(room + name, "") for room, names in rooms for name in re.findall(r"`(\w+\.py)`", names)]
     places += re.findall(r"`(\w+/[\w/]+\.py)(?:: ([\w.]+))?`", text)
+    for path, names in re.findall(r"`(\w+/[\w/]+\.py)(?:: [\w.]+)?`:?((?:,? `\w+`)+)", text):
+        places += [(path, name) for name in re.findall(r"\w+", names)]
     assert len(places) > 40
     for path, name in places:
         code = (ROOT / path).read_text()
         for part in filter(None, name.split(".")):
             assert re.search(rf"^ *((def|class) {part}\b|{part}\b.* = )", code, re.M), (path, name)
+    methods = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    assert len(methods) > 5
+    everything = "\n".join(path.read_text() for path in files)
+    for kind, method in methods:
+        (body,) = re.findall(rf"^class {kind}\b.*?(?=^\S|\Z)", everything, re.M | re.S) or [""]
+        assert re.search(rf"^    (def {method}\b|{method}\b.*[:=])", body, re.M), (kind, method)

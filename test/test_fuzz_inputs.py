@@ -69,8 +69,8 @@ def bounded(said: str) -> str:
 # --- Command lines
 
 
-FLAGS = sorted(sources.universe(None).flags())
-OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in sources.universe(None).flags().items()}
+FLAGS = sorted(sources.all_options(None).flags())
+OPTIONS: dict[str, Option] = {flag: spelling.option for flag, spelling in sources.all_options(None).flags().items()}
 
 
 def word(rng: random.Random, option: Option | None = None) -> str:
@@ -220,7 +220,7 @@ def test_configuration_files(pytestconfig, tmp_path):
 
 def test_options_of_a_configuration_file(pytestconfig, tmp_path):
     """Any scalar that YAML knows, as the value of any option."""
-    path, keys = tmp_path / "c.yml", sorted(sources.universe("train").spellings)
+    path, keys = tmp_path / "c.yml", sorted(sources.all_options("train").spellings)
 
     def block(rng: random.Random) -> str:
         value = rng.choice((word(rng), *SNIPPETS, "2020-01-01", "!!binary aGVsbG8=", "[1, x]", "yes", "{}", "~", "1e5"))
@@ -272,7 +272,7 @@ def test_headers_of_pictures(pytestconfig):
         if reason is not None:
             raise Refused(reason)
         header = image_headers.header(data)
-        assert 0 < header.width * header.height <= header.pixels <= image_headers.MOST_PIXELS
+        assert 0 < header.width * header.height <= header.pixels <= image_headers.MAX_PIXELS
 
     fuzzing.hold("headers", fuzzing.rounds(1000, 10_000, pytestconfig), picture_of, read, Refused, MEMORY)
 

@@ -22,14 +22,14 @@ import log
 from base import plugins
 from base.storage import run_tables, tables
 from base.storage.tables import ExpectedRows
-from harness.checkpoints import find, manifest, pruning, saved_state
+from harness.checkpoints import find, manifest, pruning, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.reports import trackers
 from harness.run.length import TrainingLength
 from harness.training import initial_state
-from harness.training.job import Job
+from harness.training.context import TrainingContext
 from harness.training.meter import Meter, state_of_rows
 
 ROOT = plugins.ROOT
@@ -42,7 +42,7 @@ def collect(pieces: list[tuple[int, int]], interrupt_after: int | None = None) -
     rows = []
     for number, (first, end) in enumerate(pieces):
         meter.add([1.0 / (i + 1) for i in range(first, end)], [0.1] * (end - first), seconds=0.5)
-        if end == LENGTH.grid_end(first):
+        if end == LENGTH.host_step_end(first):
             meter.end_host_step()
             rows.append(meter.row(end))
         if number == interrupt_after:
@@ -239,19 +239,19 @@ def test_what_vouches_for_a_state(tmp_path):
     for name in ("digest", "manifest", "neither"):
         found = Checkpoint.at(tmp_path / name, 1)
         touch(tmp_path / name, "ckpt-1.index")
-        digest = {"digest": saved_state._digest(state)} if name == "digest" else {}
+        digest = {"digest": state_file._digest(state)} if name == "digest" else {}
         found.state_path.write_text(json.dumps({**state, **digest}))
         if name != "digest":
             manifest.write(Path(found.prefix))
         if name == "neither":
             found.state_path.write_text(json.dumps(state, indent=1))
-        assert saved_state.lineage(tmp_path / name, found) == [
+        assert state_file.lineage(tmp_path / name, found) == [
             (1, state | {tables.UNVERIFIED: True} if name == "neither" else state)
         ]
         length = TrainingLength.of(images=50, global_batch=1, iterations=9, batches_per_step=1)
         run, own = SimpleNamespace(length=length, step_increment=1), log.RunLog(tmp_path / name, console=False)
-        job = Job(run, Team(), tmp_path, own, writer=None, signals=None, mlperf=None, profile=None)
-        steps = initial_state.meter_state(job, found, state)["host_steps"]
+        context = TrainingContext(run, Team(), tmp_path, own, writer=None, signals=None, mlperf=None, profile=None)
+        steps = initial_state.meter_state(context, found, state)["host_steps"]
         assert steps == (1 if name == "neither" else 700)
         assert ("without anything that vouches for its" in (tmp_path / name / "log.txt").read_text()) == (name == "neither")
 
@@ -281,8 +281,8 @@ def test_rows_that_are_lost_are_those_that_the_call_before_was_to_write(tmp_path
 
 
 def test_a_state_keeps_the_last_rows_of_very_many(tmp_path, monkeypatch):
-    """A checkpoint has at most MOST_KEPT rows, as readers have a bound."""
-    monkeypatch.setattr(tables, "MOST_KEPT", 1)
+    """A checkpoint has at most MAX_KEPT rows, as readers have a bound."""
+    monkeypatch.setattr(tables, "MAX_KEPT", 1)
     run_log, states = written(tmp_path)
     assert [state["training.csv"] | {"rows": 1} for _, state in states[::2]] == [
         {"since": 10, "before": 1, "rows": 1}, {"since": 30, "before": 3, "rows": 1},
@@ -428,9 +428,21 @@ def test_mlperf_s_checker_is_content(tmp_path):
     assert ":::MLLOG" not in succeed("train", *words.replace("--mlperf-logging", "--no-logs").split()).out
 
 
+def test_whole_rows_are_counted_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_LINES", 1000)
+    path = tmp_path / "training.csv"
+    row = ",".join("1" for _ in run_tables.TRAINING_COLUMNS) + "\n"
+    path.write_text(",".join(run_tables.TRAINING_COLUMNS) + "\n" + row * 1000)
+    table = run_tables.run_table(tmp_path, "training.csv")
+    assert len(table.read()) == 1000
+    path.write_text(path.read_text() + row)
+    with pytest.raises(OSError, match="Has more than 1,000 lines; move it elsewhere"):
+        table.read()
+
+
 @pytest.mark.parametrize(
     ("content", "size", "most"),
-    [(b"", tables.MOST_BYTES + 1, "the 268,435,456 bytes"), (b"\n" * 200_000, None, "100,000 lines that are no rows")],
+    [(b"", tables.MAX_BYTES + 1, "the 268,435,456 bytes"), (b"\n" * 200_000, None, "100,000 lines that are no rows")],
 )
 def test_a_file_of_rows_that_is_none_is_refused_before_it_fills_the_memory(tmp_path, content, size, most):
     path = tmp_path / "training.csv"

@@ -92,7 +92,7 @@ def test_printed_commands_are_accepted(name, places):
         return
     text = COMMANDS[name]
     for flag, value in (
-        ("batch-size", run.plan.micro_batch), ("micro-batch-size", run.plan.micro_batch), ("shards", run.plan.options.shards),
+        ("batch-size", run.plan.micro_batch_size), ("micro-batch-size", run.plan.micro_batch_size), ("shards", run.plan.options.shards),
         ("gradient-accumulation-count", run.plan.accumulation), ("pipeline-depth", run.plan.accumulation),
     ):  # fmt: skip
         said = re.findall(rf"--{flag}[ =](\d+)", text)

@@ -130,7 +130,7 @@ def test_safety_checkpoints_change_nothing(tmp_path):
 
 
 def limited(most: int, *words: object) -> subprocess.CompletedProcess[str]:
-    """A process whose files may have so many bytes."""
+    """A process whose files may have a number of bytes."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(
         [sys.executable, "-u", *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,

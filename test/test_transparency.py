@@ -258,7 +258,7 @@ def test_the_grid_notices_what_is_drawn_anew(kind, two_updates, pictures, monkey
 @pytest.fixture
 def in_float64(monkeypatch):
     """Weights and arithmetic in float64."""
-    monkeypatch.setattr(ipu_utils, "Training", partial(ipu_utils.Training, dtype=tf.float64))
+    monkeypatch.setattr(ipu_utils, "TrainingSpec", partial(ipu_utils.TrainingSpec, dtype=tf.float64))
 
 
 @pytest.mark.sampled(3)
@@ -347,7 +347,7 @@ def test_stages_live_on_devices_of_their_own(pictures, monkeypatch):
     built = training_program(prepared(words, pictures), 0)
     assert_stages_apart(built)
     record = tf.RunMetadata()
-    built._run([0.0], None, trace=record)
+    built.step([0.0], trace=record)
     built.close()
     busy = {
         device.device.rsplit("/", 1)[-1].lower()
@@ -400,6 +400,8 @@ def test_stopping_drops_the_unfinished_update(layout, pictures):
             built.stop(drop_update=True)
 
     metrics = built.step([0.05] * 5000, stop_after_three)
+    again = built.step([0.05])
+    assert len(again.loss) == len(again.instance_seconds) == 0  # a request that holds leaves nothing to do
     found = built.values()
     done = int(found["global_step"])
     built.close()

@@ -75,7 +75,7 @@ class Job:
     more: tuple[str, ...]
 
     def run(self, core: int) -> Iterator[Result]:
-        """Trains, or goes on, and yields the results."""
+        """Train, or go on, and yield the results."""
         base = self.folder / f"{self.config}-{self.seed}"
         self._train(core, base, self.config, ())
         minutes = _minutes(base)
@@ -183,7 +183,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--seeds", type=command_line.whole(1), default=3, metavar="N", help="seeds 1 to N of every network [3]"
+        "--seeds", type=command_line.int_between(1), default=3, metavar="N", help="seeds 1 to N of every network [3]"
     )
     parser.add_argument("--output", default="logs/findings", metavar="DIR", help="where runs, table and picture go")
     arguments = sys.argv[1:]

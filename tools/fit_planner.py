@@ -97,7 +97,7 @@ RUNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; writes constants and picture where asked."""
+    """Print the table; write constants and picture where asked."""
     parser = command_line.Parser(description="Fits the planner's constants to published rates.")
     parser.add_argument("--write", action="store_true", help="put the constants into emulator/cost_model/constants.py")
     parser.add_argument("--svg", metavar="FILE", help="draw predicted against published rates")
@@ -192,7 +192,7 @@ def picture(workloads: Sequence[Workload], fitted: Constants, left_out: Sequence
 
 
 def _write(fitted: Constants) -> None:
-    """Puts the constants into the module that holds them."""
+    """Put the constants into the module that holds them."""
     path = plugins.ROOT / "emulator/cost_model/constants.py"
     values = "".join(f"    {name}={getattr(fitted, name):g},\n" for name in NAMES)
     text = re.sub(r"FITTED = .*", f"FITTED = Constants(\n{values})\n", path.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -30,7 +30,7 @@ BATCH_NORM = {"batch_norm": True, "group_norm": False}
 LITE = {"se": False, "use_relu6": True, "fix_stem_head": True}
 ODD_SIDE = 225  # PyTorch pads ResNets alike on both sides, TensorFlow's SAME does where a stride of two meets odd sides
 RESNET_EPSILON = 1e-5
-MOST_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000
 # a layer of a Keras block -> our scope; the depthwise norm is called block1a_bn
 KERAS_PARTS = {"expand": "a", "dw": "b", "": "b", "project": "c", "se_reduce": "SE/1", "se_expand": "SE/2"}
 UNDERSCORED_PARTS = {
@@ -257,9 +257,9 @@ def _classes(layout: Layout, theirs: Mapping[str, np.ndarray]) -> int:
     if layout.classifier not in theirs:
         return 1000
     shape = theirs[layout.classifier].shape
-    if len(shape) != 1 or not 0 < shape[0] <= MOST_CLASSES:
+    if len(shape) != 1 or not 0 < shape[0] <= MAX_CLASSES:
         raise ForeignError(
-            f"{layout.classifier} has shape {list(shape)}; it must have one number for each of 1 to {MOST_CLASSES:,} classes"
+            f"{layout.classifier} has shape {list(shape)}; it must have one number for each of 1 to {MAX_CLASSES:,} classes"
         )
     return shape[0]
 

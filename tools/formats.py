@@ -82,7 +82,7 @@ class Job:
     words: tuple[str, ...]
 
     def run(self, core: int) -> Iterator[Result]:
-        """Trains, or goes on."""
+        """Train, or go on."""
         if not self._accuracies():
             if find.numbered(self.folder):
                 call(core, "restore.py", "--restore-path", self.folder, "--keep-going")
@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--network", choices=tuple(NETWORKS), default="quickstart", help="what is trained [quickstart]")
     parser.add_argument("--only", nargs="+", default=(), metavar="POLICY", help=f"some of: {', '.join(POLICIES)}")
     parser.add_argument(
-        "--seeds", type=command_line.whole(1), default=3, metavar="N", help="seeds 1 to N of every policy [3]"
+        "--seeds", type=command_line.int_between(1), default=3, metavar="N", help="seeds 1 to N of every policy [3]"
     )
     parser.add_argument("--output", metavar="DIR", help="where runs, table and picture go [logs/formats-NETWORK]")
     arguments = sys.argv[1:]

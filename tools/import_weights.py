@@ -101,7 +101,7 @@ def cast(values: dict[str, np.ndarray], half: bool) -> dict[str, np.ndarray]:
 
 
 def report(match: foreign.Match, output: Path, values: dict[str, np.ndarray]) -> None:
-    """Prints the network, notes and the next command."""
+    """Print the network, notes and the next command."""
     network = match.options
     print(f"{match.layout.title}: {network['model']} {network['model_size']}, {len(values)} variables")
     if match.added:

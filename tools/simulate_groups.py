@@ -71,7 +71,7 @@ class Group:
         return waits / _UPDATES
 
     def interval(self, instances: int, minutes: float | None) -> float:
-        """Seconds between two checkpoints: so many minutes, or those of --safety-ckpt-minutes auto."""
+        """Seconds between two checkpoints: a number of minutes, or that of --safety-ckpt-minutes auto."""
         best = failures.best_interval(self.saving, 3600 * self.mtbf_hours / instances)
         return best if minutes is None else 60 * minutes
 
@@ -154,7 +154,12 @@ def main(argv: list[str]) -> int:
         value, read = getattr(usual, field), command_line.number(least, most)
         parser.add_argument(flag, type=read, default=value, dest=field, help=f"{help} [{value:g}]")
     parser.add_argument(
-        "--wire-bytes", type=command_line.whole(2, 4), choices=(2, 4), default=4, dest="wire_bytes", help="of a gradient [4]"
+        "--wire-bytes",
+        type=command_line.int_between(2, 4),
+        choices=(2, 4),
+        default=4,
+        dest="wire_bytes",
+        help="of a gradient [4]",
     )
     parser.add_argument("--output", metavar="FILE.svg", help="the picture")
     asked = vars(parser.parse_args(argv))
@@ -162,7 +167,7 @@ def main(argv: list[str]) -> int:
     rows = outcomes(Group(**asked))
     print(table(rows))
     if target:
-        output.whole(target, picture(rows))
+        output.write_atomically(target, picture(rows))
         print(f"\nThe picture is {target}")
     return 0
 

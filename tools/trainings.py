@@ -48,12 +48,12 @@ class Job(Protocol[Given]):
     """Trainings that run one after another on one core."""
 
     def run(self, core: int) -> Iterator[Given]:
-        """Trains, or goes on, and yields the results."""
+        """Train, or go on, and yield the results."""
         ...
 
 
 def clear(folder: Path) -> None:
-    """Takes the folder of a call that ended before its first result."""
+    """Take the folder of a call that ended before its first result."""
     if folder.exists():
         with locks.held(folder):  # not that of a training that still runs
             pass
@@ -83,7 +83,7 @@ def call(core: int, script: str, *words: object) -> None:
 
 
 def end_by_signals(name: str) -> None:
-    """Lets signals end the trainings, which save; the next call of the program `name` goes on with them."""
+    """Let signals end the trainings, which save; the next call of the program `name` goes on with them."""
 
     def stop(number: int, frame: object) -> None:
         for process in list(RUNNING.values()):
@@ -203,7 +203,7 @@ def _samples(seeds: int) -> list[tuple[str, str]]:
 
 
 def _marks(colour: str, error: float) -> tuple[str, str, str]:
-    """A seed's dot, the mean's stroke and the bar of a standard error of so many pixels, around 0, 0."""
+    """A seed's dot, the mean's stroke and the bar of a standard error of `error` pixels, around 0, 0."""
     return (
         f'<circle r="6" fill="{colour}" stroke="{svg.PAPER}" stroke-width="1.5"/>',
         f'<rect x="-2" y="-13" width="4" height="26" fill="{colour}"/>',

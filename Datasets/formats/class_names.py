@@ -13,7 +13,7 @@ from base.storage import input_files
 from Datasets._spec import DataSpec
 
 FILE = "labels.txt"
-_MOST_BYTES = 16 << 20  # of labels.txt: some hundred thousand classes
+_MAX_BYTES = 16 << 20  # of labels.txt: some hundred thousand classes
 _IMAGENET = Path(__file__).resolve().parent.parent / "_embedded" / "imagenet_classes.txt"
 IMAGENET_CLASSES = 1000
 
@@ -48,7 +48,7 @@ def read(folder: Path) -> tuple[str, ...]:
     """The names in the folder's labels.txt; () if it has none."""
     file = folder / FILE
     try:
-        names = input_files.text(file, _MOST_BYTES).removeprefix("\ufeff").removesuffix("\n").split("\n")
+        names = input_files.text(file, _MAX_BYTES).removeprefix("\ufeff").removesuffix("\n").split("\n")
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -84,7 +84,7 @@ def text(names: Iterable[str]) -> str:
 
 
 def agree(names: tuple[str, ...], num_classes: int | None, where: str) -> None:
-    """Raises DataError if `num_classes` is given and `where` has another number of names."""
+    """Raise DataError if `num_classes` is given and `where` has another number of names."""
     if num_classes is not None and num_classes != len(names):
         raise DataError(
             f"{num_classes} classes were asked for (--num-classes, or recorded with the run) but {where} names "

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 FILE = "conversion.json"
 FORMAT = 1
 SPLITS = ("train", "validation")
-MOST_SHARDS = 99_999  # five digits
-_MOST_PICTURES = 1 << 40
+MAX_SHARDS = 99_999  # five digits
+_MAX_PICTURES = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def read(folder: Path) -> ConversionInfo | None:
     for split in SPLITS:
         keys = f"{split} pictures", f"{split} shards"
         if split == SPLITS[0] or not entries.keys().isdisjoint(keys):
-            pictures = _number(folder, entries, keys[0], _MOST_PICTURES)
-            shards = _number(folder, entries, keys[1], min(pictures, MOST_SHARDS))
+            pictures = _number(folder, entries, keys[0], _MAX_PICTURES)
+            shards = _number(folder, entries, keys[1], min(pictures, MAX_SHARDS))
             records |= {name: len(cut) for name, cut in cuts(split, pictures, shards).items()}
-    return ConversionInfo(folder, _number(folder, entries, "classes", _MOST_PICTURES), records)
+    return ConversionInfo(folder, _number(folder, entries, "classes", _MAX_PICTURES), records)
 
 
 def _number(folder: Path, entries: Mapping[str, Any], key: str, most: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from base.storage import input_files
 from Datasets.formats import conversion_info
 
-_MOST_BYTES = 1 << 30  # some ten million pictures
+_MAX_BYTES = 1 << 30  # some ten million pictures
 
 
 def file(split: str) -> str:
@@ -26,7 +26,7 @@ def read(folder: Path, split: str, counts: Mapping[str, int]) -> tuple[str, ...]
     """The names in the order of the records; () if nothing tells them, or shards with these `counts` of records are others
     than it tells of."""
     try:
-        names = input_files.content(folder / file(split), _MOST_BYTES).decode("utf-8").splitlines()
+        names = input_files.content(folder / file(split), _MAX_BYTES).decode("utf-8").splitlines()
     except (OSError, ValueError):  # they are for people alone
         return ()
     shards = {int(name[-5:]) for name in counts}

@@ -23,7 +23,7 @@ SELECTED = (("train", 10_000), ("t10k", 2_000))  # balanced over CLASSES, the fi
 CLASSES = 10
 SIDE = 28
 FRAME = 2  # pixels on each side, zeros, to CIFAR's 32 x 32
-_MOST_BYTES = 1 << 28  # of a file, unpacked; the largest that was published has 47 MB
+_MAX_BYTES = 1 << 28  # of a file, unpacked; the largest that was published has 47 MB
 
 Split = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 28, 28], labels uint8 [n]
 
@@ -98,7 +98,7 @@ def _records(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _idx(file: Path, dimensions: int) -> np.ndarray:
     """An IDX file: two zero bytes, type 8 (uint8), number of dimensions, big-endian sizes, data."""
     try:
-        data = input_files.content(file, _MOST_BYTES)
+        data = input_files.content(file, _MAX_BYTES)
         data = _gunzipped(data) if file.suffix == ".gz" else data
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{file} cannot be unpacked: {bounds.reason(error)}") from error
@@ -116,8 +116,8 @@ def _gunzipped(content: bytes) -> bytes:
     with gzip.open(io.BytesIO(content)) as unpacked:
         while block := unpacked.read(1 << 20):  # a read takes memory for its whole size
             data += block
-            if len(data) > _MOST_BYTES:
-                raise ValueError(f"it unpacks to more than the {_MOST_BYTES:,} bytes that are read")
+            if len(data) > _MAX_BYTES:
+                raise ValueError(f"it unpacks to more than the {_MAX_BYTES:,} bytes that are read")
     return bytes(data)
 
 

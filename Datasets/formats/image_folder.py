@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from base.errors import DataError
 from base.storage import input_files
 from Datasets.formats import class_names, image_headers
-from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.image_headers import MAX_BYTES
 
 VALIDATION_FOLDERS = ("val", "validation", "test")  # the first with pictures of classes
 
@@ -175,7 +175,7 @@ class FileIndex:
 
         file, label = self._pictures[record]
         try:
-            return tf_example.serialised(input_files.content(file, MOST_BYTES), label, self._classes[label - 1])
+            return tf_example.serialised(input_files.content(file, MAX_BYTES), label, self._classes[label - 1])
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from base.errors import DataError
 from base.storage import input_files
 
-MOST_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
-MOST_BYTES = 1 << 27  # of a picture's file, and of a record
-MOST_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
-_SCANS_OF_THE_LARGEST = 16  # of a picture of MOST_PIXELS
+MAX_PIXELS = 1 << 27  # 400 MB decoded; cameras of a hundred megapixels stay below it
+MAX_BYTES = 1 << 27  # of a picture's file, and of a record
+MAX_SCANS = 200  # of a JPEG, each of which passes over the whole picture; encoders write a dozen
+_SCANS_OF_THE_LARGEST = 16  # of a picture of MAX_PIXELS
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WebP")
 _OTHERS = re.compile(
     rb"(?P<TIFF>II[*+]\0|MM\0[*+])|(?P<HEIC>.{4}ftyp(?:hei[cmsx]|hevc|mif1|msf1))"
@@ -38,10 +38,10 @@ _BEGINNINGS = (
 LONGEST_BEGINNING = 12
 # Pixels that a byte can stand for at most. JPEG: a bit for a block of 8 x 8, twice that with odd sampling. PNG:
 # DEFLATE's 1032 bytes, eight pixels each. GIF: a code of 12 bits for the longest entry of its table. WebP: a picture of one
-# colour takes no bit a pixel, so that MOST_PIXELS alone bounds it.
-_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096, "WebP": MOST_PIXELS}
-_MOST_SEGMENTS = 10_000  # of a JPEG
-_MOST_BLOCKS = 1 << 20  # of a GIF, 255 bytes each
+# colour takes no bit a pixel, so that MAX_PIXELS alone bounds it.
+_PIXELS_A_BYTE = {"JPEG": 1024, "PNG": 8 * 1032, "GIF": 2 * 4096, "WebP": MAX_PIXELS}
+_MAX_SEGMENTS = 10_000  # of a JPEG
+_MAX_BLOCKS = 1 << 20  # of a GIF, 255 bytes each
 _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # that a length follows; the others stand in and between scans
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that a size follows
 _SEQUENTIAL = (0xC0, 0xC1)
@@ -83,16 +83,16 @@ def fault(encoded: Bytes, scans: bool = True) -> str | None:
     size = f"says that it is {claim.width} x {claim.height} pixels"
     if not claim.width or not claim.height:
         return f"{size}, which is no picture; it is damaged"
-    if claim.pixels > MOST_PIXELS:
+    if claim.pixels > MAX_PIXELS:
         frames = f" in all its frames {claim.pixels} pixels" if claim.pixels > claim.width * claim.height else ""
-        return f"{size}{',' * bool(frames)}{frames}, more than the {MOST_PIXELS} that are decoded; make it smaller"
-    if len(encoded) > MOST_BYTES:
-        return f"has {len(encoded)} bytes, more than the {MOST_BYTES} that are decoded; make it smaller"
+        return f"{size}{',' * bool(frames)}{frames}, more than the {MAX_PIXELS} that are decoded; make it smaller"
+    if len(encoded) > MAX_BYTES:
+        return f"has {len(encoded)} bytes, more than the {MAX_BYTES} that are decoded; make it smaller"
     if claim.pixels > claim.most:
         return f"{size}, which its {len(encoded)} bytes cannot hold; it is damaged"
-    most = min(MOST_SCANS, _SCANS_OF_THE_LARGEST * MOST_PIXELS // claim.pixels)
+    most = min(MAX_SCANS, _SCANS_OF_THE_LARGEST * MAX_PIXELS // claim.pixels)
     if scans and claim.kind == "JPEG" and _scans_beyond(encoded, most):
-        return f"has more than the {most} scans that are decoded of so many pixels; save it anew"
+        return f"has more than the {most} scans that are decoded at this number of pixels; save it anew"
     return None
 
 
@@ -114,7 +114,7 @@ def file_fault(file: Path) -> str | None:
 def read(path: str) -> bytes:
     """The bytes of a photograph's file; DataError if they cannot be read or the header promises no image to be decoded."""
     try:
-        content = input_files.content(path, MOST_BYTES)
+        content = input_files.content(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise DataError(f"photograph {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     wrong = fault(content)
@@ -176,14 +176,14 @@ def _jpeg(data: Bytes) -> tuple[int, int, int]:
 def _segments(data: Bytes) -> Iterator[tuple[int, int]]:
     """The markers of a JPEG, each with the offset of its content."""
     at = 2
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(_MAX_SEGMENTS):
         marker = _MARKER.search(data, at)
         if marker is None:
             return
         at = marker.end()
         yield marker[1][0], at
         at += max(2, _number(data, at, 2))
-    raise _Wrong(f"is damaged: its JPEG has more than {_MOST_SEGMENTS} segments")
+    raise _Wrong(f"is damaged: its JPEG has more than {_MAX_SEGMENTS} segments")
 
 
 def _scans_beyond(data: bytes, most: int) -> bool:
@@ -243,8 +243,8 @@ def _frames(data: Bytes) -> Iterator[tuple[int, int]]:
             while size := data[at]:
                 at += size + 1
                 blocks += 1
-                if blocks > _MOST_BLOCKS:
-                    raise _Wrong(f"is in more than {_MOST_BLOCKS} pieces; save it anew")
+                if blocks > _MAX_BLOCKS:
+                    raise _Wrong(f"is in more than {_MAX_BLOCKS} pieces; save it anew")
             at += 1
     except IndexError:
         return

@@ -1,5 +1,6 @@
 """The preparation of one picture for a network: its constants, and its description for programs that do the same without
-this project. No TensorFlow; the arithmetic is in `Datasets/pipeline` (augmentation.py, decoding.py, image_files.py)."""
+this project. No TensorFlow; the arithmetic is in `Datasets/pipeline` (normalisation.py,
+augmentation.py, decoding.py, image_files.py)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def described(spec: DataSpec, request: ReadRequest) -> dict[str, Any]:
         "resize": resize(spec, request),
         "normalisation": normalisation(request),
         "side": request.image_size,
-        "channels": 4 if request.fused else 3,
-        "channel_order": "RGB and a channel of zeros" if request.fused else "RGB",
+        "channels": 4 if request.fused_preprocessing else 3,
+        "channel_order": "RGB and a channel of zeros" if request.fused_preprocessing else "RGB",
     }
 
 
@@ -45,9 +46,9 @@ def _of_each(_: ReadRequest) -> dict[str, Any]:
 
 
 def _constant(request: ReadRequest) -> dict[str, Any]:
-    if request.symmetric_normalise:
+    if request.symmetric_input:
         mean, deviation = (SYMMETRIC_MIDDLE,) * 3, (SYMMETRIC_SCALE,) * 3
-    elif request.unit_normalise:
+    elif request.normalise_input:
         mean, deviation = ([round(255 * x, 3) for x in each] for each in (UNIT_MEAN, UNIT_DEVIATION))
     else:
         mean, deviation = CHANNEL_MEAN, (1.0,) * 3

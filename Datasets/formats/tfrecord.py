@@ -22,14 +22,14 @@ from base.storage import cache, checksums, input_files, npz
 from Datasets._spec import regular_size
 from Datasets.formats import file_names, tfrecord_recovery
 from Datasets.formats.bad_records import Tolerance
-from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.formats.tfrecord_recovery import FOOTER_BYTES, HEADER_BYTES
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<total>\d{5})", re.ASCII)
 _WALKERS = 16  # files walked at once: the time goes into waiting for the disc, which a mapped file would do one by one
 _NAMED = 5
 _HEADERS_TOGETHER = 4096  # whose checksums are looked at in one call
-_LEAST_CACHED = 1 << 30  # bytes of shards
+_MIN_CACHED = 1 << 30  # bytes of shards
 _LARGEST_INDEX = 1 << 30  # bytes of an index: some 60 million records
 _DAMAGED = "the file is damaged there (its checksum does not match)"
 
@@ -133,8 +133,8 @@ class RecordIndex:
     def _stored(self, record: int) -> tuple[bytes, bool]:
         """A payload, and whether its checksum matches."""
         length = int(self._lengths[record])
-        if length > MOST_BYTES:
-            reason = tfrecord_recovery.TOO_LONG.format(length=length, most=MOST_BYTES)
+        if length > MAX_BYTES:
+            reason = tfrecord_recovery.TOO_LONG.format(length=length, most=MAX_BYTES)
             raise DataError(f"{self.name(record)} cannot be used: {reason}")
         both = self._read(record, length + FOOTER_BYTES)
         payload, stored = both[:-FOOTER_BYTES], int.from_bytes(both[-FOOTER_BYTES:], "little")
@@ -148,7 +148,7 @@ class RecordIndex:
         except OSError as error:
             raise DataError(f"{self.name(record)} cannot be read: {error.strerror}") from error
         if len(data) != size:
-            raise DataError(f"{self.name(record)} cannot be read: the file has become shorter since it was opened")
+            raise DataError(f"{self.name(record)} cannot be read: {input_files.SHORTER}")
         return data
 
     def _place(self, record: int) -> tuple[Path, int]:
@@ -158,7 +158,7 @@ class RecordIndex:
 
 def _index_path(files: Sequence[Path], environ: Mapping[str, str]) -> Path | None:
     """The cache's file for the index of these very files; None for small sets, which are walked as fast."""
-    if sum(map(regular_size, files)) < _LEAST_CACHED:
+    if sum(map(regular_size, files)) < _MIN_CACHED:
         return None
     stats = [file.stat() for file in files]
     identity = repr([(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats)])

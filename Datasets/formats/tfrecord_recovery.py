@@ -2,21 +2,21 @@
 
 A record is its length (8 bytes, little-endian), the length's checksum (4), the payload and the payload's checksum (4).
 After damage the walk goes on at the next place where a length and its checksum agree. No
-content raises, and TensorFlow is not imported. Records longer than `MOST_BYTES` count as damage, and lengths that contradict
+content raises, and TensorFlow is not imported. Records longer than `MAX_BYTES` count as damage, and lengths that contradict
 one another end the walk: a hostile file would have its bytes read once for each of them.
 """
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from base.errors import DataError
 from base.storage import checksums, input_files
-from Datasets._spec import regular_size
-from Datasets.formats.image_headers import MOST_BYTES
+from base.storage.input_files import Slices
+from Datasets.formats.image_headers import MAX_BYTES
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -52,11 +52,12 @@ def walk(file: Path, payloads: bool = False) -> list[Stretch]:
     Without `payloads` only lengths are checked, and the payload before a place where no record begins: bytes lost from a
     payload lead into a later record, so the search starts inside it. With it every payload's checksum is.
     """
-    size = regular_size(file)
-    if not size:
-        return []
-    with input_files.opened(file) as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
-        return _stretches(content, size, payloads)
+    try:
+        with input_files.opened(file) as stream:
+            content = Slices(stream)
+            return _stretches(content, len(content), payloads)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def records(stretches: list[Stretch]) -> list[Record]:
@@ -64,7 +65,7 @@ def records(stretches: list[Stretch]) -> list[Record]:
     return [stretch for stretch in stretches if isinstance(stretch, Record)]
 
 
-def _stretches(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
+def _stretches(content: Slices, size: int, payloads: bool) -> list[Stretch]:
     stretches: list[Stretch] = []
     at, wasted = 0, 0
     while at < size:
@@ -75,8 +76,8 @@ def _stretches(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
         end = at + HEADER_BYTES + (length or 0) + FOOTER_BYTES
         if length is not None and end <= size:
             record = Record(at + HEADER_BYTES, length)
-            if length > MOST_BYTES:
-                stretches.append(Damage(at, TOO_LONG.format(length=length, most=MOST_BYTES)))
+            if length > MAX_BYTES:
+                stretches.append(Damage(at, TOO_LONG.format(length=length, most=MAX_BYTES)))
                 at = end
                 continue
             if not payloads or _whole(content, record):
@@ -97,7 +98,7 @@ def _stretches(content: mmap.mmap, size: int, payloads: bool) -> list[Stretch]:
     return stretches
 
 
-def _length_at(content: mmap.mmap, at: int) -> int | None:
+def _length_at(content: Slices, at: int) -> int | None:
     """The length of the record that begins there; None if none does."""
     header = content[at : at + HEADER_BYTES]
     if len(header) < HEADER_BYTES or checksums.masked_header(header[:8]) != int.from_bytes(header[8:], "little"):
@@ -105,14 +106,14 @@ def _length_at(content: mmap.mmap, at: int) -> int | None:
     return int.from_bytes(header[:8], "little")
 
 
-def _whole(content: mmap.mmap, record: Record) -> bool:
+def _whole(content: Slices, record: Record) -> bool:
     """Return whether the payload's checksum matches."""
     end = record.offset + record.length
     stored = int.from_bytes(content[end : end + FOOTER_BYTES], "little")
     return checksums.masked(content[record.offset : end]) == stored
 
 
-def _next_header(content: mmap.mmap, start: int, size: int) -> int:
+def _next_header(content: Slices, start: int, size: int) -> int:
     """The first place from `start` on with a possible length and its checksum; the file's size if there is none."""
     for first in range(start, size, _SEARCHED):
         block = np.frombuffer(content[first : first + _SEARCHED + HEADER_BYTES - 1], np.uint8)

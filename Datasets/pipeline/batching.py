@@ -21,25 +21,25 @@ _CHUNK_BYTES = 16 << 20
 _PREFETCH = 2
 
 
-def place(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
+def sample_position(request: ReadRequest, sample: tf.Tensor) -> tf.Tensor:
     """Position of the stream's `sample`-th sample (works on tensors and on numpy arrays)."""
-    if not request.period:
+    if not request.shard_stride:
         return request.start + sample
-    return request.start + sample // request.block * request.period + sample % request.block
+    return request.start + sample // request.shard_block * request.shard_stride + sample % request.shard_block
 
 
 def validation_micro_batches(request: ReadRequest, size: int) -> int:
     """Micro-batches of `size` samples in this process's share."""
-    whole = -(-size // request.batch_size)
-    return (
-        len(range(request.start // request.batch_size, whole, request.period // request.block)) if request.period else whole
-    )
+    total = -(-size // request.batch_size)
+    if not request.shard_stride:
+        return total
+    return len(range(request.start // request.batch_size, total, request.shard_stride // request.shard_block))
 
 
 def training_positions(request: ReadRequest, chunk: int) -> tf.data.Dataset:
     """Endless vectors of `chunk` positions, int64."""
     samples = tf.data.Dataset.range(0, _ENDLESS, chunk)
-    return samples.map(lambda first: place(request, first + tf.range(chunk, dtype=tf.int64)))
+    return samples.map(lambda first: sample_position(request, first + tf.range(chunk, dtype=tf.int64)))
 
 
 def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) -> tuple[tf.Tensor, tf.Tensor]:
@@ -54,8 +54,8 @@ def record_and_epoch(position: tf.Tensor, size: int, seed: int, block: int = 1) 
         return draws.permuted(index, epoch, size, key), epoch
     blocks, rest = divmod(size, block)
     before = block * tf.cast(draws.below(blocks + 1, draws.key(seed, "data/order-rest"), epoch), tf.int64)
-    among = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without those that fill no block
-    record = draws.permuted(among // block, epoch, blocks, key) * block + among % block
+    index_in_blocks = tf.where_v2(index < before, index, tf.maximum(index - rest, 0))  # without those that fill no block
+    record = draws.permuted(index_in_blocks // block, epoch, blocks, key) * block + index_in_blocks % block
     in_rest = tf.logical_and(index >= before, index < before + rest)
     return tf.where_v2(in_rest, blocks * block + index - before, record), epoch
 
@@ -67,9 +67,9 @@ def micro_batches_per_chunk(request: ReadRequest) -> int:
     return max(1, samples // request.batch_size)
 
 
-def threads(request: ReadRequest) -> int:
+def num_parallel_calls(request: ReadRequest) -> int:
     """Parallel calls: the request's, at most one for each processor."""
-    return max(1, min(request.parallel_calls, os.cpu_count() or 1))
+    return max(1, min(request.pipeline_num_parallel, os.cpu_count() or 1))
 
 
 def split_chunks(stream: tf.data.Dataset, per_chunk: int, batch_size: int) -> tf.data.Dataset:

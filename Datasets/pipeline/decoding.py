@@ -16,26 +16,16 @@ LONGEST = 32  # times the shorter side: a longer picture is cropped before its r
 
 
 def random_crop(encoded: tf.Tensor, boxes: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3].
-
-    `boxes`: float32 [1, n, 4], one of which the crop covers by a tenth (none: the whole picture); `seed`: int32 [2].
-    """
-
-    def window(shape: tf.Tensor) -> tf.Tensor:
-        corner, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
-            image_size=shape, bounding_boxes=boxes, seed=seed, min_object_covered=0.1,
-            aspect_ratio_range=(0.75, 1.33), area_range=(0.05, 1.0), max_attempts=100,
-            use_image_if_no_bounding_boxes=True,
-        )  # fmt: skip
-        return tf.concat([corner[:2], size[:2]], 0)
+    """A crop of random place, area and aspect, decoded alone, uint8 [height, width, 3]; `boxes`, `seed`: as of
+    `augmentation.random_window`."""
 
     def from_jpeg() -> tf.Tensor:
-        cut = window(tf.image.extract_jpeg_shape(encoded))
+        cut = augmentation.random_window(tf.image.extract_jpeg_shape(encoded), boxes, seed)
         return tf.image.decode_and_crop_jpeg(encoded, cut, channels=3, dct_method="INTEGER_FAST")
 
     def from_other() -> tf.Tensor:
         whole = _decoded_whole(encoded)
-        top, left, height, width = tf.unstack(window(tf.shape(whole)))
+        top, left, height, width = tf.unstack(augmentation.random_window(tf.shape(whole), boxes, seed))
         return whole[top : top + height, left : left + width]
 
     encoded, orientation = _checked_header(encoded)

@@ -10,11 +10,11 @@ import tensorflow.compat.v1 as tf
 from base.errors import DataError
 from Datasets._spec import DataSpec, ReadRequest
 from Datasets.formats import image_headers
-from Datasets.pipeline import augmentation, decoding
+from Datasets.pipeline import augmentation, decoding, normalisation
 
 
 def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarray:
-    """[n, side, side, 3] float32, as the validation stream delivers it to the device; uint8 with `eight_bit`.
+    """[n, side, side, 3] float32, as the validation stream delivers it to the device; uint8 with `eight_bit_io`.
 
     A set of photographs takes the central crop; a set of small standardised pictures, the largest square in the middle,
     in the set's frame unless the file is a picture of the set's records, frame and all.
@@ -24,11 +24,11 @@ def load(paths: Sequence[str], spec: DataSpec, request: ReadRequest) -> np.ndarr
         image = decoding.whole(encoded)
         if spec.standardised:
             square = _framed(pixels, spec.image_size, spec.frame)[None]
-            floats = augmentation.sized(augmentation.standardise(square), request.image_size)
-            ready = (square if request.eight_bit else floats)[0]
+            floats = augmentation.sized(normalisation.standardise(square), request.image_size)
+            ready = (square if request.eight_bit_io else floats)[0]
         else:
             ready = decoding.central_crop(pixels, request.image_size)
-        ready = tf.cast(ready, tf.uint8) if request.eight_bit else ready
+        ready = tf.cast(ready, tf.uint8) if request.eight_bit_io else ready
         pictures = []
         for path in paths:
             content = image_headers.read(path)

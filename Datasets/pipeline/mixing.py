@@ -24,13 +24,13 @@ class Mixing:
     """Mixes the pictures of each micro-batch among themselves.
 
     `mixup_alpha`: both parameters of mixup's Beta distribution, 0 for no mixup. `cutmix_lambda`: the share of a picture's
-    area that stays, 1 for no cutmix; in `cutmix_version` 1 it varies. `micro_batch`: pictures, at least 2.
+    area that stays, 1 for no cutmix; in `cutmix_version` 1 it varies. `micro_batch_size`: pictures, at least 2.
     """
 
     mixup_alpha: float
     cutmix_lambda: float
     cutmix_version: int
-    micro_batch: int
+    micro_batch_size: int
     seed: draws.Seed
 
     def __call__(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -40,26 +40,26 @@ class Mixing:
         position = self._by_micro_batch(features["position"])
         labels, shares = [self._by_micro_batch(features["label"])], [tf.ones_like(position, tf.float32)]
         if self.mixup_alpha > 0:
-            m = self._coefficients(position)
-            image = _wide(m) * image + (1 - _wide(m)) * tf.roll(image, 1, 1)
-            labels, shares = [labels[0], tf.roll(labels[0], 1, 1)], [m, 1 - m]
+            lam = self._mixup_lambda(position)
+            image = _per_pixel(lam) * image + (1 - _per_pixel(lam)) * tf.roll(image, 1, 1)
+            labels, shares = [labels[0], tf.roll(labels[0], 1, 1)], [lam, 1 - lam]
         if self.cutmix_lambda < 1:
-            inside, share = self._boxes(position[:, 0] // self.micro_batch, image.shape[2])
-            shift = min(2, self.micro_batch - 1)
+            inside, share = self._boxes(position[:, 0] // self.micro_batch_size, image.shape[2])
+            shift = min(2, self.micro_batch_size - 1)
             image = tf.where_v2(inside, tf.roll(image, shift, 1), image)
             labels += [tf.roll(each, shift, 1) for each in labels]
             shares = [share * each for each in shares] + [(1 - share) * tf.roll(each, shift, 1) for each in shares]
-        together = {"image": image, "labels": tf.stack(labels, -1), "shares": tf.stack(shares, -1)}
-        return {**features, **{name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in together.items()}}
+        mixed = {"image": image, "labels": tf.stack(labels, -1), "shares": tf.stack(shares, -1)}
+        return {**features, **{name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in mixed.items()}}
 
     def _by_micro_batch(self, x: tf.Tensor) -> tf.Tensor:
         """[batch, ...] -> [micro-batches, pictures, ...]"""
-        return tf.reshape(x, [-1, self.micro_batch, *x.shape[1:]])
+        return tf.reshape(x, [-1, self.micro_batch_size, *x.shape[1:]])
 
     def _key(self, what: str) -> draws.Key:
         return draws.key(self.seed, f"mixing/{what}")
 
-    def _coefficients(self, position: tf.Tensor) -> tf.Tensor:
+    def _mixup_lambda(self, position: tf.Tensor) -> tf.Tensor:
         """The larger of m and 1 - m, m ~ Beta(alpha, alpha), for each position; float32."""
         one, other = (self._log_gamma_draw(position, f"mixup/{k}") for k in range(2))
         m = tf.sigmoid(one - other)
@@ -91,7 +91,7 @@ class Mixing:
     def _boxes(self, index: tf.Tensor, side: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return for each micro-batch where the partner is pasted, bool [n, 1, side, side, 1], and the exact share that
         stays, float32 [n, 1]."""
-        cut = tf.sqrt(1 - self._kept_shares(index)) * side
+        cut = tf.sqrt(1 - self._cutmix_lambda(index)) * side
         cut = tf.cast(tf.round(cut), tf.int32)
         inside = []
         for axis in ("rows", "columns"):
@@ -101,15 +101,15 @@ class Mixing:
         box = tf.logical_and(inside[0][:, None, :, None, None], inside[1][:, None, None, :, None])
         return box, (1 - tf.cast(cut * cut, tf.float32) / side**2)[:, None]
 
-    def _kept_shares(self, index: tf.Tensor) -> tf.Tensor:
+    def _cutmix_lambda(self, index: tf.Tensor) -> tf.Tensor:
         """The share of area that the pictures of each micro-batch keep, float32 [n]."""
         if self.cutmix_version == 2:
             return tf.fill(tf.shape(index), tf.constant(self.cutmix_lambda, tf.float32))
-        whole = draws.uniform(self._key("cutmix/whole"), index) < 1.55 * self.cutmix_lambda - 0.96
+        keeps_all = draws.uniform(self._key("cutmix/whole"), index) < 1.55 * self.cutmix_lambda - 0.96
         v = _CUTMIX_TAIL + (1 - _CUTMIX_TAIL) * draws.uniform(self._key("cutmix/part"), index)
-        return tf.where_v2(whole, tf.ones_like(v), 1 + tf.math.log(v) / 4)
+        return tf.where_v2(keeps_all, tf.ones_like(v), 1 + tf.math.log(v) / 4)
 
 
-def _wide(per_picture: tf.Tensor) -> tf.Tensor:
+def _per_pixel(per_picture: tf.Tensor) -> tf.Tensor:
     """[micro-batches, pictures] -> [micro-batches, pictures, 1, 1, 1]"""
     return per_picture[:, :, None, None, None]

@@ -20,42 +20,42 @@ from base.errors import DataError
 from Datasets._spec import InputStage, ReadRequest, Records
 from Datasets.formats import tf_example
 from Datasets.formats.bad_records import Tolerance
-from Datasets.pipeline import augmentation, batching, decoding, record_reader
+from Datasets.pipeline import augmentation, batching, decoding, normalisation, record_reader
 
 _READ_TOGETHER = 32  # payloads per call into Python
 _READERS = 4  # such calls at once: the time goes into waiting for the disc
-_STAND_INS = 8  # records tried after a bad one
+_MAX_REPLACEMENTS = 8  # records tried after a bad one
 
 Element = dict[str, tf.Tensor]
 
 
 def train_stream(index: Records, request: ReadRequest, classes: int, tolerance: Tolerance) -> tf.data.Dataset:
-    """Endless micro-batches of distorted crops (or of central ones, when the request says so)."""
+    """Endless micro-batches of augmented crops, or of central ones if the request says so."""
     size = len(index)
-    plain = partial(_prepared, request=request, classes=classes, distort=False)
+    describe = partial(_prepared, request=request, classes=classes, augment=False)
     if not tolerance.most:
-        record_reader.check(index, 0, plain)
-    load = record_reader.loader(index, request.cache)
+        record_reader.check(index, 0, describe)
+    load = record_reader.loader(index, request.dataset_cache)
     single = _training_records(size, request, load).unbatch()
-    prepare = partial(_prepared, request=request, classes=classes, distort=request.augment)
+    prepare = partial(_prepared, request=request, classes=classes, augment=request.augment)
 
-    def another(element: Element, k: tf.Tensor) -> Element:
+    def following(element: Element, k: tf.Tensor) -> Element:
         record = (element["record"] + k) % size
         drawn = _drawn(record, element["epoch"], request)
         return {**element, "payload": load(record[None])[0], "record": record, **drawn}
 
-    def stand_in(element: Element) -> tf.data.Dataset:
-        stand_ins = tf.data.Dataset.range(1, 1 + _STAND_INS).map(partial(another, element))
-        blank = tf.data.Dataset.from_tensors({**_blank(element["position"], request), "due": element["due"]})
-        return stand_ins.map(prepare).ignore_errors().concatenate(blank)
+    def replacement(element: Element) -> tf.data.Dataset:
+        replacements = tf.data.Dataset.range(1, 1 + _MAX_REPLACEMENTS).map(partial(following, element))
+        blank = tf.data.Dataset.from_tensors({**_blank(element["position"], request), "expected": element["expected"]})
+        return replacements.map(prepare).ignore_errors().concatenate(blank)
 
-    decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
+    decoded = _decoded_with_replacements(single, prepare, request, replacement if tolerance.most else None)
 
     def record_of(sample: int) -> int:
-        return record_reader.record_at(batching.place(request, sample), size, request)
+        return record_reader.record_at(batching.sample_position(request, sample), size, request)
 
     return _micro_batches(
-        decoded, _Check(index, plain, partial(batching.place, request), record_of, tolerance, True), request
+        decoded, _Check(index, describe, partial(batching.sample_position, request), record_of, tolerance, True), request
     )
 
 
@@ -65,7 +65,8 @@ def _training_records(size: int, request: ReadRequest, load: Callable[[tf.Tensor
     def read(position: tf.Tensor) -> Element:
         record, epoch = batching.record_and_epoch(position, size, request.seed, request.shuffle_block)
         drawn = _drawn(record, epoch, request)  # for many at once
-        return {"payload": load(record), "due": record, "record": record, "epoch": epoch, "position": position, **drawn}
+        order = {"expected": record, "record": record, "epoch": epoch, "position": position}
+        return {"payload": load(record), **order, **drawn}
 
     return batching.training_positions(request, _READ_TOGETHER).map(read, _READERS)
 
@@ -74,14 +75,14 @@ def stages(index: Records, request: ReadRequest, classes: int, tolerance: Tolera
     """The training stream up to reading, decoding, augmenting and batching."""
 
     def read() -> tf.data.Dataset:
-        return _training_records(len(index), request, record_reader.loader(index, request.cache))
+        return _training_records(len(index), request, record_reader.loader(index, request.dataset_cache))
 
-    def prepared(whole: bool) -> tf.data.Dataset:
-        prepare = partial(_prepared, request=request, classes=classes, distort=request.augment, whole=whole)
-        return read().unbatch().map(prepare, batching.threads(request)).ignore_errors()
+    def prepared(cropped: bool) -> tf.data.Dataset:
+        prepare = partial(_prepared, request=request, classes=classes, augment=request.augment, cropped=cropped)
+        return read().unbatch().map(prepare, batching.num_parallel_calls(request)).ignore_errors()
 
     if not tolerance.most:
-        record_reader.check(index, 0, partial(_prepared, request=request, classes=classes, distort=False))
+        record_reader.check(index, 0, partial(_prepared, request=request, classes=classes, augment=False))
     return [
         ("read", read, _READ_TOGETHER),
         ("decode", partial(prepared, False), 1),
@@ -94,41 +95,44 @@ def validation_stream(index: Records, request: ReadRequest, classes: int, tolera
     """Every image once, in file order; the last micro-batch is filled up with zero images labelled -1."""
     size = len(index)
     count = batching.validation_micro_batches(request, size)
-    place = partial(batching.place, request)
-    real = count * request.batch_size - max(0, place((count - 1) * request.batch_size) + request.batch_size - size)
-    load = record_reader.loader(index, request.cache)
+    place = partial(batching.sample_position, request)
+    num_images = count * request.batch_size - max(0, place((count - 1) * request.batch_size) + request.batch_size - size)
+    load = record_reader.loader(index, request.dataset_cache)
 
     def read(record: tf.Tensor) -> Element:
         epoch = tf.zeros_like(record)
-        return {"payload": load(record), "due": record, "record": record, "epoch": epoch, "position": record}
+        return {"payload": load(record), "expected": record, "record": record, "epoch": epoch, "position": record}
 
-    together = tf.data.Dataset.range(real).map(place).batch(_READ_TOGETHER)
+    together = tf.data.Dataset.range(num_images).map(place).batch(_READ_TOGETHER)
     single = together.map(read, _READERS).unbatch()
-    prepare = partial(_prepared, request=request, classes=classes, distort=False)
+    prepare = partial(_prepared, request=request, classes=classes, augment=False)
 
-    def stand_in(element: Element) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors({**_blank(element["position"], request), "due": element["due"]})
+    def replacement(element: Element) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors({**_blank(element["position"], request), "expected": element["expected"]})
 
-    decoded = _decoded_or(single, prepare, request, stand_in if tolerance.most else None)
-    # A whole micro-batch more than fills the last one: without it, gaps at the very end would leave no batch to see them in.
-    filling = tf.data.Dataset.range(real, (count + 1) * request.batch_size).map(place).map(partial(_blank, request=request))
+    decoded = _decoded_with_replacements(single, prepare, request, replacement if tolerance.most else None)
+    # one micro-batch more than fills the last one: a gap at the very end would leave the last batch incomplete, and unseen
+    filling = tf.data.Dataset.range(num_images, (count + 1) * request.batch_size).map(place)
+    filling = filling.map(partial(_blank, request=request))
     check = _Check(index, prepare, place, place, tolerance, False)
     return _micro_batches(decoded.concatenate(filling), check, request).take(count)
 
 
-def _decoded_or(
+def _decoded_with_replacements(
     single: tf.data.Dataset,
     prepare: record_reader.Prepare,
     request: ReadRequest,
-    stand_in: Callable[[Element], tf.data.Dataset] | None,
+    replacement: Callable[[Element], tf.data.Dataset] | None,
 ) -> tf.data.Dataset:
-    """Records prepared in parallel, in order; failures are left out, or replaced by the first good stand-in."""
+    """Records prepared in parallel, in order; failures are left out, or replaced by the first good replacement."""
 
-    def first(element: Element) -> Element:
-        itself = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
-        return itself.concatenate(stand_in(element)).take(1).get_single_element()
+    def original_or_replacement(element: Element) -> Element:
+        original = tf.data.Dataset.from_tensors(element).map(prepare).ignore_errors()
+        return original.concatenate(replacement(element)).take(1).get_single_element()
 
-    return single.map(first if stand_in else prepare, batching.threads(request)).ignore_errors()
+    return single.map(
+        original_or_replacement if replacement else prepare, batching.num_parallel_calls(request)
+    ).ignore_errors()
 
 
 @dataclass(frozen=True)
@@ -142,21 +146,23 @@ class _Check:
     tolerance: Tolerance
     training: bool
 
-    def __call__(self, number: np.ndarray, position: np.ndarray, due: np.ndarray, used: np.ndarray) -> np.ndarray:
-        """The positions, int64 [batch]; `due`, `used`: the record numbers of the order and of the pictures, -1 for none."""
+    def __call__(self, number: np.ndarray, position: np.ndarray, expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        """The positions, int64 [batch]; `expected`, `actual`: the records by the order and by the images, -1 for none."""
         samples = number * len(position) + np.arange(len(position))
         gaps = np.flatnonzero(self.position_of(samples)[: len(position)] != position)
         if gaps.size:
             record_reader.fail(self.index, self.record_of(int(samples[gaps[0]])), self.describe)
         if self.tolerance.most:
-            for record, instead in zip(due.tolist(), used.tolist()):
-                if instead != record:
-                    self._tell(record)
-                if instead < 0 <= record and self.training:
-                    raise DataError(f"{self.index.name(record)} cannot be used, nor can the {_STAND_INS} records after it")
+            for record, actual_record in zip(expected.tolist(), actual.tolist()):
+                if actual_record != record:
+                    self._tolerate(record)
+                if actual_record < 0 <= record and self.training:
+                    raise DataError(
+                        f"{self.index.name(record)} cannot be used, nor can the {_MAX_REPLACEMENTS} records after it"
+                    )
         return position
 
-    def _tell(self, record: int) -> None:
+    def _tolerate(self, record: int) -> None:
         place = self.index.name(record)
         if not self.tolerance.known(place):
             try:
@@ -170,17 +176,18 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
     """Batches whose positions have no gap."""
 
     def checked(number: tf.Tensor, element: Element) -> Element:
-        position = tf.numpy_function(check, [number, *(element[name] for name in ("position", "due", "record"))], tf.int64)
+        records = [element[name] for name in ("position", "expected", "record")]
+        position = tf.numpy_function(check, [number, *records], tf.int64)
         shaped = {
             "image": element["image"],
             "label": element["label"],
             "position": tf.ensure_shape(position, [request.batch_size]),
         }
-        if request.eight_bit:
+        if request.eight_bit_io:
             shaped["image"] = tf.cast(element["image"], tf.uint8)
-        elif request.host_normalise:  # padding stays zero
+        elif request.hostside_norm:  # padding stays zero
             real = tf.cast(element["label"] >= 0, tf.float32)[:, None, None, None]
-            shaped["image"] = augmentation.normalise(element["image"], request) * real
+            shaped["image"] = normalisation.normalise(element["image"], request) * real
         return shaped
 
     batches = single.batch(request.batch_size, drop_remainder=True)
@@ -188,8 +195,8 @@ def _micro_batches(single: tf.data.Dataset, check: _Check, request: ReadRequest)
     return batching.prefetched(numbered.map(checked))
 
 
-def _prepared(element: Element, request: ReadRequest, classes: int, distort: bool, whole: bool = True) -> Element:
-    """Return one record's image [side, side, 3], float32 from 0 to 255, and label from 0; not `whole`: decoded only."""
+def _prepared(element: Element, request: ReadRequest, classes: int, augment: bool, cropped: bool = True) -> Element:
+    """Return one record's image [side, side, 3], float32 from 0 to 255, and label from 0; not `cropped`: decoded only."""
     parsed = tf_example.in_graph(element["payload"])
     stored = parsed[tf_example.LABEL]  # int64, of which other labels may be the same in 32 bits
     good = tf.logical_and(stored >= 1, stored <= classes)
@@ -198,11 +205,11 @@ def _prepared(element: Element, request: ReadRequest, classes: int, distort: boo
     with tf.control_dependencies([stop]):
         label = tf.cast(stored - 1, tf.int32)
     encoded = parsed[tf_example.ENCODED]
-    image = decoding.random_crop(encoded, _boxes(parsed), element["seed"]) if distort else decoding.whole(encoded)
-    if whole:
-        image = _flipped(image, element, request) if distort else decoding.central_crop(image, request.image_size)
+    image = decoding.random_crop(encoded, _boxes(parsed), element["seed"]) if augment else decoding.whole(encoded)
+    if cropped:
+        image = _flipped(image, element, request) if augment else decoding.central_crop(image, request.image_size)
         image.set_shape([request.image_size, request.image_size, 3])
-    passed_on = {name: element[name] for name in ("position", "due", "record")}
+    passed_on = {name: element[name] for name in ("position", "expected", "record")}
     return {"image": image, "label": label, **passed_on}
 
 
@@ -221,11 +228,11 @@ def _boxes(parsed: Element) -> tf.Tensor:
 
 def _flipped(image: tf.Tensor, element: Element, request: ReadRequest) -> tf.Tensor:
     """Mirrored or not, and resized to the square."""
-    image = tf.cond(element["flip"], lambda: tf.reverse(image, [1]), lambda: image)
+    image = augmentation.flipped(image, element["flip"])
     return augmentation.resize(image[None], request.image_size, request.image_size)[0]
 
 
 def _blank(position: tf.Tensor, request: ReadRequest) -> Element:
     image = tf.zeros([request.image_size, request.image_size, 3])
     blank = tf.constant(-1, tf.int64)
-    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "due": blank, "record": blank}
+    return {"image": image, "label": tf.constant(-1, tf.int32), "position": position, "expected": blank, "record": blank}

@@ -95,7 +95,7 @@ def _reason(payload: bytes, prepare: Prepare) -> str | None:
     """TensorFlow's error when the payload alone is prepared; None without one."""
     with tf.Graph().as_default(), tf.Session() as session:
         zero = tf.constant(0, tf.int64)
-        counters = dict.fromkeys(("due", "record", "epoch", "position"), zero)
+        counters = dict.fromkeys(("expected", "record", "epoch", "position"), zero)
         prepared = prepare({"payload": tf.constant(payload), **counters})
         try:
             session.run(prepared)

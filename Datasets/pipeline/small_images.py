@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from Datasets._spec import ReadRequest
-from Datasets.pipeline import augmentation, batching
+from Datasets.pipeline import augmentation, batching, normalisation
 
 _SIDE = 32
 
@@ -27,7 +27,7 @@ def train_stream(gather: Gather, size: int, request: ReadRequest) -> tf.data.Dat
         return _preprocessed(pixels, cuts, request) | {"label": label, "position": position}
 
     positions = batching.training_positions(request, per_chunk * request.batch_size)
-    chunks = positions.map(read, batching.threads(request))
+    chunks = positions.map(read, batching.num_parallel_calls(request))
     return batching.prefetched(batching.split_chunks(chunks, per_chunk, request.batch_size))
 
 
@@ -39,11 +39,11 @@ def validation_stream(gather: Gather, size: int, request: ReadRequest) -> tf.dat
     count = batching.validation_micro_batches(request, size)
 
     def read(first: tf.Tensor) -> Element:
-        position = batching.place(request, first + tf.range(chunk, dtype=tf.int64))
+        position = batching.sample_position(request, first + tf.range(chunk, dtype=tf.int64))
         pixels, label = _gathered(gather, position)
         return _preprocessed(pixels, None, request) | {"label": label, "position": position}  # zeros stay zeros
 
-    chunks = tf.data.Dataset.range(0, count * request.batch_size, chunk).map(read, batching.threads(request))
+    chunks = tf.data.Dataset.range(0, count * request.batch_size, chunk).map(read, batching.num_parallel_calls(request))
     micro_batches = batching.split_chunks(chunks, per_chunk, request.batch_size)
     return batching.prefetched(micro_batches.take(count))
 
@@ -56,8 +56,8 @@ def _gathered(gather: Gather, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _preprocessed(pixels: tf.Tensor, cuts: augmentation.Cuts | None, request: ReadRequest) -> Element:
     """Images standardised, then flipped and cropped, then resized; or bytes with the moments for the same on the device."""
-    if request.eight_bit:
+    if request.eight_bit_io:
         image = augmentation.flip_and_crop(pixels, cuts) if cuts else pixels
-        return {"image": image, "moments": augmentation.moments(pixels, cuts or augmentation.no_cuts(pixels[:, 0, 0, 0]))}
-    image = augmentation.standardise(pixels)
+        return {"image": image, "moments": normalisation.moments(pixels, cuts or augmentation.no_cuts(pixels[:, 0, 0, 0]))}
+    image = normalisation.standardise(pixels)
     return {"image": augmentation.sized(augmentation.flip_and_crop(image, cuts) if cuts else image, request.image_size)}

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from Datasets._spec import DataSpec, InputStage, ReadRequest, digest, whole_stream
-from Datasets.formats.binary import Gatherer, RecordLayout, checked, record
+from Datasets.formats.binary import Gatherer, RecordFile, RecordLayout, checked, record
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
@@ -29,12 +27,12 @@ class BinarySource:
     def train(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import small_images
 
-        return small_images.train_stream(self._gatherer(self._train, request.cache), self.spec.train_images, request)
+        return small_images.train_stream(self._gatherer(self._train, request.dataset_cache), self.spec.train_images, request)
 
     def validation(self, request: ReadRequest) -> tf.data.Dataset:
         from Datasets.pipeline import small_images
 
-        gather = self._gatherer(self._validation, request.cache)
+        gather = self._gatherer(self._validation, request.dataset_cache)
         return small_images.validation_stream(gather, self.spec.validation_images, request)
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
@@ -48,9 +46,9 @@ class BinarySource:
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """float32 [n, side, side, 3]: bytes are standardised here, as whole images without `moments`; float images were
         standardised on the host, before padding and cropping."""
-        from Datasets.pipeline import augmentation
+        from Datasets.pipeline import normalisation
 
-        return augmentation.standardised_on_device(image, request, moments)
+        return normalisation.standardised_on_device(image, request, moments)
 
-    def _gatherer(self, files: list[np.ndarray], cache: bool) -> Gatherer:
-        return Gatherer([np.concatenate(files)] if cache else files, self._layout)
+    def _gatherer(self, files: list[RecordFile], cache: bool) -> Gatherer:
+        return Gatherer(files, self._layout, cache)

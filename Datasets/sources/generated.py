@@ -20,11 +20,11 @@ _DEVIATION = 60.0
 
 def synthetic(spec: DataSpec, request: ReadRequest, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the one generated sample for each position [n], in the device's graph: float32 images [n, side, side, 3] as a
-    stream without `eight_bit` delivers them, so that `on_device` comes next, and labels [n].
+    stream without `eight_bit_io` delivers them, so that `on_device` comes next, and labels [n].
     """
     import tensorflow.compat.v1 as tf
 
-    sample = _sample(spec, replace(request, eight_bit=False))
+    sample = _sample(spec, replace(request, eight_bit_io=False))
     image, label = (tf.repeat(sample[name][None], tf.shape(position)[0], axis=0) for name in ("image", "label"))
     image.set_shape([position.shape[0], request.image_size, request.image_size, 3])
     return image, label
@@ -48,7 +48,7 @@ class GeneratedSource:
 
         size, batch = self.spec.validation_images, request.batch_size
         samples = tf.data.Dataset.range(batching.validation_micro_batches(request, size) * batch)
-        positions = samples.map(partial(batching.place, request)).batch(batch, drop_remainder=True)
+        positions = samples.map(partial(batching.sample_position, request)).batch(batch, drop_remainder=True)
         return self._stream(positions, request, size)
 
     def stages(self, request: ReadRequest, training: bool) -> list[InputStage]:
@@ -57,11 +57,11 @@ class GeneratedSource:
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """The normalisation of the imitated data set."""
-        from Datasets.pipeline import augmentation
+        from Datasets.pipeline import normalisation
 
         if self.spec.standardised:
-            return augmentation.standardised_on_device(image, request, moments)
-        return augmentation.normalised_on_device(image, request)
+            return normalisation.standardised_on_device(image, request, moments)
+        return normalisation.normalised_on_device(image, request)
 
     def _stream(self, positions: tf.data.Dataset, request: ReadRequest, size: int | None) -> tf.data.Dataset:
         import tensorflow.compat.v1 as tf
@@ -89,7 +89,7 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     import tensorflow.compat.v1 as tf
 
     from base import draws
-    from Datasets.pipeline import augmentation
+    from Datasets.pipeline import augmentation, normalisation
 
     side = request.image_size
     drawn = tf.random.stateless_truncated_normal(
@@ -98,12 +98,12 @@ def _sample(spec: DataSpec, request: ReadRequest) -> dict[str, tf.Tensor]:
     image = tf.floor(tf.clip_by_value(drawn, 0.0, 255.0))  # whole numbers, so that eight bits hold them
     drawn_from = max(1, spec.num_classes - 1)
     sample = {"label": draws.below(drawn_from, draws.key(request.seed, "data/generated-label"), tf.constant(0))}
-    if request.eight_bit:
+    if request.eight_bit_io:
         sample["image"] = tf.cast(image, tf.uint8)[0]
         if spec.standardised:
-            sample["moments"] = augmentation.moments(image, augmentation.no_cuts(tf.zeros([1])))[0]
+            sample["moments"] = normalisation.moments(image, augmentation.no_cuts(tf.zeros([1])))[0]
     elif spec.standardised:
-        sample["image"] = augmentation.standardise(image)[0]
+        sample["image"] = normalisation.standardise(image)[0]
     else:
-        sample["image"] = (augmentation.normalise(image, request) if request.host_normalise else image)[0]
+        sample["image"] = (normalisation.normalise(image, request) if request.hostside_norm else image)[0]
     return sample

@@ -12,7 +12,7 @@ from pathlib import Path
 from base.errors import DataError
 from Datasets._spec import OpenRequest
 
-MOST_FOLDERS = 20_000  # that are walked through
+MAX_FOLDERS = 20_000  # that are walked through
 _NAMES_IN_PATHS = (  # the first row whose text is in the path wins
     ("imagenet", "imagenet"),
     ("cifar100", "cifar-100"),
@@ -57,7 +57,7 @@ def holding_folder(name: str, top: Path, folder: str, files: Sequence[str]) -> P
 
 
 def folders_called(name: str, top: Path) -> Iterator[Path]:
-    """Every folder of that name below `top`, in sorted order, through links; DataError beyond `MOST_FOLDERS`."""
+    """Every folder of that name below `top`, in sorted order, through links; DataError beyond `MAX_FOLDERS`."""
     seen: set[str] = set()
     for here, below, _ in os.walk(top, followlinks=True):
         real = os.path.realpath(here)
@@ -65,9 +65,9 @@ def folders_called(name: str, top: Path) -> Iterator[Path]:
             below.clear()
             continue
         seen.add(real)
-        if len(seen) > MOST_FOLDERS:
+        if len(seen) > MAX_FOLDERS:
             raise DataError(
-                f"no folder named {name} among the first {MOST_FOLDERS} folders below {top}; give --data-dir the data's own"
+                f"no folder named {name} among the first {MAX_FOLDERS} folders below {top}; give --data-dir the data's own"
             )
         below.sort()
         if os.path.basename(here) == name and Path(here) != top:

@@ -74,6 +74,6 @@ class PhotographSource:
 
     def on_device(self, image: tf.Tensor, request: ReadRequest, moments: tf.Tensor | None = None) -> tf.Tensor:
         """Normalisation, unless the stream has done it."""
-        from Datasets.pipeline import augmentation
+        from Datasets.pipeline import normalisation
 
-        return augmentation.normalised_on_device(image, request)
+        return normalisation.normalised_on_device(image, request)

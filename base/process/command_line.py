@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from base import version
+from base import plugins, version
 from base.fields import brief, decimal_number
 from base.process import commands, orphans, signals, startup, tf_runtime
 
@@ -42,6 +42,27 @@ class Parser(Spoken):
         super().__init__(*words, **options)
         self.add_argument("--version", action="version", version=version.line(), help="print the versions and stop")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options; UsageError for an unknown one, with the nearest names, and for a word too many."""
+        known, rest = self.parse_known_args(args, namespace)
+        unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
+        if unknown:
+            flags = [flag for each in self._actions for flag in each.option_strings if flag.startswith("--")]
+            self.error(f"unknown option {brief(unknown[0])}{plugins.did_you_mean(unknown[0], flags)}")
+        if rest:
+            self.error(f"{brief(rest[0])} is one word too many")
+        return known
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options and the other words; UsageError for an empty value: as a path it is the working directory."""
+        known, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(known, action.dest, None)
+            if value != action.default and "" in (value if isinstance(value, list) else [value]):
+                name = "/".join(action.option_strings) or action.metavar or action.dest
+                self.error(f"{name} needs a value: the given one is empty")
+        return known, rest
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
@@ -58,8 +79,8 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Reads a whole number between the two."""
+def int_between(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Read a whole number between the two."""
     largest = _UNLIMITED if most is None else most
 
     def read(text: str) -> int:
@@ -72,7 +93,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(least: float, most: float, ends: bool = True) -> Callable[[str], float]:
-    """Reads a number between the two, without the two themselves unless `ends`."""
+    """Read a number between the two, without the two themselves unless `ends`."""
 
     def read(text: str) -> float:
         try:
@@ -130,15 +151,34 @@ def run(
         return 128 + request.number
 
 
+def _of_path(error: Exception) -> Exception:
+    """The system's error where pathlib, before Python 3.13, has made one of its own of a loop of links."""
+    inner = error.__context__
+    loop = type(error) is RuntimeError and isinstance(inner, OSError) and inner.errno == errno.ELOOP
+    return inner if loop else error
+
+
+def _remedy(error: OSError) -> str:
+    """The remedy for an error that names no file, as the end of a message."""
+    if "temporary directory" in str(error):
+        return "; set TMPDIR to a folder that can be written"
+    if error.errno == errno.ENOENT:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return ": the working directory has been removed; change to another one (cd)"
+    return ""
+
+
 def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
-    """Says what went wrong; the exit code. An error that nobody foresaw is raised again."""
+    """Print what went wrong; return the exit code. An error that nobody foresaw is raised again."""
 
     def report(text: object, code: int) -> int:
         print(f"{prog}: error: {_bounded(commands.spoken(str(text)))}", file=sys.stderr)
         return code
 
     try:
-        raise error
+        raise _of_path(error)
     except (UsageError, *wrong) as error:
         return report(error, 2)
     except failures as error:
@@ -151,13 +191,12 @@ def _told(prog: str, error: Exception, wrong: Errors, failures: Errors) -> int:
         if tf_runtime.starved(error) is None:
             raise
         return report(tf_runtime.starved(error), 1)
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        return 1
+        return report(f"{error.strerror}: {error.filename}", 1) if error.filename else 1  # a run's log names its output
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        nowhere = not where and "temporary directory" in str(error)
-        remedy = "; set TMPDIR to a folder that can be written" if nowhere else ""
+        remedy = "" if where else _remedy(error)
         return report(f"{error.strerror or error}{where}{remedy}", 2 if error.errno in _OF_NAMES else 1)
     except Exception as error:
         if not type(error).__module__.startswith("tensorflow"):

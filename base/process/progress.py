@@ -31,7 +31,7 @@ class Progress:
             self._show("\n")
 
     def advance(self, count: int = 1) -> None:
-        """Adds `count` to the work done."""
+        """Add `count` to the work done."""
         with self._lock:
             self._done += count
             now = time.monotonic()

@@ -101,7 +101,7 @@ class Signals:
             self._instance = instance
 
     def raise_again(self) -> None:
-        """Has the request come again, because its error went nowhere: a destructor cannot be left that way."""
+        """Repeat the request, because its error went nowhere: a destructor cannot be left that way."""
         self._again, self.received = self.received, None
         again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
         again.daemon = True

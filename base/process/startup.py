@@ -48,8 +48,17 @@ def missing(error: BaseException) -> str | None:
     return f"Python package {name} is not installed in {sys.executable}; {remedy}"
 
 
+def starved(error: BaseException) -> str | None:
+    """The message for an import that found too little memory; None for any other error."""
+    if isinstance(error, MemoryError):  # options, which could be others, have not been read yet
+        return "out of memory: give more (ulimit -v, ulimit -d)"
+    from base.process import tf_runtime
+
+    return tf_runtime.starved(error)
+
+
 def _told(prog: str, kind: type, error: BaseException, trace: object) -> None:
-    reason = missing(error)
+    reason = missing(error) or starved(error)
     if reason:
         print(f"{prog}: error: {reason}", file=sys.stderr)
     else:

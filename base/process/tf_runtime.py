@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _HEADINGS = ("Graph execution error", "From /job:", "Detected at node", 'File "', "Node: ", "[[")  # of TensorFlow's messages
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -21,7 +21,10 @@ _LESS = (
     "--enable-recomputation, --fold 1 or a smaller --image-size"
 )
 _THREADS = 14  # at the same time, beside the first: the smallest training has 17 on one core, 23 on two
-_STARVED = ("failed to map segment", "cannot allocate memory", "can't start new thread")  # of the loader, and of Python
+# of the loader, and of Python; some libraries give it as one of several tries, in quotation marks
+_STARVED = re.compile(
+    r"""[^'"\\]*(?:failed to map segment|cannot allocate memory|can't start new thread)[^'"\\]*""", re.IGNORECASE
+)
 _NOISE = re.compile(rb"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:\d\d)")
 
 
@@ -65,7 +68,8 @@ def _import_quietly(level: str) -> None:
             os.dup2(saved, 2)
             os.close(saved)
             caught.seek(0)
-            os.write(2, b"".join(line for line in caught if not _NOISE.match(line)))
+            with suppress(OSError):  # nobody reads standard error, or its disk is full: no reason to end a run
+                os.write(2, b"".join(line for line in caught if not _NOISE.match(line)))
 
 
 def _try_threads(count: int) -> None:
@@ -100,10 +104,8 @@ def starved(error: BaseException) -> str | None:
     """Return a line on an error that comes of too little memory, or of too few threads; None for any other."""
     if isinstance(error, MemoryError):
         return f"out of memory: {_LESS}, or more memory (ulimit -v, ulimit -d)"
-    reason = (str(error).splitlines() or [""])[0]
-    if not any(part in reason.lower() for part in _STARVED):
-        return None
-    return f"{reason}: give more memory (ulimit -v, ulimit -d) or threads (ulimit -u)"
+    found = _STARVED.search((str(error).splitlines() or [""])[0])
+    return f"{found[0].strip()}: give more memory (ulimit -v, ulimit -d) or threads (ulimit -u)" if found else None
 
 
 def telling_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from base.storage import input_files
 
 _BESIDE = re.compile(r"\.(.+)\.[0-9]+")  # a file's name and a process, of a file that is being written
-MOST_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
+MAX_BYTES = 4 << 30  # of a file of rows or lines: tens of millions of them
 
 
 class NotRegular(OSError):
@@ -36,14 +36,14 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def append(path: Path) -> BinaryIO:
-    """Opens a file for appending, made if it is not there; NotRegular for anything but a file of this folder alone.
+    """Open a file for appending, made if it is not there; NotRegular for anything but a file of this folder alone.
 
     A file with several names (a backup made of hard links) is replaced by a copy first, so that the others stay as they are.
     """
     with suppress(FileNotFoundError):
         status = os.stat(path, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            write_atomically(path, input_files.content(path, MOST_BYTES))
+            write_atomically(path, input_files.content(path, MAX_BYTES))
     return os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
@@ -62,7 +62,7 @@ def check_writable(path: Path, replaced: bool = False) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
-    """Writes beside the file, then renames, so that a reader sees the old or the new content whole. A link of that name is
+    """Write beside the file, then rename, so that a reader sees the old or the new content whole. A link of that name is
     replaced, not followed. OSError names `path`."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")  # as _BESIDE
     try:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _BLOCK = 1 << 20  # bytes of one read
+SHORTER = "the file has become shorter since it was opened"
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -54,8 +55,30 @@ def content(path: str | Path, most: int) -> bytes:
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
+class Slices:
+    """The bytes of an opened file, by slices that are read when they are asked for; OSError for bytes that are gone.
+
+    A mapped file that somebody cuts short would end the process by a signal.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice) -> bytes:
+        start, end, _ = place.indices(self._size)
+        data = os.pread(self._file.fileno(), max(end - start, 0), start)
+        if start + len(data) < end:
+            raise OSError(errno.EIO, SHORTER, self._file.name)
+        return data
+
+
 def fill(file: BinaryIO, buffer: np.ndarray) -> int:
-    """Reads bytes until an array of uint8 is full or the file ends; the number of bytes. A read(2) gives at most 2 GiB."""
+    """Read bytes until an array of uint8 is full or the file ends; return the number of bytes. A read(2) gives at most 2
+    GiB."""
     view, count = memoryview(buffer), 0
     while read := file.readinto(view[count:]):
         count += read

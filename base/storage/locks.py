@@ -20,7 +20,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @contextmanager
 def held(folder: Path, what: str = "the run") -> Iterator[None]:
-    """Holds the lock of a folder, that of `what`, which ends with the process however that ends; OptionError if another
+    """Hold the lock of a folder, that of `what`, which ends with the process however that ends; OptionError if another
     process holds it or nothing may be written there, OSError if the file that says so cannot be written for another reason.
 
     The folder itself is locked, so nothing is gained by deleting the file of that name, which says who holds the lock. The
@@ -63,7 +63,7 @@ def _is_locked(path: Path, flags: int) -> bool:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Removes a folder that this process holds and that has nothing in it but the lock's file."""
+    """Remove a folder that this process holds and that has nothing in it but the lock's file."""
     with suppress(OSError):
         if os.listdir(folder) == [FILE]:
             (folder / FILE).unlink()

@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from base.fields import decimal_number, whole_number
 from base.storage import files, input_files
 
 Row = dict[str, str]
 UpdateRanges = list[tuple[int, int]]  # of updates, ends included
-MOST_BYTES = 1 << 28  # of a file of rows: some million
-MOST_DAMAGED = 100_000  # lines of a file
-_LONGEST = 1 << 16  # bytes of a row
+MAX_BYTES = 1 << 28  # of a file of rows: some million
+MAX_LINES = 1 << 21  # of a file: more than MAX_BYTES of rows that are written, as a short line takes as much memory
+MAX_DAMAGED = 100_000  # lines of a file
+LONGEST = 1 << 16  # bytes of a row
 _WHOLE = ("iteration", "val_size")  # columns of whole numbers
+_NOT_FINITE = ("nan", "inf", "-inf")
 _MAY_BE_EMPTY = frozenset(("name", "epoch", "top5_acc", "loss"))  # rows of averages had no others in older versions
-MOST_KEPT = 100_000  # rows in one state: some 20 MB of text
+MAX_KEPT = 100_000  # rows in one state: some 20 MB of text
 UNVERIFIED = "unverified"  # in a state that has been read: nothing vouches that it is the state that was written
 _SINCE, _BEFORE, _ROWS = "since", "before", "rows"  # in a checkpoint's state: rows later than, how many earlier ones, cells
 
@@ -69,7 +72,7 @@ class Table:
         self._recent: list[list[str]] = []
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes a row; OSError if that cannot be done. Rows of averages, whose iteration is negative, are not kept by
+        """Write a row; OSError if that cannot be done. Rows of averages, whose iteration is negative, are not kept by
         checkpoints: they are made anew at the end of a run."""
         cells = [str(row[column]) for column in self.columns]
         head = [] if os.path.lexists(self.path) else [self.columns]
@@ -77,7 +80,7 @@ class Table:
             out.write(_text([*head, cells]))
         if row["iteration"] >= 0:
             self._recent.append(cells)
-            if len(self._recent) > 2 * MOST_KEPT:  # no checkpoint comes, or seldom
+            if len(self._recent) > 2 * MAX_KEPT:  # no checkpoint comes, or seldom
                 self._since, self._before, self._recent = self._bounded(self._recent)
 
     def sync(self) -> None:
@@ -99,9 +102,9 @@ class Table:
 
     def _bounded(self, recent: list[list[str]]) -> tuple[int, int, list[list[str]]]:
         """The last of these rows; the update since which they are, and how many rows there were before."""
-        left = recent[:-MOST_KEPT]
+        left = recent[:-MAX_KEPT]
         since = self._place(left[-1]) + self._lag if left else self._since
-        return since, self._before + len(left), recent[-MOST_KEPT:]
+        return since, self._before + len(left), recent[-MAX_KEPT:]
 
     def rebuild(
         self, updates: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
@@ -136,8 +139,8 @@ class Table:
         return merge
 
     def _add(self, merge: _Merged, state: Kept) -> tuple[int, int]:
-        """Adds the rows of one state; the update they begin after, and the number of rows before. Without `verified` they
-        only fill gaps of the file."""
+        """Add the rows of one state; return the update they begin after, and the number of rows before. Without `verified`
+        they only fill gaps of the file."""
         since, before, done = state.content[_SINCE], state.content[_BEFORE], state.done
         own = {self._place(cells): cells for cells in state.content[_ROWS]}
         if state.verified:
@@ -213,8 +216,10 @@ class Table:
                 continue
             sound = self._is_sound(cells)
             damaged += not sound
-            if damaged > MOST_DAMAGED:
-                raise _beyond(self.path, f"{MOST_DAMAGED:,} lines that are no rows")
+            if damaged > MAX_DAMAGED:
+                raise _beyond(self.path, f"{MAX_DAMAGED:,} lines that are no rows")
+            if number > MAX_LINES:
+                raise _beyond(self.path, f"{MAX_LINES:,} lines")
             whole += [cells] * sound
         first_cells = rest.split(",")[self.columns.index("iteration") :]
         cut = (
@@ -230,7 +235,7 @@ class Table:
         try:
             for name, cell in zip(self.columns, cells):
                 if name != "name" and (cell or name not in _MAY_BE_EMPTY):
-                    (int if name in _WHOLE else float)(cell)
+                    (whole_number if name in _WHOLE else cell_number)(cell)
             return abs(self._place(cells)) < 1 << 63
         except ValueError:
             return False
@@ -243,13 +248,18 @@ class Table:
         return int(cells[self.columns.index("iteration")])
 
 
+def cell_number(cell: str) -> float:
+    """The number in a cell as rows are written, which may be none or infinite; ValueError for any other text."""
+    return float(cell) if cell in _NOT_FINITE else decimal_number(cell)
+
+
 def _lines(path: Path) -> Iterator[str]:
     """The lines of a file with their ends, one after another; a line that is longer than any row comes in pieces."""
     with input_files.opened(path) as file, io.BufferedReader(file) as lines:
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
-            raise _beyond(path, f"the {MOST_BYTES:,} bytes that are read of a run's rows")
-        while line := lines.readline(_LONGEST):
-            whole = line.endswith(b"\n") or len(line) < _LONGEST
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+            raise _beyond(path, f"the {MAX_BYTES:,} bytes that are read of a run's rows")
+        while line := lines.readline(LONGEST):
+            whole = line.endswith(b"\n") or len(line) < LONGEST
             yield line.decode("utf-8", errors="replace") + "\n" * (not whole)
 
 

@@ -25,19 +25,19 @@ from base import bounds
 from base.fields import brief
 from base.storage import checksums, input_files
 
-_MOST_BYTES = 64 << 20  # of an index
+_MAX_BYTES = 64 << 20  # of an index
 _LARGEST_TENSOR = 1 << 30  # bytes; the largest here, a classifier of 2,560 rows, has that with 100,000 classes
 _LARGEST_CHECKPOINT = 4 << 30  # bytes; EfficientNet-B7 with the two slots of LAMB has 0.8 GB
 _LONGEST_NAME = 4096  # bytes
-_MOST_TENSORS = 100_000
-_MOST_NAMES = 16 << 20  # bytes of all names, which share their beginnings: a short file may hold very many
-_MOST_ELEMENTS = 1 << 48  # the most that an empty tensor's other dimensions may claim
+_MAX_TENSORS = 100_000
+_MAX_NAMES = 16 << 20  # bytes of all names, which share their beginnings: a short file may hold very many
+_MAX_ELEMENTS = 1 << 48  # the most that an empty tensor's other dimensions may claim
 _FOOTER, _MAGIC = 48, bytes.fromhex("57fb808b247547db")
 _TRAILER = 5  # bytes after a block: its compression and its checksum
 _TYPE, _SHAPE, _DIMENSION, _SIZE = 1, 2, 2, 1  # fields of the messages
 _FILE, _OFFSET, _BYTES_THERE = 3, 4, 5  # where a tensor lies
 _CHECKSUM, _SLICES = 6, 7  # of those bytes; of a tensor that lies in pieces
-_FILES, _BIG_ENDIAN, _VERSION, _LEAST_READER = 1, 2, 3, 2  # of the message without a name: number and form of the files
+_FILES, _BIG_ENDIAN, _VERSION, _MIN_READER = 1, 2, 3, 2  # of the message without a name: number and form of the files
 _READER = 1  # the version of TensorFlow's reader whose forms are known here
 _TEXT = 7
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
@@ -108,11 +108,11 @@ def _tensor(name: str, entry: _Entry, checked: bool) -> np.ndarray:
 
 def _entries(index: Path) -> dict[str, _Entry]:
     """The index's entry of every tensor. Damaged as for `shapes`."""
-    messages = _messages(input_files.content(index, _MOST_BYTES))
+    messages = _messages(input_files.content(index, _MAX_BYTES))
     head = messages.pop("", b"")
     if _number(head, _BIG_ENDIAN):
         raise Damaged("its tensors are big-endian, and only little-endian ones are read")
-    reader = _number(_bytes(head, _VERSION), _LEAST_READER)
+    reader = _number(_bytes(head, _VERSION), _MIN_READER)
     if reader > _READER:
         raise Damaged(f"it is for readers of version {reader} on, and only version {_READER} is read")
     entries = {name: _entry(index, name, _number(head, _FILES), message) for name, message in messages.items()}
@@ -185,11 +185,11 @@ def _messages(content: bytes) -> dict[str, bytes]:
             if name.startswith(_PIECE):
                 raise Damaged(_IN_PIECES)
             named += len(name)
-            if named > _MOST_NAMES:
-                raise Damaged(f"the names in its index are more than the {_MOST_NAMES:,} bytes that are read")
+            if named > _MAX_NAMES:
+                raise Damaged(f"the names in its index are more than the {_MAX_NAMES:,} bytes that are read")
             messages[name.decode()] = message
-            if len(messages) > _MOST_TENSORS:
-                raise Damaged(f"its index names more than the {_MOST_TENSORS:,} tensors that are read")
+            if len(messages) > _MAX_TENSORS:
+                raise Damaged(f"its index names more than the {_MAX_TENSORS:,} tensors that are read")
     return messages
 
 
@@ -234,7 +234,7 @@ def _shape(name: str, entry: bytes) -> tuple[int, ...]:
     described = (value for number, value in _fields(_bytes(entry, _SHAPE)) if number == _DIMENSION and type(value) is bytes)
     shape = tuple(_number(each, _SIZE) for each in islice(described, bounds.RANK + 1))
     try:
-        bounds.elements(brief(name), shape, _MOST_ELEMENTS)
+        bounds.elements(brief(name), shape, _MAX_ELEMENTS)
     except ValueError as error:
         raise Damaged(str(error)) from None
     return shape

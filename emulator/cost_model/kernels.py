@@ -77,7 +77,7 @@ class Kernels:
         return cls(
             ipu=ipu,
             tiles=ipu.computing_tiles(options.num_io_tiles),
-            batch=workload.plan.micro_batch,
+            batch=workload.plan.micro_batch_size,
             bytes_per_element=workload.bytes_per_element,
             proportion=DEFAULT_PROPORTION,
             half_partials=options.enable_half_partials,

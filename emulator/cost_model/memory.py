@@ -22,7 +22,7 @@ UNEVEN = 1.1  # the fullest tile to the mean
 TEMPORARIES = 2.0  # times the input, output and weights of the largest product: rearranged copies and partial sums
 USUAL_IO_TILES = 32
 PREFETCHED = 1  # micro-batches of images that wait, unless an option says more
-_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish reads its input in the backward pass
+_IPU_IN_PLACE = ("norm", "add", "relu", "relu6")  # swish reads its input in the backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def of_ipus(workload: Workload, ipu: Ipu) -> tuple[IpuMemory, ...]:
 
 def _stage(workload: Workload, ipu: Ipu, stage: int) -> IpuMemory:
     plan, operations = workload.plan, workload.operations(stage)
-    options, precision, batch = plan.options, plan.precision, plan.micro_batch
+    options, precision, batch = plan.options, plan.precision, plan.micro_batch_size
     variables = [variable for operation in operations for variable in operation.variables]
     trained = workload.trained_elements[stage]
     element = workload.bytes_per_element
@@ -117,7 +117,7 @@ def _activations(workload: Workload, stage: int) -> tuple[int, int, int]:
     read: Counter[str] = Counter()
     for operation, next_operation in pairwise([*operations, None]):
         read[operation.segment] += _kept(operation, next_operation)
-    largest = max(_product_elements(operation, workload.plan.micro_batch) for operation in operations)
+    largest = max(_product_elements(operation, workload.plan.micro_batch_size) for operation in operations)
     if not workload.recomputes(stage):
         return entering * live + (live - 1) * read.total(), read.total(), largest
     if len(workload.plan.stages) > 1:
@@ -135,14 +135,14 @@ def _of_one_operation(operations: Sequence[Operation], batch: int) -> tuple[int,
 
 def _kept(operation: Operation, next_operation: Operation | None) -> int:
     """Elements of a result that the backward pass reads: an operation in place gives its result to the next one's."""
-    if operation.kind in ("norm", "add") and next_operation is not None and next_operation.kind in _IN_PLACE:
+    if operation.kind in ("norm", "add") and next_operation is not None and next_operation.kind in _IPU_IN_PLACE:
         return 0
     return operation.result.elements
 
 
 def _alive(operation: Operation) -> int:
     """Elements that an operation reads and writes; where it writes in place, those of a shortcut beside it."""
-    return operation.source.elements + (operation.source if operation.kind in _IN_PLACE else operation.result).elements
+    return operation.source.elements + (operation.source if operation.kind in _IPU_IN_PLACE else operation.result).elements
 
 
 def _product_elements(operation: Operation, batch: int) -> int:

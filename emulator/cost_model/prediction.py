@@ -95,7 +95,7 @@ class Prediction:
             "kilowatt_hours": self.kilowatt_hours,
             "host_images_per_second_limit": timing.host_limit,
             "global_batch": plan.global_batch,
-            "micro_batch": plan.micro_batch,
+            "micro_batch": plan.micro_batch_size,
             "accumulation": plan.accumulation,
             "replicas": plan.total_replicas,
             "stages": [list(stage) for stage in plan.stages],

@@ -44,13 +44,13 @@ def _candidates(prediction: Prediction, keeps_global_batch: bool) -> Iterator[tu
         yield "--enable-recomputation", _with(workload, enable_recomputation=True)
     if options.pipeline and plan.schedule == "Grouped":
         yield "--pipeline-schedule Interleaved", variants.scheduled(workload, "Interleaved")
-    if plan.micro_batch % 2 == 0:
-        half, twice = plan.micro_batch // 2, plan.accumulation * 2
+    if plan.micro_batch_size % 2 == 0:
+        half, twice = plan.micro_batch_size // 2, plan.accumulation * 2
         if workload.training:
             words = f"--micro-batch-size {half}" + ("" if keeps_global_batch else f" --gradient-accumulation-count {twice}")
-            yield words, replace(workload, plan=replace(plan, micro_batch=half, accumulation=twice))
+            yield words, replace(workload, plan=replace(plan, micro_batch_size=half, accumulation=twice))
         else:
-            yield f"--micro-batch-size {half}", replace(workload, plan=replace(plan, micro_batch=half))
+            yield f"--micro-batch-size {half}", replace(workload, plan=replace(plan, micro_batch_size=half))
     if options.num_io_tiles > USUAL_IO_TILES:
         yield f"--num-io-tiles {USUAL_IO_TILES}", _with(workload, num_io_tiles=USUAL_IO_TILES)
     if workload.training:
@@ -69,8 +69,9 @@ def _pipelined(prediction: Prediction) -> Iterator[tuple[str, Workload]]:
     except PartitionError:
         return
     yield f"--pipeline --shards {count} --pipeline-splits auto", variants.staged(
-        workload, stages, micro_batch=plan.micro_batch, accumulation=plan.accumulation, replicas=plan.total_replicas,
-        schedule=plan.options.pipeline_schedule, recomputation=plan.options.enable_recomputation,
+        workload, stages, micro_batch_size=plan.micro_batch_size, accumulation=plan.accumulation,
+        replicas=plan.total_replicas, schedule=plan.options.pipeline_schedule,
+        recomputation=plan.options.enable_recomputation,
         proportion=workload.proportion(0),
     )  # fmt: skip
 

@@ -60,9 +60,9 @@ class Frontier:
         self._fastest: dict[tuple[int, int, int], Prediction] = {}
 
     def add(self, prediction: Prediction) -> bool:
-        """Takes a plan in if it is the fastest of its kind; whether it fits."""
+        """Take a plan in if it is the fastest of its kind; return whether it fits."""
         plan = prediction.workload.plan
-        kind = len(plan.stages), plan.options.shards, plan.micro_batch
+        kind = len(plan.stages), plan.options.shards, plan.micro_batch_size
         if prediction.fits and (kind not in self._fastest or throughput(prediction) > throughput(self._fastest[kind])):
             self._fastest[kind] = prediction
         return prediction.fits
@@ -88,12 +88,12 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
     """Yield for each combination its predictions with less and less temporary memory."""
     plan = workload.plan
     given = plan.options.available_memory_proportion[:1]
-    for micro_batch in _micro_batches(workload):
-        sized = replace(workload, plan=replace(plan, micro_batch=micro_batch))
+    for micro_batch_size in _micro_batches(workload):
+        sized = replace(workload, plan=replace(plan, micro_batch_size=micro_batch_size))
         costs = SegmentCosts(sized, system.ipu, constants)
         count = 1
         while count <= min(system.ipus, variants.LARGEST_PIPELINE):
-            replicas = _replicas(plan, micro_batch, system.ipus // count)
+            replicas = _replicas(plan, micro_batch_size, system.ipus // count)
             if replicas:
                 try:
                     stages = partition.automatic(workload.trace, count, costs=costs.totals(sized.proportion(0)))
@@ -104,8 +104,8 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
                         yield (
                             predict(
                                 variants.staged(
-                                    sized, stages, micro_batch=micro_batch, replicas=replicas, schedule=schedule,
-                                    accumulation=plan.global_batch // (micro_batch * replicas),
+                                    sized, stages, micro_batch_size=micro_batch_size, replicas=replicas, schedule=schedule,
+                                    accumulation=plan.global_batch // (micro_batch_size * replicas),
                                     recomputation=recomputation, proportion=proportion,
                                 ), system, constants, costs,
                             ) for proportion in dict.fromkeys((*given, *PROPORTIONS))
@@ -113,11 +113,10 @@ def _combinations(workload: Workload, system: System, constants: Constants) -> I
             count *= 2
 
 
-def _replicas(plan: ExecutionPlan, micro_batch: int, most: int) -> int:
+def _replicas(plan: ExecutionPlan, micro_batch_size: int, most: int) -> int:
     """The largest number of replicas up to `most` that divides the global batch; 0 if there is none."""
-    return next(
-        (n for n in range(most, 0, -1) if plan.global_batch % (micro_batch * n) == 0 and n % plan.options.BN_span == 0), 0
-    )
+    divisors = (n for n in range(most, 0, -1) if plan.global_batch % (micro_batch_size * n) == 0)
+    return next((n for n in divisors if n % plan.options.BN_span == 0), 0)
 
 
 def _schedules(stages: int) -> list[str]:
@@ -135,13 +134,13 @@ def _micro_batches(workload: Workload) -> list[int]:
     """Return the sizes of micro-batches to look at."""
     plan = workload.plan
     if keeps_micro_batch(workload):
-        return [plan.micro_batch]
+        return [plan.micro_batch_size]
     most = min(LARGEST_MICRO_BATCH, plan.global_batch)
     return [size for size in range(1, most + 1) if plan.global_batch % size == 0]
 
 
 def _moved_cuts(prediction: Prediction, frontier: Frontier) -> int:
-    """Moves one cut at a time, as long as the plan gets faster and fits; how many plans were looked at."""
+    """Move one cut at a time, as long as the plan gets faster and fits; return how many plans were looked at."""
     tried, better = 0, True
     while better:
         better = False

@@ -105,7 +105,7 @@ def named(name: str) -> System:
 
 
 def smallest(ipus: int) -> System:
-    """The smallest Mk2 system that holds so many IPUs; OptionError beyond the largest."""
+    """The smallest Mk2 system that has this number of IPUs; OptionError beyond the largest."""
     fitting = [system for system in SYSTEMS.values() if system.ipu is MK2 and system.ipus >= group_size(ipus)]
     if not fitting:
         raise OptionError(f"the plan stands for {ipus} IPUs, and the largest system, POD256, has 256; give fewer --replicas")

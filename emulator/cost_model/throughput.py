@@ -73,7 +73,7 @@ class Timing:
         return forward, backward
 
     def _hops(self, ipus: int) -> float:
-        """Seconds of a synchronisation of so many IPUs."""
+        """Seconds of a synchronisation of `ipus` IPUs."""
         return 2 * HOP * (1 + ipus / 4)
 
     # --- an update ----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Timing:
         plan = self.workload.plan
         if not self.workload.from_host:
             return 0.0
-        seconds = plan.accumulation * plan.micro_batch * self.workload.image_bytes / HOST_LINK
+        seconds = plan.accumulation * plan.micro_batch_size * self.workload.image_bytes / HOST_LINK
         if not plan.options.num_io_tiles:
             return seconds
         return max(IO_OVERHEAD * seconds, seconds - self.pipeline)

@@ -18,7 +18,7 @@ def scheduled(workload: Workload, schedule: str) -> Workload:
 
 
 def staged(
-    workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch: int, accumulation: int, replicas: int,
+    workload: Workload, stages: Sequence[Sequence[str]], *, micro_batch_size: int, accumulation: int, replicas: int,
     schedule: str, recomputation: bool, proportion: float,
 ) -> Workload:  # fmt: skip
     """Return the workload with other stages, each on an IPU of its own, in a number of replicas."""
@@ -33,7 +33,7 @@ def staged(
         available_memory_proportion=(proportion,),
     )
     staged = replace(
-        plan, options=options, stages=tuple(tuple(stage) for stage in stages), micro_batch=micro_batch,
+        plan, options=options, stages=tuple(tuple(stage) for stage in stages), micro_batch_size=micro_batch_size,
         accumulation=accumulation, schedule=schedule, instances=1, instance=0,
     )  # fmt: skip
     return replace(workload, plan=staged)
@@ -44,7 +44,7 @@ def scaled(workload: Workload, system: System) -> Workload | None:
     accumulation count gives it; None if not one replica fits or the global batch is too small for all of them."""
     plan = workload.plan
     replicas = system.ipus // plan.options.shards
-    accumulation = plan.global_batch // (replicas * plan.micro_batch) if replicas else 0
+    accumulation = plan.global_batch // (replicas * plan.micro_batch_size) if replicas else 0
     if not accumulation:
         return None
     options = replace(plan.options, replicas=replicas, BN_span=min(plan.options.BN_span, replicas))

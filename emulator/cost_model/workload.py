@@ -10,7 +10,7 @@ from emulator.plan import schedules
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.trace import Operation, Trace
 
-DEFAULT_PROPORTION, LEAST_PROPORTION = 0.6, 0.01  # of tile memory for temporaries: the SDK's, and what any plan needs
+DEFAULT_PROPORTION, MIN_PROPORTION = 0.6, 0.01  # of tile memory for temporaries: the SDK's, and what any plan needs
 # what --internal-exchange-optimisation-target does to the time of an exchange and to the size of its code: the directions
 # are documented, the sizes assumed
 EXCHANGE_TARGETS = {None: (1.0, 1.0), "balanced": (1.0, 1.0), "cycles": (0.95, 1.1), "memory": (1.1, 0.9)}
@@ -83,7 +83,7 @@ class Workload:
         values = self.plan.options.available_memory_proportion
         if not values:
             return DEFAULT_PROPORTION
-        return max(LEAST_PROPORTION, values[2 * stage] if len(values) > 2 * stage + 1 else values[0])
+        return max(MIN_PROPORTION, values[2 * stage] if len(values) > 2 * stage + 1 else values[0])
 
     @property
     def image_bytes(self) -> int:

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
 from emulator.layers.gradient_rules import by_rule, with_gradient
-from emulator.layers.grid import Rounding
+from emulator.layers.rounding import Rounding
 from emulator.native import library
 
 LINEAR, RELU, RELU6, SWISH = "linear", "relu", "relu6", "swish"

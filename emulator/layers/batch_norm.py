@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel
-from emulator.layers import grid
 from emulator.layers.activations import LINEAR
 from emulator.layers.gradient_rules import with_gradient
-from emulator.layers.grid import Rounding
+from emulator.layers.rounding import Rounding, kernel_attributes
 from emulator.native import library
 
 
@@ -43,7 +42,7 @@ def by_kernels(
     if kernels is None:
         return None
     attributes = {
-        "parts": parts, "activation": activation, "epsilon": epsilon, **grid.for_kernels(rounding, noise)
+        "parts": parts, "activation": activation, "epsilon": epsilon, **kernel_attributes(rounding, noise)
     }  # fmt: skip
     moments: list[tf.Tensor] = []
 

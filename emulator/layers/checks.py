@@ -39,8 +39,8 @@ class CheckedLayers(TensorLayers):
 
     _layer = ""  # that reads at present
 
-    def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
-        return _checked_gradient(super()._read(x, fp16_gradient=fp16_gradient), f"{self._layer}, backward")
+    def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
+        return _checked_gradient(super()._layer_input(x, gradient_on_grid=gradient_on_grid), f"{self._layer}, backward")
 
 
 def _checking(name: str) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def _checking(name: str) -> Callable[..., Any]:
         y = getattr(super(CheckedLayers, self), name)(x, *rest, **options)
         self._layer = outer
         first, *others = y if isinstance(y, tuple) else (y,)
-        first = self._same(checked(first, f"{where}, forward"), first)
+        first = self._alias_gradient(checked(first, f"{where}, forward"), first)
         return (first, *others) if others else first
 
     return layer

@@ -19,10 +19,9 @@ from types import ModuleType
 import tensorflow.compat.v1 as tf
 
 from base.tracing import Kernel, compiled
-from emulator.layers import grid
 from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
 from emulator.layers.gradient_rules import with_gradient
-from emulator.layers.grid import Rounding
+from emulator.layers.rounding import Rounding, kernel_attributes
 from emulator.native import library
 from Models._norms import GroupNorm
 
@@ -33,7 +32,7 @@ def group_norm(
     x: tf.Tensor,
     gamma: tf.Tensor,
     beta: tf.Tensor,
-    policy: GroupNorm,
+    norm: GroupNorm,
     activation: str = LINEAR,
     rounding: Rounding | None = None,
     noise: Noise = (),
@@ -41,26 +40,26 @@ def group_norm(
     """Group normalisation (Wu and He, arXiv 1803.08494) and an activation; x [batch, height, width, channels], gamma and
     beta [channels].
 
-    The IPU's strided groups, group(c) = c mod groups, or neighbouring channels where the policy says so. With a rounding the
+    The IPU's strided groups, group(c) = c mod groups, or neighbouring channels where the norm says so. With a rounding the
     norm, the activation and their gradients are on FP16's grid. ValueError if the channels do not divide into the groups.
     """
-    fault = policy.fault(x.shape[-1])
+    fault = norm.fault(x.shape[-1])
     if fault:
         raise ValueError(fault)
     kernels = library.load_for(x)
     if kernels:
-        return _by_kernels(kernels, policy, activation, rounding, noise)(x, gamma, beta)
+        return _by_kernels(kernels, norm, activation, rounding, noise)(x, gamma, beta)
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
-        mean, r = statistics(x, policy)
+        mean, r = statistics(x, norm)
         factor = r * gamma
         shift = beta - mean * factor
         value, slope = _kernels(activation, rounding)
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, *noise)
-            return _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
+            return _gradients(x, gamma, mean, r, dz, product, norm, rounding, noise)
 
         return value(x, factor, shift, *noise), gradient
 
@@ -70,7 +69,7 @@ def group_norm(
 def proxy_norm(
     x: tf.Tensor,
     proxy: Rows,
-    policy: GroupNorm,
+    norm: GroupNorm,
     activation: str,
     *,
     scaled: bool,
@@ -84,14 +83,14 @@ def proxy_norm(
     kernels = library.load_for(x)
     if kernels:
         beta, gamma, proxy_mean, inverse = proxy
-        by_kernels = _by_kernels(kernels, policy, activation, rounding, noise, scaled)
+        by_kernels = _by_kernels(kernels, norm, activation, rounding, noise, scaled)
         return by_kernels(x, gamma, beta, proxy_mean, inverse)
 
     @with_gradient
     def apply(
         x: tf.Tensor, beta: tf.Tensor, gamma: tf.Tensor, proxy_mean: tf.Tensor, inverse: tf.Tensor
     ) -> tuple[tf.Tensor, Kernel]:
-        mean, r = statistics(x, policy)
+        mean, r = statistics(x, norm)
         factor = r * gamma
         shift = beta - mean * factor
         scale = inverse if scaled else tf.ones_like(inverse)
@@ -100,7 +99,7 @@ def proxy_norm(
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             dz, product = slope(x, factor, shift, mean, dy, scale, *noise)
-            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, policy, rounding, noise)
+            dx, dgamma, dbeta = _gradients(x, gamma, mean, r, dz, product, norm, rounding, noise)
             of_scale = _channel_sum(dy * y) / inverse if scaled else tf.zeros_like(inverse)  # y = (...) * inverse
             return dx, dbeta, dgamma, -scale * _channel_sum(dy), of_scale
 
@@ -110,23 +109,21 @@ def proxy_norm(
 
 
 def _by_kernels(
-    kernels: ModuleType, policy: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
+    kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
     scaled: bool | None = None,
 ) -> Kernel:  # fmt: skip
     """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
     `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
-        "groups": policy.groups, "contiguous": policy.contiguous, "activation": activation, "proxy": scaled is not None,
-        **grid.for_kernels(rounding, noise),
+        "groups": norm.groups, "contiguous": norm.contiguous, "activation": activation, "proxy": scaled is not None,
+        **kernel_attributes(rounding, noise),
     }  # fmt: skip
 
     @with_gradient
     def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
         centre, outer = proxy or ([], [])
         inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": tf.ones_like(outer) if scaled is False else outer}
-        y, mean, r = kernels.emulator_group_norm(
-            x=x, epsilon=policy.epsilon, two_pass=policy.two_pass, **inputs, **attributes
-        )
+        y, mean, r = kernels.emulator_group_norm(x=x, epsilon=norm.epsilon, two_pass=norm.two_pass, **inputs, **attributes)
 
         def gradient(dy: tf.Tensor) -> list[tf.Tensor]:
             dx, *per_sample = kernels.emulator_group_norm_gradient(
@@ -140,27 +137,27 @@ def _by_kernels(
     return apply
 
 
-def group_mean(per_channel: tf.Tensor, policy: GroupNorm) -> tf.Tensor:
+def group_mean(per_channel: tf.Tensor, norm: GroupNorm) -> tf.Tensor:
     """[batch, 1, 1, channels] -> the mean of each channel's group, at every channel."""
     channels = per_channel.shape[-1]
-    size = channels // policy.groups
-    if policy.contiguous:
-        means = tf.reduce_mean(tf.reshape(per_channel, [-1, policy.groups, size]), axis=2)
+    size = channels // norm.groups
+    if norm.contiguous:
+        means = tf.reduce_mean(tf.reshape(per_channel, [-1, norm.groups, size]), axis=2)
         spread = tf.repeat(means, size, axis=1)
     else:
-        means = tf.reduce_mean(tf.reshape(per_channel, [-1, size, policy.groups]), axis=1)
+        means = tf.reduce_mean(tf.reshape(per_channel, [-1, size, norm.groups]), axis=1)
         spread = tf.tile(means, [1, size])
     return tf.reshape(spread, [-1, 1, 1, channels])
 
 
-def statistics(x: tf.Tensor, policy: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
+def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and inverse deviation of each sample's groups, [batch, 1, 1, channels]."""
-    mean = group_mean(_pixel_mean(x), policy)
-    if policy.two_pass:
-        variance = group_mean(_pixel_mean(tf.math.squared_difference(x, mean)), policy)
+    mean = group_mean(_pixel_mean(x), norm)
+    if norm.two_pass:
+        variance = group_mean(_pixel_mean(tf.math.squared_difference(x, mean)), norm)
     else:
-        variance = tf.maximum(group_mean(_pixel_mean(tf.square(x)), policy) - tf.square(mean), 0.0)
-    return mean, tf.math.rsqrt(variance + policy.epsilon)
+        variance = tf.maximum(group_mean(_pixel_mean(tf.square(x)), norm) - tf.square(mean), 0.0)
+    return mean, tf.math.rsqrt(variance + norm.epsilon)
 
 
 @cache
@@ -223,15 +220,15 @@ def _input_gradient(rounding: Rounding | None) -> Kernel:
 
 
 def _gradients(
-    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, policy: GroupNorm,
+    x: tf.Tensor, gamma: tf.Tensor, mean: tf.Tensor, r: tf.Tensor, dz: tf.Tensor, product: tf.Tensor, norm: GroupNorm,
     rounding: Rounding | None, noise: Noise,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
     """dx, dgamma, dbeta from dz and dz * (x - mean)."""
     pixels = x.shape[1] * x.shape[2]
     sums, products = (tf.reduce_sum(each, [1, 2], keepdims=True) for each in (dz, product))
     a = gamma * r
-    of_mean = group_mean(gamma * sums, policy) / pixels
-    of_deviation = group_mean(a * products, policy) / pixels
+    of_mean = group_mean(gamma * sums, norm) / pixels
+    of_deviation = group_mean(a * products, norm) / pixels
     dx = _input_gradient(rounding)(dz, x, mean, a, -tf.square(r) * of_deviation, -r * of_mean, *noise)
     return dx, tf.reduce_sum(r * products, [0, 1, 2]), tf.reduce_sum(sums, [0, 1, 2])
 

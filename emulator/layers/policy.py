@@ -1,6 +1,6 @@
 """A precision in TensorFlow: the vocabulary that layers are built from, the dtypes of variables, and how each kind of value
-comes into its format. The policy is `emulator.plan.precision`, the formats are `emulator.plan.formats`, and
-`emulator.layers.grid` has the rounding.
+comes into its format. `emulator.plan.precision` says which value has which of the formats of
+`emulator.plan.number_formats`; `emulator.layers.rounding` has the rounding.
 
 Weights, gradients and sums of a narrow format are FP32 tensors on its grid; variables are stored in it, or, where TensorFlow
 has no variables of it, in the narrowest format that has all of its numbers.
@@ -13,16 +13,17 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from emulator.layers import grid, proxy_norm
+from emulator.layers import proxy_norm
 from emulator.layers.checks import CheckedLayers, CheckedOperandLayers, CheckedRoundedLayers, checked
-from emulator.layers.grid import Rounding
 from emulator.layers.rounded_layers import OperandLayers, OperandRoundings, RoundedLayers
+from emulator.layers.rounding import Rounding, add_rounded, range_factor, round_without_gradient, value_and_gradient_rounded
 from emulator.layers.tensor_layers import TensorLayers
-from emulator.plan.formats import BF16, FP16, FP32, Format
+from emulator.plan.number_formats import BF16, FP16, FP32, Format
 from emulator.plan.precision import ALL, EXCEPTIONS, OFF, Precision, is_kernel
 from Models._layers import Variable
 
-_STORED = {FP16: tf.half, BF16: tf.bfloat16}  # TensorFlow saves no variables of every other format, nor optimises graphs
+# TensorFlow saves no variables of every other format, nor optimises graphs
+_STORAGE_DTYPES = {FP16: tf.half, BF16: tf.bfloat16}
 
 
 class PrecisionPolicy:
@@ -31,7 +32,7 @@ class PrecisionPolicy:
     def __init__(self, precision: Precision, seed: draws.Seed = 0, dtype: tf.DType = tf.float32) -> None:
         self.precision = precision
         self._seed, self._dtype = seed, dtype
-        self._results_at_random = precision.stochastic == ALL
+        self._stochastic_results = precision.stochastic == ALL
 
     def layers(self, weights: dict[str, tf.Tensor], **context: Any) -> TensorLayers:
         """The vocabulary, with or without checks, whose results and gradients are in the compute format, and whose products
@@ -43,13 +44,13 @@ class PrecisionPolicy:
         if not precision.rounds_results:
             return (CheckedOperandLayers if precision.checks else OperandLayers)(weights, **context)
         rounded = CheckedRoundedLayers if precision.checks else RoundedLayers
-        return rounded(weights, rounding=self._rounding(self._results_at_random, precision.compute), **context)
+        return rounded(weights, rounding=self._rounding(self._stochastic_results, precision.compute), **context)
 
     def _operands(self, kernel: str) -> OperandRoundings:
         """Return the roundings of what the layer with that kernel multiplies, where they change anything."""
         compute, formats = self.precision.compute, self.precision.operands_of(kernel)
         activation, gradient = (
-            None if each.contains(compute) else self._rounding(self._results_at_random, each)
+            None if each.contains(compute) else self._rounding(self._stochastic_results, each)
             for each in (formats.activation, formats.gradient)
         )
         kernels = self.precision.scaled_kernels
@@ -72,13 +73,13 @@ class PrecisionPolicy:
     def _dtype_of(self, number_format: Format) -> tf.DType:
         if number_format == FP32:
             return self._dtype
-        return next((dtype for each, dtype in _STORED.items() if each.contains(number_format)), self._dtype)
+        return next((dtype for each, dtype in _STORAGE_DTYPES.items() if each.contains(number_format)), self._dtype)
 
-    def rounded_when_set(self, number_format: Format) -> bool:
+    def lacks_exact_dtype(self, number_format: Format) -> bool:
         """Return whether a variable of a format can hold numbers that the format lacks."""
-        return number_format not in (FP32, *_STORED)
+        return number_format not in (FP32, *_STORAGE_DTYPES)
 
-    def stored(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
+    def cast_initial(self, number_format: Format, value: tf.Tensor) -> tf.Tensor:
         """A first value as a variable of that format holds it, to the nearest."""
         return tf.cast(self._cast(tf.cast(value, self._dtype), number_format), self._dtype_of(number_format))
 
@@ -88,7 +89,7 @@ class PrecisionPolicy:
         if not variable.trainable or used.contains(self.precision.stored_format(variable)):
             return value
         if self.precision.scaled_kernels and is_kernel(variable.name):
-            factor = grid.range_factor(tf.reduce_max(tf.abs(value)), used)
+            factor = range_factor(tf.reduce_max(tf.abs(value)), used)
             return self._cast(value * factor, used) / factor
         narrow = self._cast(value, used)
         return proxy_norm.with_statistics_of(value, narrow) if variable.proxy else narrow
@@ -98,9 +99,9 @@ class PrecisionPolicy:
         to = self.precision.slot_format(variable) if slot else self.precision.master_format(variable)
         return self._cast(value, to, self.precision.stochastic != OFF, f"update/{variable.name}/{slot or 'value'}", step)
 
-    def sent(self, gradient: tf.Tensor, wire: Format) -> tf.Tensor:
+    def cast_for_all_reduce(self, gradient: tf.Tensor, wire: Format) -> tf.Tensor:
         """A gradient as it goes to the other instances: rounded to the nearest, in the dtype of that format."""
-        return gradient if wire == FP32 else tf.cast(self._cast(gradient, wire), _STORED[wire])
+        return gradient if wire == FP32 else tf.cast(self._cast(gradient, wire), _STORAGE_DTYPES[wire])
 
     # Passes forward and backward
 
@@ -112,37 +113,39 @@ class PrecisionPolicy:
         """The gradient that the loss hands back, [batch, classes]; it can be differentiated no further."""
         if not self.precision.rounds_results:
             return dy
-        noise = self._noise(self._results_at_random, "rounding/loss", positions[:, None])
-        rounding = self._rounding(self._results_at_random, self.precision.compute)
-        return grid.value_and_gradient_rounded(dy, rounding, noise)
+        noise = self._noise(self._stochastic_results, "rounding/loss", positions[:, None])
+        rounding = self._rounding(self._stochastic_results, self.precision.compute)
+        return value_and_gradient_rounded(dy, rounding, noise)
 
     def cast_gradient(self, name: str, gradient: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
         """The gradient of a variable that one pass gives, as its operation hands it on."""
         if not self.precision.rounds_results:
             return gradient
-        narrow = self._cast(gradient, self.precision.compute, self._results_at_random, f"rounding/{name}", *counters)
+        narrow = self._cast(gradient, self.precision.compute, self._stochastic_results, f"rounding/{name}", *counters)
         return self.checked(narrow, f"the gradient of {name}")
 
-    def add_gradient(self, name: str, total: tf.Tensor, gradient: tf.Tensor, passes: int, *counters: tf.Tensor) -> tf.Tensor:
+    def accumulate_gradient(
+        self, name: str, total: tf.Tensor, gradient: tf.Tensor, passes: int, *counters: tf.Tensor
+    ) -> tf.Tensor:
         """The sum over an update's passes so far. A narrow sum is of gradients divided by the number of passes, so that it
         does not overflow, and is rounded each time."""
         if self.precision.accumulator == FP32:
             return total + tf.cast(self.cast_gradient(name, gradient, *counters), total.dtype)
-        noise = self._noise(self._results_at_random, f"rounding/{name}", *counters)
+        noise = self._noise(self._stochastic_results, f"rounding/{name}", *counters)
         of_pass, of_sum = (
-            None if each == FP32 else self._rounding(self._results_at_random, each)
+            None if each == FP32 else self._rounding(self._stochastic_results, each)
             for each in (self.precision.compute, self.precision.accumulator)
         )
-        total = grid.added(total, gradient, passes, of_pass, of_sum, noise)
+        total = add_rounded(total, gradient, passes, of_pass, of_sum, noise)
         return self.checked(total, f"the accumulated gradient of {name}")
 
     def mean_gradient(self, total: tf.Tensor, passes: int) -> tf.Tensor:
-        """Return the mean gradient from what `add_gradient` has added up over so many passes."""
+        """Return the mean gradient from what `accumulate_gradient` has added up over `passes`."""
         return total / passes if self.precision.accumulator == FP32 else total
 
-    def cast_instances_mean(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def cast_averaged_gradient(self, name: str, mean: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The mean of a gradient over the instances, in the format of sums."""
-        return self._cast(mean, self.precision.accumulator, self._results_at_random, f"rounding/{name}/instances", step)
+        return self._cast(mean, self.precision.accumulator, self._stochastic_results, f"rounding/{name}/instances", step)
 
     def _cast(
         self, x: tf.Tensor, to: Format, stochastic: bool = False, purpose: str = "", *counters: tf.Tensor
@@ -150,7 +153,7 @@ class PrecisionPolicy:
         """x on the grid of a format; at random as a function of purpose and counters."""
         if to == FP32:
             return x
-        return grid.on_grid(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))
+        return round_without_gradient(x, self._rounding(stochastic, to), self._noise(stochastic, purpose, *counters))
 
     def _rounding(self, stochastic: bool, to: Format) -> Rounding:
         return Rounding(stochastic, self.precision.saturate_on_overflow, self.precision.checks == EXCEPTIONS, to)

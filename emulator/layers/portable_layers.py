@@ -26,24 +26,22 @@ class PortableLayers(TensorLayers):
             y = tf.nn.conv2d(x, weights, stride, "SAME")
         return tf.nn.bias_add(y, self._weights[self.path("conv", "conv2d", "bias")]) if bias else y
 
-    def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: GroupNorm, activation: str) -> tf.Tensor:
-        mean, r = group_norm.statistics(x, policy)
+    def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: GroupNorm, activation: str) -> tf.Tensor:
+        mean, r = group_norm.statistics(x, norm)
         factor = r * gamma
         return self._activation(x * factor + (beta - mean * factor), activation)
 
-    def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
+    def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
         mean, variance = self._weights[self.path("moving_mean")], self._weights[self.path("moving_variance")]
         if _of_groups(x):
             # TensorFlow would fuse a batch norm or a sum into the convolution, and cannot run that without oneDNN
-            factor = gamma * tf.math.rsqrt(variance + policy.epsilon)
+            factor = gamma * tf.math.rsqrt(variance + norm.epsilon)
             return self._activation(x * factor - (mean * factor - beta), activation)
-        return self._activation(batch_norm.inference(x, gamma, beta, (mean, variance), policy.epsilon), activation)
+        return self._activation(batch_norm.inference(x, gamma, beta, (mean, variance), norm.epsilon), activation)
 
-    def _proxy_norm(
-        self, x: tf.Tensor, rows: group_norm.Rows, policy: GroupNorm, activation: str, scaled: bool
-    ) -> tf.Tensor:
+    def _proxy_norm(self, x: tf.Tensor, rows: group_norm.Rows, norm: GroupNorm, activation: str, scaled: bool) -> tf.Tensor:
         beta, gamma, mean, inverse = rows
-        y = self._group_norm(x, gamma, beta, policy, activation) - mean
+        y = self._group_norm(x, gamma, beta, norm, activation) - mean
         return y * inverse if scaled else y
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:

@@ -71,20 +71,20 @@ class TensorLayers(Layers):
         self._sync_mean = sync_mean
         self._product_dtype = product_dtype
 
-    def _read(self, x: tf.Tensor, *, fp16_gradient: bool = False) -> tf.Tensor:
-        """Return a layer's input; subclasses round or check the gradient that the layer hands back for it. `fp16_gradient`:
-        that gradient is on FP16's grid if the one that arrives at the layer is."""
+    def _layer_input(self, x: tf.Tensor, *, gradient_on_grid: bool = False) -> tf.Tensor:
+        """Return a layer's input; subclasses round or check the gradient that the layer hands back for it.
+        `gradient_on_grid`: that gradient is on the compute format's grid if the one that arrives at the layer is."""
         return x
 
     def _result(self, x: tf.Tensor) -> tf.Tensor:
         """Return a layer's output; subclasses round it."""
         return x
 
-    def _operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
+    def _round_operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
         """Return what the layer with that kernel multiplies with it; subclasses round it."""
         return x
 
-    def _product(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
+    def _round_product_gradient(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
         """Return the product with a kernel; subclasses round the gradient that is multiplied backward."""
         return y
 
@@ -97,7 +97,7 @@ class TensorLayers(Layers):
         """Return a product in the dtype of results."""
         return tf.cast(y, tf.float32) if self._product_dtype else y
 
-    def _same(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    def _alias_gradient(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """Return `new`, which takes the place of `old`; subclasses that keep records by tensor carry them over."""
         return new
 
@@ -119,7 +119,7 @@ class TensorLayers(Layers):
         bias: bool = False,
     ) -> tf.Tensor:
         name = self.path("conv", "conv2d", "kernel")
-        weights, x = self._factors(self._weights[name], self._operand(self._read(x), name))
+        weights, x = self._factors(self._weights[name], self._round_operand(self._layer_input(x), name))
         if groups == filters == self.channels(x) and groups > 1:
             depthwise = tf.reshape(weights, [kernel, kernel, filters, 1])
             y = tf.nn.depthwise_conv2d_native(x, depthwise, [1, stride, stride, 1], "SAME")
@@ -130,50 +130,50 @@ class TensorLayers(Layers):
             y = _pointwise(x, weights)
         else:
             y = tf.nn.conv2d(x, weights, stride, "SAME")
-        y = self._result(self._product(self._as_results(y), name))
+        y = self._result(self._round_product_gradient(self._as_results(y), name))
         if bias:
             y = self._biased(y, self._weights[self.path("conv", "conv2d", "bias")])
         return self._watched(y, "conv")
 
     def _biased(self, x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-        return self._result(tf.nn.bias_add(self._read(x, fp16_gradient=True), bias))
+        return self._result(tf.nn.bias_add(self._layer_input(x, gradient_on_grid=True), bias))
 
     def _watched(self, y: tf.Tensor, kind: str) -> tf.Tensor:
         """A layer's result, the gradients that arrive at it counted."""
-        return y if self._watch is None else self._same(self._watch.watched(y, self.path(kind)), y)
+        return y if self._watch is None else self._alias_gradient(self._watch.watched(y, self.path(kind)), y)
 
     def norm(
-        self, x: tf.Tensor, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
+        self, x: tf.Tensor, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True
     ) -> tf.Tensor:
-        return self._normed(x, policy, LINEAR, scale=scale, centre=centre)
+        return self._normed(x, norm, LINEAR, scale=scale, centre=centre)
 
-    def norm_activation(self, x: tf.Tensor, policy: Norm, activation: str) -> tf.Tensor:
-        return self._normed(x, policy, activation)
+    def norm_activation(self, x: tf.Tensor, norm: Norm, activation: str) -> tf.Tensor:
+        return self._normed(x, norm, activation)
 
-    def _normed(self, x: tf.Tensor, policy: Norm, activation: str, *, scale: bool = True, centre: bool = True) -> tf.Tensor:
-        if isinstance(policy, NoNorm):
+    def _normed(self, x: tf.Tensor, norm: Norm, activation: str, *, scale: bool = True, centre: bool = True) -> tf.Tensor:
+        if isinstance(norm, NoNorm):
             return self._activation(x, activation)
-        with self.scope(policy.scope):
+        with self.scope(norm.scope):
             gamma = self._weights[self.path("gamma")] if scale else tf.ones(x.shape[-1:], x.dtype)
             beta = self._weights[self.path("beta")] if centre else tf.zeros(x.shape[-1:], x.dtype)
-            return getattr(self, NORMS[type(policy)])(x, gamma, beta, policy, activation)
+            return getattr(self, NORMS[type(norm)])(x, gamma, beta, norm, activation)
 
     def _activation(self, x: tf.Tensor, activation: str) -> tf.Tensor:
         return x if activation == LINEAR else getattr(self, activation)(x)
 
-    def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: GroupNorm, activation: str) -> tf.Tensor:
-        return group_norm.group_norm(self._read(x, fp16_gradient=True), gamma, beta, policy, activation)
+    def _group_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: GroupNorm, activation: str) -> tf.Tensor:
+        return group_norm.group_norm(self._layer_input(x, gradient_on_grid=True), gamma, beta, norm, activation)
 
-    def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, policy: BatchNorm, activation: str) -> tf.Tensor:
+    def _batch_norm(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: BatchNorm, activation: str) -> tf.Tensor:
         """Batch norm and an activation."""
-        x = self._read(x)
+        x = self._layer_input(x)
         if not self._training:
             moving = tuple(self._weights[self.path(name)] for name in MOMENTS)
-            done = batch_norm.inference_by_kernels(x, gamma, beta, moving, policy.epsilon, activation)
+            done = batch_norm.inference_by_kernels(x, gamma, beta, moving, norm.epsilon, activation)
             if done is not None:
                 return done
-            return self._activation(batch_norm.inference(x, gamma, beta, moving, policy.epsilon), activation)
-        batch = (x, gamma, beta, self._norm_parts, policy.epsilon)
+            return self._activation(batch_norm.inference(x, gamma, beta, moving, norm.epsilon), activation)
+        batch = (x, gamma, beta, self._norm_parts, norm.epsilon)
         activated = None if self._sync_mean else batch_norm.by_kernels(*batch, activation)
         if activated:
             normed = activated
@@ -190,58 +190,56 @@ class TensorLayers(Layers):
         return normed.y
 
     def proxy_norm_activation(
-        self, x: tf.Tensor, policy: GroupNorm, rule: ProxyRule, *, scaled: bool
+        self, x: tf.Tensor, norm: GroupNorm, rule: ProxyRule, *, scaled: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
         own = tf.unstack(self._weights[self.path("act", "proxy")])
         rows = tuple(tf.reshape(own[row], [-1]) for row in proxy_norm.ROWS[:4])
-        y = self._proxy_norm(x, rows, policy, rule.activation, scaled)
+        y = self._proxy_norm(x, rows, norm, rule.activation, scaled)
         return y, own[proxy_norm.INVERSE_DEVIATION][None]
 
-    def _proxy_norm(
-        self, x: tf.Tensor, rows: group_norm.Rows, policy: GroupNorm, activation: str, scaled: bool
-    ) -> tf.Tensor:
-        return group_norm.proxy_norm(self._read(x, fp16_gradient=True), rows, policy, activation, scaled=scaled)
+    def _proxy_norm(self, x: tf.Tensor, rows: group_norm.Rows, norm: GroupNorm, activation: str, scaled: bool) -> tf.Tensor:
+        return group_norm.proxy_norm(self._layer_input(x, gradient_on_grid=True), rows, norm, activation, scaled=scaled)
 
     def relu(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu(self._read(x, fp16_gradient=True))
+        return tf.nn.relu(self._layer_input(x, gradient_on_grid=True))
 
     def relu6(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu6(self._read(x, fp16_gradient=True))
+        return tf.nn.relu6(self._layer_input(x, gradient_on_grid=True))
 
     def swish(self, x: tf.Tensor) -> tf.Tensor:
-        return activations.swish(self._read(x, fp16_gradient=True))
+        return activations.swish(self._layer_input(x, gradient_on_grid=True))
 
     def sigmoid(self, x: tf.Tensor) -> tf.Tensor:
-        return self._result(tf.sigmoid(self._read(x)))
+        return self._result(tf.sigmoid(self._layer_input(x)))
 
     def add(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return self._result(self._read(x, fp16_gradient=True) + self._read(y, fp16_gradient=True))
+        return self._result(self._layer_input(x, gradient_on_grid=True) + self._layer_input(y, gradient_on_grid=True))
 
     def gate(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        return activations.gate(self._read(x), self._read(factor))
+        return activations.gate(self._layer_input(x), self._layer_input(factor))
 
     def concat(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return tf.concat([self._read(x, fp16_gradient=True), self._read(y, fp16_gradient=True)], -1)
+        return tf.concat([self._layer_input(x, gradient_on_grid=True), self._layer_input(y, gradient_on_grid=True)], -1)
 
     def max_pool(self, x: tf.Tensor, kernel: int, stride: int, *, padding: str = "SAME") -> tf.Tensor:
-        return tf.nn.max_pool2d(self._read(x), kernel, stride, padding)
+        return tf.nn.max_pool2d(self._layer_input(x), kernel, stride, padding)
 
     def global_mean(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(x, axis=[1, 2], keepdims=True)
 
     def subsample(self, x: tf.Tensor, stride: int, channels: int) -> tf.Tensor:
         missing = channels - self.channels(x)
-        x = self._read(x, fp16_gradient=True)
+        x = self._layer_input(x, gradient_on_grid=True)
         return tf.pad(x[:, ::stride, ::stride, :], [[0, 0], [0, 0], [0, 0], [missing // 2, missing - missing // 2]])
 
     def dense(self, x: tf.Tensor, units: int) -> tf.Tensor:
         kernel, bias = (self.path("dense", name) for name in ("kernel", "bias"))
-        weights, operand = self._factors(self._weights[kernel], self._operand(_flat(self._read(x)), kernel))
-        product = self._product(self._as_results(tf.matmul(operand, weights)), kernel)
+        weights, operand = self._factors(self._weights[kernel], self._round_operand(_flat(self._layer_input(x)), kernel))
+        product = self._round_product_gradient(self._as_results(tf.matmul(operand, weights)), kernel)
         return self._watched(self._biased(self._result(product), self._weights[bias]), "dense")
 
     def flatten(self, x: tf.Tensor) -> tf.Tensor:
-        return _flat(self._read(x, fp16_gradient=True))
+        return _flat(self._layer_input(x, gradient_on_grid=True))
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         if not self._training or rate <= 0:
@@ -259,7 +257,7 @@ class TensorLayers(Layers):
 
     def _keep(self, x: tf.Tensor, probability: float, what: str, *counters: tf.Tensor) -> tf.Tensor:
         drawn = draws.uniform(draws.key(self._seed, self.path(what)), *counters)
-        return self._result(self._read(x) * (tf.cast(drawn < probability, x.dtype) / probability))
+        return self._result(self._layer_input(x) * (tf.cast(drawn < probability, x.dtype) / probability))
 
 
 MOMENTS = "moving_mean", "moving_variance"  # of batch norm

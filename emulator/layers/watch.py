@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from emulator.layers.gradient_rules import by_rule
-from emulator.plan.formats import Format
+from emulator.plan.number_formats import Format
 
 
 class GradientWatch:

@@ -28,7 +28,7 @@ _WITHOUT = "everything works without them, norms more slowly"
 
 
 def main(argv: list[str]) -> int:
-    """Compiles, unless the library is there. Always 0: the kernels are worth a line, not a failure."""
+    """Compile, unless the library is there. Always 0: the kernels are worth a line, not a failure."""
     parser = command_line.Parser(
         prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,7 +63,7 @@ def _compiler() -> list[str] | None:
 
 
 def _compile(compiler: list[str], target: Path) -> None:
-    """Writes the library, whole or not at all, and removes the oldest of those of other sources and processors."""
+    """Write the library, whole or not at all, and remove the oldest of those of other sources and processors."""
     tensorflow = Path(find_spec("tensorflow").origin).parent
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:

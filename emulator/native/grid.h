@@ -1,6 +1,6 @@
 // FP32 onto the grid of a narrower format, one number at a time, to the nearest or at random.
 //
-// Steps and their order are those of emulator/layers/grid.py and base/draws.py, and so is every bit: FP32's own arithmetic
+// Steps and their order are those of emulator/layers/rounding.py and base/draws.py, and so is every bit: FP32's own arithmetic
 // is exact in each of them but the one that rounds. An instruction that converts to FP16 would not keep the bits of a NaN, nor
 // be faster than memory is.
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from emulator.plan import formats
-from emulator.plan.formats import Format
+from emulator.plan import number_formats
+from emulator.plan.number_formats import Format
 
 FIRST_EXPONENT, EXPONENTS = -64, 128  # of the histogram's bins: numbers further out count in the outermost
 KINDS = ("weights", "activations", "gradients")
@@ -45,12 +45,12 @@ class ObservedTensor:
         """Return the tensor of a record."""
         losses = Losses(*(float(record[name]) for name in Losses._fields))
         exponents = {int(e): int(count) for e, count in record["exponents"].items()}
-        return cls(str(record["layer"]), str(record["kind"]), formats.named(record["format"]), losses, exponents)
+        return cls(str(record["layer"]), str(record["kind"]), number_formats.named(record["format"]), losses, exponents)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """All tensors, in the order of the network, with the weights of so many updates; `scale`: of the loss."""
+    """All tensors, in the order of the network, with the weights after `updates`; `scale`: of the loss."""
 
     updates: int
     scale: float

@@ -15,16 +15,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
-from emulator.layers import grid
 from emulator.layers.gradient_rules import by_rule, gradients
-from emulator.layers.grid import Rounding
+from emulator.layers.rounding import Rounding, round_without_gradient
 from emulator.layers.tensor_layers import TensorLayers
 from emulator.numerics.observation import EXPONENTS, FIRST_EXPONENT, KINDS, Losses, Observation, ObservedTensor
-from emulator.plan.formats import FP32, Format
+from emulator.plan.number_formats import FP32, Format
 from emulator.plan.precision import SINGLE, Precision, is_kernel, layer_of
+from emulator.program.forward_backward import Features
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream
-from emulator.program.stages import Features
-from emulator.program.weights import ProgramState, Weights
+from emulator.program.weights import ProgramVariables, VariableHandles
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -33,7 +32,7 @@ _BIAS, _FRACTION = 127, 23  # of FP32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class ObservationSpec:
     """A network, its loss as (logits, features) -> [batch], and the precision whose formats are asked about."""
 
     segments: list[Segment]
@@ -45,7 +44,7 @@ class Observed:
 class ObservingProgram(Program):
     """A compiled program that observes."""
 
-    def __init__(self, observed: Observed, stream: Stream, seed: int) -> None:
+    def __init__(self, observed: ObservationSpec, stream: Stream, seed: int) -> None:
         """`stream`: of which the first pass's pictures are looked at."""
 
         def write(seed: Seed, features: NextFeatures) -> ProgramGraph:
@@ -77,11 +76,11 @@ class _ObservedLayers(TensorLayers):
         self.activations: dict[str, tf.Tensor] = {}
         self.gradients: dict[str, tf.Tensor] = {}
 
-    def _operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
+    def _round_operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
         self.activations[kernel] = x
         return x
 
-    def _product(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
+    def _round_product_gradient(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             self.gradients[kernel] = dy
             return dy
@@ -89,8 +88,8 @@ class _ObservedLayers(TensorLayers):
         return by_rule("Identity", tf.identity, y, rule=gradient)
 
 
-def _write(observed: Observed, seed: Seed, features: NextFeatures) -> ProgramGraph:
-    weights = Weights(observed.variables, 0, {}, precision=SINGLE)
+def _write(observed: ObservationSpec, seed: Seed, features: NextFeatures) -> ProgramGraph:
+    weights = ProgramVariables(observed.variables, 0, {}, precision=SINGLE)
     scale = tf.placeholder(tf.float32, [], "loss_scale")
     values = weights.read()
     batch = features(tf.constant(0, tf.int64), tf.constant(0))
@@ -112,7 +111,7 @@ def _write(observed: Observed, seed: Seed, features: NextFeatures) -> ProgramGra
     losses = tf.stack([tf.stack([lost for _, lost in row]) for row in rows])
     names = {"fed": [scale], "counts": [counts], "losses": [losses], "initialise": [tf.global_variables_initializer()]}
     named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {"kernels": kernels}, ProgramState.of(weights))
+    return ProgramGraph(named, {"kernels": kernels}, VariableHandles.of(weights))
 
 
 def _formats(precision: Precision, kernel: str) -> tuple[Format, Format, Format]:
@@ -135,7 +134,7 @@ def _measured(x: tf.Tensor, number_format: Format) -> tuple[tf.Tensor, tf.Tensor
     if number_format == FP32:
         rounded, over = x, tf.logical_not(tf.math.is_finite(x))
     else:
-        rounded = grid.on_grid(x, Rounding(saturate=True, format=number_format))
+        rounded = round_without_gradient(x, Rounding(saturate=True, format=number_format))
         over = tf.logical_not(size < number_format.overflow)
     under = tf.logical_and(tf.equal(rounded, 0.0), tf.logical_not(is_zero))
     error = tf.reduce_sum(tf.abs(rounded - x)) / tf.maximum(tf.reduce_sum(size), 1e-30)

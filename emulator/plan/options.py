@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from base import plugins
 from base.fields import HALVES, HINT, LENGTH, NOT_IN_GRAPH, ONE_CALL, PER_INSTANCE, TRAINING_ONLY, at_least, between, opt
-from emulator.plan import formats
+from emulator.plan import number_formats
 from emulator.plan.schedules import SCHEDULES
 
 ALL_REDUCE_FORMATS = ("fp32", "fp16", "bf16")
@@ -22,9 +22,9 @@ def _fold(value: str) -> str | None:
 
 def _format(value: str) -> str | None:
     try:
-        formats.named(value)
-    except formats.FormatError as error:
-        return f"must be a number format, and {value} {error}{plugins.did_you_mean(value, formats.NAMES)}"
+        number_formats.named(value)
+    except number_formats.FormatError as error:
+        return f"must be a number format, and {value} {error}{plugins.did_you_mean(value, number_formats.NAMES)}"
     return None
 
 

@@ -1,6 +1,7 @@
 """The execution plan: how a run's global batch is carried out. Complete, no `None`, no TensorFlow.
 
-Everything downstream reads it; nothing else decides.
+The programs, the cost model and the drawings read the plan. One decision is made later, as it needs the cost model, which
+reads plans: where stages are cut automatically, `harness/run/resolve.py` has `emulator/cost_model/balance.py` cut them anew.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from emulator.plan.trace import Trace
 from Models._layers import Variable
 
 AUTO = "auto"
-MOST_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
-MOST_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
+MAX_SAMPLES = 2**31 - 1  # of one update: the device loop counts in 32 bits
+MAX_FOLDED = 8  # by `auto`: batch norm has operations of its own for every micro-batch of a pass
 WORTH_MEMORY = 1.02  # times the shortest predicted time: larger passes take memory
 # Two cores of an AMD EPYC (benchmarks/NOTES.md): a multiply-add and a byte put out, each with its gradients, and the time
 # of a pass however small it is, for a layer and for the sum of a parameter's gradients. `auto` goes by these on every
@@ -41,11 +42,11 @@ class ExecutionPlan:
     k x replicas on; each instance adds its gradients in that order, then they are added up.
     """
 
-    options: DeviceOptions = field(repr=False)  # as asked for; what follows from them is below
-    micro_batch: int
+    options: DeviceOptions = field(repr=False)  # as given; the fields below are derived from them
+    micro_batch_size: int
     accumulation: int
     stages: tuple[tuple[str, ...], ...]  # the segments of each stage
-    updates_per_step: int = 1  # weight updates of one host step; 0 where nothing is trained
+    updates_per_host_step: int = 1  # weight updates of one host step; 0 where nothing is trained
     precision: Precision
     schedule: str
     max_in_flight: tuple[int, ...]  # passes whose forward a stage may have done and whose backward it still owes
@@ -74,15 +75,15 @@ class ExecutionPlan:
     @property
     def samples_per_pass(self) -> int:
         """Samples of one pass."""
-        return self.micro_batch * self.options.local_span * self.fold
+        return self.micro_batch_size * self.options.local_span * self.fold
 
     def random_position(self, position: Any) -> Any:
-        """The position that a sample's draws on the device are keyed by: its own; with identical seeding its place in
-        its replica's stream, which is the same in every replica."""
+        """The position that keys a sample's draws on the device: the sample's own in the global order; with identical
+        seeding the one in the stream of the sample's replica, so that all replicas draw the same."""
         if not self.options.identical_replica_seeding or self.total_replicas == 1:
             return position
-        micro_batch, sample = position // self.micro_batch, position % self.micro_batch
-        return micro_batch // self.total_replicas * self.micro_batch + sample
+        micro_batch, sample = position // self.micro_batch_size, position % self.micro_batch_size
+        return micro_batch // self.total_replicas * self.micro_batch_size + sample
 
     @property
     def total_replicas(self) -> int:
@@ -90,14 +91,14 @@ class ExecutionPlan:
         return self.options.replicas * self.instances
 
     @property
-    def share(self) -> tuple[int, int]:
-        """(block, period): of every `period` samples in the global order the instance has `block`, from instance x block on;
+    def data_shard(self) -> tuple[int, int]:
+        """(block, stride): of every `stride` samples in the global order the instance has `block`, from instance x block on;
         (0, 0) if it has all of them."""
-        block = self.options.replicas * self.micro_batch
+        block = self.options.replicas * self.micro_batch_size
         return (block, block * self.instances) if self.instances > 1 else (0, 0)
 
     @property
-    def sharing(self) -> range:
+    def batch_norm_group(self) -> range:
         """The instances that share batch-norm statistics with this one, itself among them."""
         count = max(1, self.options.BN_span // self.options.replicas)
         first = self.instance // count * count
@@ -111,7 +112,7 @@ class ExecutionPlan:
     @property
     def global_batch(self) -> int:
         """Samples of one weight update of all instances."""
-        return self.micro_batch * self.micro_batches * self.instances
+        return self.micro_batch_size * self.micro_batches * self.instances
 
     @property
     def ipus(self) -> int:
@@ -122,12 +123,12 @@ class ExecutionPlan:
         """A few lines for the head of a log; of a network of these variables."""
         lines = [
             f"Batch Size: {self.global_batch}",
-            f"  micro-batch {self.micro_batch} x accumulation {self.accumulation} x replicas {self.options.replicas}"
+            f"  micro-batch {self.micro_batch_size} x accumulation {self.accumulation} x replicas {self.options.replicas}"
             + (f" x instances {self.instances}" if self.instances > 1 else "")
             + (f", {self.fold} micro-batches a pass" if self.fold > 1 else "")
             + (f", batch norm over {self.options.BN_span} replicas" if self.options.BN_span > 1 else "")
             + f"; precision {self.precision.summary(variables)}"
-            + (f", up to {self.updates_per_step} updates per host step" if self.updates_per_step else ""),
+            + (f", up to {self.updates_per_host_step} updates per host step" if self.updates_per_host_step else ""),
         ]
         if len(self.stages) > 1:
             passes = _count(self.passes_in_flight, "pass", "passes")
@@ -146,7 +147,7 @@ class ExecutionPlan:
 
 
 def resolve(
-    options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch: int, accumulation: int = 1,
+    options: DeviceOptions, trace: Trace, machine: Machine, *, micro_batch_size: int, accumulation: int = 1,
     global_batch: int | None = None, precision: Precision = SINGLE, instances: int = 1, instance: int = 0,
 ) -> ExecutionPlan:  # fmt: skip
     """A complete plan, whose accumulation count follows from a `global_batch` where there is one; raises PlanError,
@@ -154,22 +155,22 @@ def resolve(
     stages = _stages(options, trace)
     replicas = options.replicas * instances
     if global_batch is not None:
-        accumulation = _accumulation(global_batch, micro_batch, replicas)
-    _check_sizes(options, micro_batch, accumulation, replicas)
+        accumulation = _accumulation(global_batch, micro_batch_size, replicas)
+    _check_sizes(options, micro_batch_size, accumulation, replicas)
     own_devices = options.shards > 1  # every stage has its own
     schedule = options.pipeline_schedule if options.pipeline and own_devices else "Sequential"
     # of an update; each is one micro-batch to batch norm
-    norm_batches = accumulation * options.replicas // options.local_span
-    fold = _fold(options, trace, micro_batch, norm_batches, len(stages) if schedule != "Sequential" else 1)
+    micro_batches_for_norm = accumulation * options.replicas // options.local_span
+    fold = _fold(options, trace, micro_batch_size, micro_batches_for_norm, len(stages) if schedule != "Sequential" else 1)
     for_training, for_validation = (*options.select_ipu, "AUTO", "AUTO")[:2]
     return ExecutionPlan(
         options=options,
-        micro_batch=micro_batch,
+        micro_batch_size=micro_batch_size,
         accumulation=accumulation,
         stages=stages,
         precision=precision,
         schedule=schedule,
-        max_in_flight=schedules.max_in_flight(schedule, len(stages), norm_batches // fold),
+        max_in_flight=schedules.max_in_flight(schedule, len(stages), micro_batches_for_norm // fold),
         stage_devices=_stage_devices(options.device, len(stages), own_devices, machine),
         training_device=select(for_training, options.shards * replicas, "training"),
         validation_device=select(for_validation, 1, "validation"),
@@ -179,13 +180,13 @@ def resolve(
     )
 
 
-def _check_sizes(options: DeviceOptions, micro_batch: int, accumulation: int, replicas: int) -> None:
+def _check_sizes(options: DeviceOptions, micro_batch_size: int, accumulation: int, replicas: int) -> None:
     """PlanError for numbers that do not fit together; `replicas`: of all instances."""
-    samples = micro_batch * accumulation * replicas
-    if samples > MOST_SAMPLES:
+    samples = micro_batch_size * accumulation * replicas
+    if samples > MAX_SAMPLES:
         raise PlanError(
-            f"an update of micro-batch {micro_batch} x accumulation {accumulation} x replicas {replicas} = "
-            f"{samples:,} samples is more than the {MOST_SAMPLES:,} that can be counted"
+            f"an update of micro-batch {micro_batch_size} x accumulation {accumulation} x replicas {replicas} = "
+            f"{samples:,} samples is more than the {MAX_SAMPLES:,} that can be counted"
         )
     span = options.BN_span
     if span & (span - 1) or replicas % span:
@@ -214,54 +215,54 @@ def _stage_devices(device: str, stages: int, apart: bool, machine: Machine) -> t
     return tuple(f"/gpu:{stage * min(machine.gpus, stages) // stages if apart else 0}" for stage in range(stages))
 
 
-def cuts_itself(options: DeviceOptions) -> bool:
+def cuts_automatically(options: DeviceOptions) -> bool:
     """Return whether nobody names the stages' cuts: `auto`, or shards without splits outside a pipeline."""
     automatic = tuple(name.lower() for name in options.pipeline_splits) == (AUTO,)
     return automatic or (options.shards > 1 and not options.pipeline_splits and not options.pipeline)
 
 
 def _stages(options: DeviceOptions, trace: Trace) -> tuple[tuple[str, ...], ...]:
-    """Splits as they are named, or stages of about as many multiply-adds."""
+    """The named splits, or stages of about equal multiply-adds."""
     shards = options.shards
-    if cuts_itself(options):
+    if cuts_automatically(options):
         return partition.automatic(trace, shards, options.sharding_include_filter, options.sharding_exclude_filter)
     return partition.split(trace.segments, options.pipeline_splits, shards if shards > 1 else None)
 
 
-def _accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
+def _accumulation(global_batch: int, micro_batch_size: int, replicas: int) -> int:
     """The accumulation count that a global batch is."""
-    samples = micro_batch * replicas
+    samples = micro_batch_size * replicas
     if global_batch % samples:
         below = global_batch // samples * samples
         raise PlanError(
-            f"--global-batch-size {global_batch} is not a multiple of micro-batch {micro_batch} x replicas "
+            f"--global-batch-size {global_batch} is not a multiple of micro-batch {micro_batch_size} x replicas "
             f"{replicas} = {samples}; nearest: {f'{below} or ' if below else ''}{below + samples}"
         )
     return global_batch // samples
 
 
-def _fold(options: DeviceOptions, trace: Trace, micro_batch: int, norm_batches: int, stages: int) -> int:
-    """Return how many of an update's `norm_batches` share a pass. `auto`: the fewest, up to eight, that come near the
-    shortest predicted time of those which keep one pass's FP32 activations within the budget, and, in a pipeline, leave at
-    least four passes for each stage to work on."""
+def _fold(options: DeviceOptions, trace: Trace, micro_batch_size: int, micro_batches_for_norm: int, stages: int) -> int:
+    """Return how many of an update's `micro_batches_for_norm` share a pass. `auto`: the fewest, up to eight, that come
+    near the shortest predicted time of those which keep one pass's FP32 activations within the budget and, in a pipeline,
+    leave at least four passes for each stage to work on."""
     if options.fold != AUTO:
         fold = int(options.fold)
-        if norm_batches % fold:
-            raise PlanError(f"--fold {fold} must divide the {norm_batches} micro-batches of an update evenly")
+        if micro_batches_for_norm % fold:
+            raise PlanError(f"--fold {fold} must divide the {micro_batches_for_norm} micro-batches of an update evenly")
         return fold
-    samples = micro_batch * options.local_span
+    samples = micro_batch_size * options.local_span
     seconds = {
         fold: _seconds_per_batch(trace, samples, fold)
-        for fold in range(1, min(norm_batches, MOST_FOLDED) + 1)
-        if norm_batches % fold == 0
+        for fold in range(1, min(micro_batches_for_norm, MAX_FOLDED) + 1)
+        if micro_batches_for_norm % fold == 0
         and fold * samples * trace.activation_bytes(4) <= options.fold_memory * 10**6
-        and (stages == 1 or norm_batches // fold >= 4 * stages)
+        and (stages == 1 or micro_batches_for_norm // fold >= 4 * stages)
     }
     return next((fold for fold, each in seconds.items() if each <= WORTH_MEMORY * min(seconds.values())), 1)
 
 
 def _seconds_per_batch(trace: Trace, samples: int, fold: int) -> float:
-    """Return the predicted seconds for one of `fold` batches of so many samples that share a pass, on the host, forward and
+    """Return the predicted seconds for one of `fold` batches of `samples` that share a pass, on the host, forward and
     backward."""
     of_pass = len(trace.operations) * SECONDS_PER_LAYER + trace.trainable_parameters * SECONDS_PER_PARAMETER
     of_sample = trace.multiply_adds * SECONDS_PER_MULTIPLY_ADD + trace.activation_bytes(4) * SECONDS_PER_BYTE

@@ -1,5 +1,5 @@
 """The number formats of a run: of what layers hand on, of the operands of convolutions and matrix products, of weights and
-slots, of sums. The formats' table is `emulator.plan.formats`; the casts are in `emulator.layers.policy`, with TensorFlow.
+slots, of sums. The formats themselves are in `emulator.plan.number_formats`, the casts in `emulator.layers.policy`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from emulator.plan import formats
-from emulator.plan.formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, Format, FormatError
+from emulator.plan import number_formats
+from emulator.plan.number_formats import BF16, E4M3FNUZ, E5M2FNUZ, FP16, FP32, Format, FormatError
 from emulator.plan.options import DeviceOptions
 from Models._layers import Variable
 
@@ -98,7 +98,7 @@ class Precision:
             operands=Operands(*(_operand(options, kind, getattr(usual.operands, kind)) for kind in Operands._fields)),
             exceptions=_exceptions(options.format_for or _ends(usual), kernels),
         )
-        changed = {name: formats.named(text) for name, text in _state_formats(options).items() if text}
+        changed = {name: number_formats.named(text) for name, text in _state_formats(options).items() if text}
         scaled = options.format_scaling == MAXIMUM and own.rounds_operands
         return replace(own, **changed, scaled_kernels=tuple(kernels) if scaled else ())
 
@@ -240,16 +240,19 @@ def _ends(usual: _Named) -> tuple[str, ...]:
 
 
 def _exceptions(words: Sequence[str], kernels: Sequence[str]) -> tuple[tuple[str, Format], ...]:
-    """Return the layers of --format-for by parts of names."""
+    """Return the layers of --format-for by parts of names, without those of which each kernel has an earlier one."""
     ends = {FIRST: f"{layer_of(kernels[0])}/", LAST: f"{layer_of(kernels[-1])}/"} if kernels else {}
-    pairs = (word.rpartition("=")[::2] for word in words)
-    return tuple((ends.get(part, part), formats.named(text)) for part, text in pairs)
+    pairs = [
+        (ends.get(part, part), number_formats.named(text)) for part, _, text in (word.rpartition("=") for word in words)
+    ]
+    deciding = {next((k for k, (part, _) in enumerate(pairs) if part in kernel), None) for kernel in kernels}
+    return tuple(pair for k, pair in enumerate(pairs) if not kernels or k in deciding)
 
 
 def _operand(options: DeviceOptions, kind: str, usual: Format) -> Format:
     """Return the format of one kind of operand: that of its option, or the usual one, with the bias of its option."""
     text, bias = getattr(options, f"{kind}_format"), getattr(options, f"{kind}_bias")
-    own = formats.named(text) if text else usual
+    own = number_formats.named(text) if text else usual
     try:
         return own.with_bias(bias)
     except FormatError as error:

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from base import host_limits
 from base.host_limits import Limit
-from emulator.plan.formats import FP32
+from emulator.plan.number_formats import FP32
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import Precision
 from emulator.plan.trace import Operation, Trace
@@ -34,8 +34,8 @@ FETCHED = 4  # passes' pictures in host memory: one being made, two waiting, one
 CERTAIN = 0.8  # of the prediction: every measured run took more than this
 # how ulimit counts: address space with what threads reserve; writable memory without the files' pages; peak x factor + rest
 _OTHER_KINDS = {host_limits.ADDRESSES: (1.2, 1_600_000_000), host_limits.DATA: (1.25, -280_000_000)}
-_IN_PLACE = ("norm", "add")  # give their memory to the operation behind them, where that is one of
-_TAKES_OVER = ("relu", "relu6", "add")
+_OVERWRITTEN = ("norm", "add")  # give their memory to the operation behind them, where that is one of
+_OVERWRITES = ("relu", "relu6", "add")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +153,14 @@ def _kept_for_backward(operation: Operation, next_operation: Operation | None) -
     and a fused norm is one operation with the activation behind it."""
     behind = next_operation.kind.split()[0] if next_operation else ""
     fused = behind == "proxy" or (behind == "swish" and _is_fused_norm(operation))
-    if operation.kind in _IN_PLACE and (behind in _TAKES_OVER or fused):
+    if operation.kind in _OVERWRITTEN and (behind in _OVERWRITES or fused):
         return 0
     return FP32.bytes * operation.result.elements
 
 
 def _largest(operations: Iterable[Operation]) -> int:
     """Bytes that the largest layer takes in and gives out, for one picture; none by one that can overwrite its input."""
-    own = (operation for operation in operations if operation.kind not in (*_IN_PLACE, *_TAKES_OVER))
+    own = (operation for operation in operations if operation.kind not in (*_OVERWRITTEN, *_OVERWRITES))
     return max(FP32.bytes * (operation.source.elements + operation.result.elements) for operation in own)
 
 

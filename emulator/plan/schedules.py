@@ -1,8 +1,8 @@
 """Pipeline schedules as pictures: which stage works on which micro-batch at which clock.
 
-A timeline is a tuple of rows, one per clock; a row has one cell per stage (each stage on a device of its own); a cell is
+A timeline is a tuple of rows, one per clock; a row has one slot per stage (each stage on a device of its own); a slot is
 the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings, idle time,
-and the passes that the executor has each pass wait for (`waits`) are read from the rows. This module knows no seconds,
+and the order that the executor keeps on each stage (`waits`) are read from the rows. This module knows no seconds,
 bytes, devices or tensors, and it accepts every number of stages and of micro-batches from 1 on.
 
 A timeline's micro-batch is what goes through the stages at once. To the planner that is a replica's micro-batch, and an
@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 FORWARD, BACKWARD = "F", "B"
-MOST_CLOCKS = 20  # in one drawing; a longer timeline is drawn in part
+MAX_CLOCKS = 20  # in one drawing; a longer timeline is drawn in part
 
 
 class ScheduleError(Exception):
@@ -43,8 +43,8 @@ class Action:
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-Cell: TypeAlias = tuple[Action, ...]
-Row: TypeAlias = tuple[Cell, ...]
+Slot: TypeAlias = tuple[Action, ...]
+Row: TypeAlias = tuple[Slot, ...]
 Timeline: TypeAlias = tuple[Row, ...]
 Clock: TypeAlias = Callable[[int, int], int]  # (micro-batch i, stage j) -> clock k
 Schedule: TypeAlias = Callable[[int, int], Timeline]  # (stages N, micro-batches A) -> timeline
@@ -84,10 +84,11 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
     )
 
 
-def interleaved(stages: int, micro_batches: int) -> Timeline:
+def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
     """One forward, one backward (1F1B): about half of Grouped's activations, min(N - j, A) micro-batches live on stage j.
 
-    Stage j first takes in as many micro-batches as it may hold, then another one after each backward.
+    Stage j first takes in as many micro-batches as it may hold, then another one after each backward. The option's value is
+    Interleaved; Megatron's interleaved schedule, with virtual stages, is another one.
 
     clock    0    1    2    3    4    5    6    7    8    9
     stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
@@ -117,7 +118,7 @@ def sequential(stages: int, micro_batches: int) -> Timeline:
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
-    {"Grouped": grouped, "Interleaved": interleaved, "Sequential": sequential}
+    {"Grouped": grouped, "Interleaved": one_forward_one_backward, "Sequential": sequential}
 )
 
 
@@ -131,11 +132,11 @@ def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
 
 
 def laid_out(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
-    """The rows, from the clock of each action; in a cell the forward stands first."""
+    """The rows, from the clock of each action; in a slot the forward comes first."""
     if stages < 1 or micro_batches < 1:
         raise ScheduleError(f"a pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
     last = max(backward(micro_batches - 1, j) for j in range(stages))
-    rows: list[list[Cell]] = [[()] * stages for _ in range(last + 1)]
+    rows: list[list[Slot]] = [[()] * stages for _ in range(last + 1)]
     for kind, clock in ((FORWARD, forward), (BACKWARD, backward)):
         for j in range(stages):
             for i in range(micro_batches):
@@ -200,14 +201,14 @@ def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, 
 
 
 def idle_fraction(timeline: Timeline) -> float:
-    """The share of the places for actions that stay empty; each cell has as many places as the fullest cell.
+    """The share of the places for actions that stay empty; each slot has as many places as the fullest slot.
 
-    Where no cell holds two actions (Interleaved, Sequential), that is empty cells / cells. In Grouped a clock is as
-    long as a forward and a backward, so a cell with only one of them is half empty.
+    Where no slot holds two actions (Interleaved, Sequential), that is empty slots / slots. In Grouped a clock is as
+    long as a forward and a backward, so a slot with only one of them is half empty.
     """
-    cells = [len(cell) for row in timeline for cell in row]
-    places = len(cells) * max(cells, default=0)
-    return 1 - sum(cells) / places if places else 0.0
+    slots = [len(slot) for row in timeline for slot in row]
+    places = len(slots) * max(slots, default=0)
+    return 1 - sum(slots) / places if places else 0.0
 
 
 def idle_share(schedule: str, stages: int, micro_batches: int) -> float:
@@ -218,7 +219,7 @@ def idle_share(schedule: str, stages: int, micro_batches: int) -> float:
         return idle_fraction(build(schedule, stages, micro_batches))
     short, longer = (build(schedule, stages, count) for count in (few, few + 1))
     clocks = len(short) + (micro_batches - few) * (len(longer) - len(short))
-    return 1 - 2 * micro_batches / (clocks * max(len(cell) for row in short for cell in row))
+    return 1 - 2 * micro_batches / (clocks * max(len(slot) for row in short for slot in row))
 
 
 def phases(timeline: Timeline) -> Phases:
@@ -227,8 +228,8 @@ def phases(timeline: Timeline) -> Phases:
 
     Too few micro-batches to fill the pipeline leave no main phase: the ramp-down follows the last that enters.
     """
-    entering = [k for k, row in enumerate(timeline) for cell in row[:1] for action in cell if action.kind == FORWARD]
-    leaving = [k for k, row in enumerate(timeline) for cell in row[:1] for action in cell if action.kind == BACKWARD]
+    entering = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == FORWARD]
+    leaving = [k for k, row in enumerate(timeline) for slot in row[:1] for action in slot if action.kind == BACKWARD]
     stop = entering[-1] + 1 if entering else 0
     start = min(leaving[0], stop) if leaving else stop
     return Phases(range(start), range(start, stop), range(stop, len(timeline)))
@@ -243,11 +244,11 @@ def validate(timeline: Timeline, stages: int, micro_batches: int) -> None:
     done: dict[Action, int] = {}  # -> clock
     for k, row in enumerate(timeline):
         if len(row) != stages:
-            raise _refusal(timeline, k, f"the row has {len(row)} cells for {stages} stages")
-        for j, cell in enumerate(row):
-            for place, action in enumerate(cell):
+            raise _refusal(timeline, k, f"the row has {len(row)} slots for {stages} stages")
+        for j, slot in enumerate(row):
+            for place, action in enumerate(slot):
                 fault = _fault(action, k, j, done, stages, micro_batches)
-                if fault is None and any(other.kind == action.kind for other in cell[:place]):
+                if fault is None and any(other.kind == action.kind for other in slot[:place]):
                     fault = "the stage does another action of this kind in the same clock"
                 if fault:
                     raise _refusal(timeline, k, f"{action}: {fault}")
@@ -271,7 +272,7 @@ def needs(action: Action, stages: int) -> tuple[Action, ...]:
 def _fault(action: Action, k: int, j: int, done: Mapping[Action, int], stages: int, micro_batches: int) -> str | None:
     """Return the fault of an action of stage j at clock k after those that are done, or None."""
     if action.stage != j:
-        return f"stands in the cell of stage {j}"
+        return f"stands in the slot of stage {j}"
     if action.kind not in (FORWARD, BACKWARD):
         return f"the kind must be {FORWARD} or {BACKWARD}"
     if not 0 <= action.micro_batch < micro_batches:
@@ -289,30 +290,29 @@ def _refusal(timeline: Timeline, k: int, fault: str) -> ScheduleError:
     return ScheduleError(f"bad pipeline schedule at clock {max(k, 0)}: {fault}\n{render(timeline, arrow=k)}")
 
 
-def render(timeline: Timeline, *, arrow: int | None = None, most: int = MOST_CLOCKS) -> str:
+def render(timeline: Timeline, *, arrow: int | None = None, max_clocks: int = MAX_CLOCKS) -> str:
     """A drawing: stages as rows, clocks as columns, their phase (ramp-up, main, ramp-down) above, "." where a stage waits;
-    an arrow below one clock. Where a timeline has more than `most` clocks, its two ends are drawn, or the clocks around the
-    arrow."""
+    an arrow below one clock. A timeline of more than `max_clocks` is drawn at its two ends, or around the arrow."""
     stages = max((len(row) for row in timeline), default=0)
     labels = {k: label for label, clocks in zip(("up", "main", "down"), phases(timeline)) for k in clocks}
     columns = [["clock", "ramp", *(f"stage {j}" for j in range(stages)), ""]]
-    for k in _shown(len(timeline), arrow, most):
+    for k in _shown(len(timeline), arrow, max_clocks):
         if k is None:
             columns.append(["..."] * (2 + stages) + [""])
             continue
-        cells = ["+".join(map(str, cell)) or "." for cell in timeline[k]]
-        columns.append([str(k), labels[k], *cells, *["?"] * (stages - len(cells)), "^" if k == arrow else ""])
+        slots = ["+".join(map(str, slot)) or "." for slot in timeline[k]]
+        columns.append([str(k), labels[k], *slots, *["?"] * (stages - len(slots)), "^" if k == arrow else ""])
     widths = [max(map(len, column)) for column in columns]
     lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in zip_longest(*columns, fillvalue=""))
     return "\n".join(line for line in lines if line)
 
 
-def _shown(clocks: int, arrow: int | None, most: int) -> list[int | None]:
+def _shown(clocks: int, arrow: int | None, max_clocks: int) -> list[int | None]:
     """The clocks to draw; None stands for some that are left out."""
-    if clocks <= most:
+    if clocks <= max_clocks:
         return [*range(clocks)]
     if arrow is None:
-        head = most // 2
-        return [*range(head), None, *range(clocks - (most - head), clocks)]
-    first = min(max(arrow - most // 2, 0), clocks - most)
-    return [None] * (first > 0) + [*range(first, first + most)] + [None] * (first + most < clocks)
+        head = max_clocks // 2
+        return [*range(head), None, *range(clocks - (max_clocks - head), clocks)]
+    first = min(max(arrow - max_clocks // 2, 0), clocks - max_clocks)
+    return [None] * (first > 0) + [*range(first, first + max_clocks)] + [None] * (first + max_clocks < clocks)

@@ -149,18 +149,18 @@ class CountingLayers(Layers):
             variables=tuple(variables),
         )  # fmt: skip
 
-    def norm(self, x: Shape, policy: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Shape:
-        if isinstance(policy, NoNorm):
+    def norm(self, x: Shape, norm: Norm, *, zero_gamma: bool = False, scale: bool = True, centre: bool = True) -> Shape:
+        if isinstance(norm, NoNorm):
             return x
-        fault = policy.fault(x.channels)
+        fault = norm.fault(x.channels)
         if fault:
             raise TraceError(f"{self.path()}: {fault}")
-        rows = policy.variables(zero_gamma=zero_gamma, scale=scale, centre=centre)
-        variables = tuple(Variable(self.path(policy.scope, name), (x.channels,), *values) for name, *values in rows)
-        return self._add("norm", x, x, norm=policy, variables=variables)
+        rows = norm.variables(zero_gamma=zero_gamma, scale=scale, centre=centre)
+        variables = tuple(Variable(self.path(norm.scope, name), (x.channels,), *values) for name, *values in rows)
+        return self._add("norm", x, x, norm=norm, variables=variables)
 
-    def proxy_norm_activation(self, x: Shape, policy: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
-        x = self.norm(x, policy, scale=False, centre=False)
+    def proxy_norm_activation(self, x: Shape, norm: GroupNorm, rule: ProxyRule, *, scaled: bool) -> tuple[Shape, Shape]:
+        x = self.norm(x, norm, scale=False, centre=False)
         proxy = Variable(self.path("act", "proxy"), (6, 1, 1, x.channels), 0.0, proxy=rule)
         return self._add("proxy " + rule.activation, x, x, variables=(proxy,)), Shape(1, 1, x.channels)
 

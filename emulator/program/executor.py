@@ -16,9 +16,9 @@ from base.draws import Seed
 from emulator.plan.checkpoint_tensors import LOSS_SCALE
 from emulator.plan.schedules import Action
 from emulator.plan.timings import CellTiming
+from emulator.program.accumulation import RUN, STOP_AT_PASS, STOP_AT_UPDATE
 from emulator.program.cells import KINDS, StageOrder
 from emulator.program.optimised_graph import CacheEntry
-from emulator.program.passes import RUN, STOP_AT_PASS, STOP_AT_UPDATE
 from emulator.program.runtime import (
     NextFeatures,
     Program,
@@ -28,11 +28,11 @@ from emulator.program.runtime import (
     named_faults,
     operation_events,
 )
-from emulator.program.training import Training
+from emulator.program.training import TrainingSpec
 from emulator.program.update import HostStep
-from emulator.program.weights import STEP, ProgramState, Weights
+from emulator.program.weights import STEP, ProgramVariables, VariableHandles
 
-OutfeedRow = tuple[np.float32, np.float32, np.ndarray]  # of the outfeed
+OutfeedRow = tuple[np.float32, np.float32, np.ndarray, np.ndarray]  # of the outfeed
 Report = Callable[[float, float], None]  # (loss, accuracy) of a weight update
 OUTFEED_DEPTH = 100_000
 
@@ -40,12 +40,14 @@ OUTFEED_DEPTH = 100_000
 @dataclass(frozen=True)
 class Metrics:
     """Loss and accuracy of every weight update of one host step, float32 [updates]; with half precision also the shares of
-    the gradients that underflowed and that overflowed, [updates, layers, 2]. `leaving`: the instances that dropped the next
-    update, because they are to end at once."""
+    the gradients that underflowed and that overflowed, [updates, layers, 2]. `instance_seconds`: those that each instance of
+    a group needed for the passes of an update, data included, before it met the others, [updates, instances]. `leaving`: the
+    instances that dropped the next update, because they are to end at once."""
 
     loss: np.ndarray
     accuracy: np.ndarray
     lost: np.ndarray
+    instance_seconds: np.ndarray
     leaving: tuple[int, ...] = ()
 
 
@@ -63,10 +65,11 @@ class Profile:
 class TrainingProgram(Program):
     """A compiled training program in a graph of its own."""
 
-    def __init__(self, training: Training, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
+    def __init__(self, training: TrainingSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
         """`stream`: the batches that it trains on. `cache_entry`: its place in the program cache."""
         self._ended = threading.Event()
         group = training.group
+        self._instances = group.size if group else 0
         super().__init__(
             partial(_write, training), stream, training.plan.stage_devices, training.seed,
             place=group.device if group else None, group=group, cache_entry=cache_entry,
@@ -74,43 +77,24 @@ class TrainingProgram(Program):
         self.watched = tuple(self._about["watched"])
 
     def compile(self) -> None:
-        """Optimises the graph and sets the executors up, with a host step of no updates: no state moves."""
+        """Optimise the graph and set the executors up, with a host step of no updates: no state moves."""
         self.session.run(self._names["step"], self._feeds([]))
         self._mark_compiled()
 
-    def step(self, learning_rates: Sequence[float], report: Report | None = None) -> Metrics:
-        """Run a host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
-
-        `report` is called in another thread with the loss and accuracy of each update as soon as it is done; an error of
-        its own ends the step after the present update, and is raised here.
-        """
-        return self._run(learning_rates, report)
-
-    def profile(self, learning_rate: float, operations: bool, report: Report | None = None) -> Profile:
-        """Run one weight update and return its metrics and the times of its cells; with `operations` also those of each
-        operation. ValueError if the program was built without recording."""
-        if not self._names["recorded"]:
-            raise ValueError("the program was built without recording")
-        trace = tf.RunMetadata() if operations else None
-        metrics = self._run([learning_rate], report, recording=True, trace=trace)
-        rows = zip(*self.session.run(self._names["recorded"]))
-        cells = tuple(
-            CellTiming(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows
-        )
-        return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
-
-    def _feeds(self, learning_rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
-        """Return the feeds of a host step; the same tensors always, as TensorFlow optimises the graph anew for others."""
-        return dict(zip(self._names["fed"], (np.asarray(learning_rates, np.float32), recording)))
-
-    def _run(
+    def step(
         self,
         learning_rates: Sequence[float],
-        report: Report | None,
+        report: Report | None = None,
+        *,
         recording: bool = False,
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
-        """Run one host step."""
+        """Run a host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
+
+        `report` is called in another thread with the loss and accuracy of each update as soon as it is done; an error of
+        its own ends the step after the present update, and is raised here. `recording`: of the cells' times; `trace` takes
+        TensorFlow's record of the session call.
+        """
         feeds = self._feeds(learning_rates, recording)
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if trace is not None else None
         outfeed: list[OutfeedRow] = []
@@ -132,12 +116,30 @@ class TrainingProgram(Program):
         if done and self._cache_entry is not None:
             self._cache_entry.ran()
         rows = outfeed[:done]
-        loss, accuracy, lost = zip(*rows) if rows else ((), (), ())
+        loss, accuracy, lost, seconds = zip(*rows) if rows else ((), (), (), ())
         return Metrics(
             np.asarray(loss, np.float32), np.asarray(accuracy, np.float32),
             np.asarray(lost, np.float32).reshape(len(rows), len(self.watched), 2),
+            np.asarray(seconds, np.float32).reshape(len(rows), self._instances),
             tuple(int(k) for k in np.flatnonzero(stop_requests == STOP_AT_PASS)),
         )  # fmt: skip
+
+    def profile(self, learning_rate: float, operations: bool, report: Report | None = None) -> Profile:
+        """Run one weight update and return its metrics and the times of its cells; with `operations` also those of each
+        operation. ValueError if the program was built without recording."""
+        if not self._names["recorded"]:
+            raise ValueError("the program was built without recording")
+        trace = tf.RunMetadata() if operations else None
+        metrics = self.step([learning_rate], report, recording=True, trace=trace)
+        rows = zip(*self.session.run(self._names["recorded"]))
+        cells = tuple(
+            CellTiming(Action(int(j), KINDS[kind], int(i)), float(begin), float(end)) for j, kind, i, begin, end in rows
+        )
+        return Profile(metrics, cells, operation_events(trace), most_alive(trace)) if trace else Profile(metrics, cells)
+
+    def _feeds(self, learning_rates: Sequence[float], recording: bool = False) -> dict[str, Any]:
+        """Return the feeds of a host step; the same tensors always, as TensorFlow optimises the graph anew for others."""
+        return dict(zip(self._names["fed"], (np.asarray(learning_rates, np.float32), recording)))
 
     def stop(self, drop_update: bool) -> None:
         """End the host step after the present update, or at once, dropping it; from any thread. The request holds until
@@ -145,20 +147,20 @@ class TrainingProgram(Program):
         self.session.run(self._names["drop" if drop_update else "stop"])
 
     def resume(self) -> None:
-        """Takes a stop after an update back; one that dropped its update is for good."""
+        """Take a stop after an update back; one that dropped its update is for good."""
         self.session.run(self._names["resume"])
 
     def _drain(
         self, updates: int, outfeed: list[OutfeedRow], report: Report | None, failed: list[Exception]
     ) -> None:  # fmt: skip
-        """Takes metrics out of the queue into `outfeed` until the step has ended and the queue is empty. `failed` takes the
+        """Take metrics out of the queue into `outfeed` until the step has ended and the queue is empty. `failed` takes the
         error of `report`, which is not called again: the rows must come out all the same, as their number counts updates."""
         while len(outfeed) < updates:
             ended = self._ended.wait(0.02)
             rows = list(zip(*self.session.run(self._names["outfeed"])))
             outfeed += rows
             try:
-                for loss, accuracy, _ in rows if report and not failed else ():
+                for loss, accuracy, *_ in rows if report and not failed else ():
                     report(float(loss), float(accuracy))
             except Exception as error:  # of a log that cannot be written
                 failed.append(error)
@@ -167,11 +169,11 @@ class TrainingProgram(Program):
                 return
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Takes over a checkpoint: model, slots and the count of updates."""
+        """Take over a checkpoint: model, slots and the count of updates."""
         self.state.put(self.session, values, self.state.saved)
 
     def begin_with(self, values: Mapping[str, np.ndarray]) -> None:
-        """Takes over what `values` has of the model and its slots; the count of updates stays."""
+        """Take over what `values` has of the model and its slots; the count of updates stays."""
         self.state.put(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
 
     def updates(self) -> int:
@@ -190,21 +192,22 @@ class TrainingProgram(Program):
         return self.state.values(self.session)
 
 
-def _write(training: Training, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
-    """Writes a training program into the present graph."""
-    weights = Weights(
+def _write(training: TrainingSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
+    """Write a training program into the present graph."""
+    weights = ProgramVariables(
         training.variables, seed, training.optimiser.slots, training.trained, training.dtype,
-        training.plan.precision, training.scale.first_state if training.scale.rule else None,
+        training.plan.precision, training.loss_scale.first_state if training.loss_scale.rule else None,
     )  # fmt: skip
     order = StageOrder(training.plan, training.recording)
     learning_rates = tf.placeholder(tf.float32, [None], "learning_rates")
     watched = tuple(training.watched[0])
-    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 3, [[], [], [len(watched), 2]], name="outfeed")
+    instances = training.group.size if training.group else 0
+    outfeed = tf.FIFOQueue(OUTFEED_DEPTH, [tf.float32] * 4, [[], [], [len(watched), 2], [instances]], name="outfeed")
     stop = tf.get_variable("stop", initializer=RUN, trainable=False, use_resource=True)
     step = HostStep(training, training.policy(seed), next_features, weights, order, outfeed, stop).run(learning_rates)
     at_pass = stop.assign(STOP_AT_PASS, read_value=False)
     with tf.control_dependencies([at_pass]):
-        release = order.release()
+        release = order.release_all()
     names = {
         "fed": [learning_rates, order.recorded_step],
         "step": step,
@@ -216,4 +219,4 @@ def _write(training: Training, seed: Seed, next_features: NextFeatures) -> Progr
         "initialise": [tf.global_variables_initializer()],
     }
     named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {"watched": watched}, ProgramState.of(weights))
+    return ProgramGraph(named, {"watched": watched}, VariableHandles.of(weights))

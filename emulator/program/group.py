@@ -3,8 +3,8 @@
 Each runs a gRPC server and a session on it; sums go round a ring of TensorFlow's collective operations. An operation's key
 is counted up, so all instances must build the same graphs, and make collective calls, in the same order; keys begin at a
 number of the group's own, so that a process of another group disturbs nothing. Liveness is not
-watched here: a collective waits for its peers for ever. TensorFlow would hold a thread for every collective that has a
-timeout until the timeout is over, whether the collective is done or not, and a run would end for want of threads.
+watched here: a collective waits for its peers for ever. No timeout is set: TensorFlow keeps a thread for each
+collective until its timeout is over, even when the collective is done, which exhausts the limit on threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
 _KINDS = ("CPU", "GPU")
-_REACHED = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
+_REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
 
 
 class WorkerGroup:
@@ -35,7 +35,7 @@ class WorkerGroup:
     def __init__(
         self, addresses: Sequence[str], instance: int, stage_devices: Sequence[str] = ("/cpu:0",), threads: int = 0
     ) -> None:
-        """Starts the server. `addresses`: host:port of each instance; `stage_devices`: the devices that the stages live on;
+        """Start the server. `addresses`: host:port of each instance; `stage_devices`: the devices that the stages live on;
         `threads`: for the arithmetic of one operation, 0 for as many as there are cores."""
         self.addresses, self.instance = tuple(addresses), instance
         config = tf.ConfigProto(intra_op_parallelism_threads=threads)
@@ -43,12 +43,12 @@ class WorkerGroup:
         config.device_count["CPU"] = max(cpus, default=1)
         config.inter_op_parallelism_threads = max(threads, len(set(stage_devices)) + 1) if len(set(stage_devices)) > 1 else 0
         self._server = tf.distribute.Server(
-            tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self._own(config)
+            tf.train.ClusterSpec({JOB: self.addresses}), JOB, instance, config=self._local_config(config)
         )
         self.join("")
 
     def join(self, identity: str) -> None:
-        """Has keys and announcements be those of the instances that join with the same identity, and of no others."""
+        """Use keys and announcements of the instances that join with the same identity, and of no others."""
         self._identity = identity
         digest = hashlib.blake2b(identity.encode(), digest_size=4).digest()
         self._first_key = int.from_bytes(digest, "big") >> 2 if identity else 0  # keys are int32, and are counted up
@@ -56,7 +56,7 @@ class WorkerGroup:
 
     @property
     def size(self) -> int:
-        """Instances."""
+        """Number of instances."""
         return len(self.addresses)
 
     @property
@@ -66,14 +66,14 @@ class WorkerGroup:
 
     def session(self, graph: tf.Graph, config: tf.ConfigProto) -> tf.Session:
         """A session on this instance's server, with variables of its own."""
-        return tf.Session(self._server.target, graph=graph, config=self.joined(config))
+        return tf.Session(self._server.target, graph=graph, config=self.collective_config(config))
 
-    def joined(self, config: tf.ConfigProto) -> tf.ConfigProto:
+    def collective_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
         """The configuration of a session with what collectives need, and variables of its own."""
         config.isolate_session_state = True
-        return self._own(config)
+        return self._local_config(config)
 
-    def _own(self, config: tf.ConfigProto) -> tf.ConfigProto:
+    def _local_config(self, config: tf.ConfigProto) -> tf.ConfigProto:
         """The configuration of what uses this instance's devices alone."""
         config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
         config.device_filters.append(_task(self.instance))
@@ -89,8 +89,8 @@ class WorkerGroup:
 
     def all_reduce_bucket(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The sums of all instances' tensors of one dtype, by name, through one buffer."""
-        kind = next(iter(values.values())).dtype
-        flat = tf.concat([tf.reshape(tf.cast(x, kind), [-1]) for x in values.values()], 0)
+        dtype = next(iter(values.values())).dtype
+        flat = tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in values.values()], 0)
         parts = tf.split(self.all_reduce(flat), [elements(x) for x in values.values()])
         return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
 
@@ -100,7 +100,7 @@ class WorkerGroup:
         return self.all_reduce(tf.constant([0]))[0]
 
     def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
-        """The mean of every instance's x among them, which can be differentiated: of a loss that is a mean, too."""
+        """The mean of every instance's x among them; its gradient is the mean of the instances' gradients."""
 
         @with_gradient
         def averaged(x: tf.Tensor) -> tuple[tf.Tensor, object]:
@@ -120,10 +120,10 @@ class WorkerGroup:
     # One-sided: the others need not call anything, and may be busy with whatever it is.
 
     def announce(self, text: str, instances: Sequence[int]) -> None:
-        """Leaves a text with other instances, as far as they can be reached."""
+        """Leave a text with other instances, as far as they can be reached."""
 
         def leave(instance: int) -> None:
-            with suppress(tf.errors.OpError), self._visit(instance) as session:
+            with suppress(tf.errors.OpError), self._remote_session(instance) as session:
                 session.run(self._announcements().enqueue([text]))
 
         with ThreadPoolExecutor() as pool:
@@ -131,7 +131,7 @@ class WorkerGroup:
 
     def announced(self) -> list[str]:
         """The texts that other instances left here."""
-        with suppress(tf.errors.OpError), self._visit(self.instance) as session:
+        with suppress(tf.errors.OpError), self._remote_session(self.instance) as session:
             queue = self._announcements()
             return [text.decode() for text in session.run(queue.dequeue_many(session.run(queue.size())))]
         return []
@@ -141,22 +141,22 @@ class WorkerGroup:
         return tf.FIFOQueue(2 * self.size, tf.string, [()], shared_name=f"announcements{self._identity}")
 
     def publish(self, text: str) -> None:
-        """Puts a text on this instance's server, for whoever asks; it replaces the one before."""
-        with self._visit(self.instance) as session:
+        """Put a text on this instance's server, for whoever asks; it replaces the one before."""
+        with self._remote_session(self.instance) as session:
             session.run(tf.raw_ops.AssignVariableOp(resource=_notice(), value=text))
 
     def published(self, instance: int) -> str | None:
         """The text on an instance's server; None if there is none, or the instance cannot be reached."""
-        with suppress(tf.errors.OpError), self._visit(instance) as session:
+        with suppress(tf.errors.OpError), self._remote_session(instance) as session:
             if session.run(tf.raw_ops.VarIsInitializedOp(resource=_notice())):
                 return session.run(tf.raw_ops.ReadVariableOp(resource=_notice(), dtype=tf.string)).decode()
         return None
 
     @contextmanager
-    def _visit(self, instance: int) -> Iterator[tf.Session]:
+    def _remote_session(self, instance: int) -> Iterator[tf.Session]:
         """A session on an instance's server, in a graph of its own."""
         target = self._server.target if instance == self.instance else f"grpc://{self.addresses[instance]}"
-        config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=_REACHED)
+        config = tf.ConfigProto(device_filters=[_task(instance)], operation_timeout_in_ms=_REMOTE_TIMEOUT_MS)
         graph = tf.Graph()
         with graph.as_default(), tf.device(f"{_task(instance)}/cpu:0"), tf.Session(target, config=config) as session:
             yield session
@@ -166,34 +166,34 @@ class WorkerGroup:
     def all_gather(self, text: str) -> list[str]:
         """Every instance's text, in their order."""
         own = text.encode()
-        lengths = self._all([len(own)])[:, 0]
+        lengths = self._all_gather_ints([len(own)])[:, 0]
         padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring cannot do without an element
         padded[: len(own)] = np.frombuffer(own, np.uint8)
-        rows = self._all(padded)
+        rows = self._all_gather_ints(padded)
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(rows, lengths)]
 
-    def _all(self, row: Sequence[int]) -> np.ndarray:
+    def _all_gather_ints(self, row: Sequence[int]) -> np.ndarray:
         """Every instance's row of as many whole numbers, [instances, n]."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
-            return self._run(graph, self._gathered(tf.constant(np.asarray(row, np.int32)[None])))
+            return self._run(graph, self._all_gather_op(tf.constant(np.asarray(row, np.int32)[None])))
 
-    def _gathered(self, own: tf.Tensor) -> tf.Tensor:
+    def _all_gather_op(self, own: tf.Tensor) -> tf.Tensor:
         return collective_ops.all_gather(own, self.size, self._key_of(range(self.size), own.device), next(self._keys))
 
-    def where(self, holds: bool) -> list[int]:
+    def all_gather_flag(self, holds: bool) -> list[int]:
         """The instances in which it holds. A single graph serves all calls, so that each takes a millisecond or two."""
         fed, rows, session = self._flags
         return np.flatnonzero(session.run(rows, {fed: [holds]})).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
-        """The graph of `where`: the tensors that are fed (this instance's flag) and fetched (all instances'), and its
-        session."""
+        """The graph of `all_gather_flag`: the tensors that are fed (this instance's flag) and fetched (all
+        instances'), and its session."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fed = tf.placeholder(tf.bool, [1])
-            return fed, self._gathered(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
+            return fed, self._all_gather_op(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
 
-    def totals(self, values: Mapping[str, float]) -> dict[str, float]:
+    def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """The sums over all instances, by name, in float64."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             added = self.all_reduce(tf.constant(list(values.values()), tf.float64))
@@ -203,10 +203,10 @@ class WorkerGroup:
         """Return instance 0's values, in every instance; the others' `values` do not matter."""
         first = self.instance == 0
         words = np.frombuffer(_packed(values or {}), np.int32) if first else np.zeros(0, np.int32)
-        count = int(self._sent(np.asarray([len(words)], np.int32), 1)[0])
-        return _unpacked(self._sent(words, count).tobytes())
+        count = int(self._broadcast_words(np.asarray([len(words)], np.int32), 1)[0])
+        return _unpacked(self._broadcast_words(words, count).tobytes())
 
-    def _sent(self, words: np.ndarray, count: int) -> np.ndarray:
+    def _broadcast_words(self, words: np.ndarray, count: int) -> np.ndarray:
         """Instance 0's words."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
             fed = tf.placeholder(tf.int32, [count])
@@ -230,12 +230,12 @@ def elements(x: tf.Tensor) -> int:
     return int(np.prod(x.shape.as_list(), dtype=np.int64))
 
 
-def buckets(names: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """The names in their order, in as few buckets as fit into `most` bytes each; a larger tensor is a bucket by itself."""
+def buckets(names: Sequence[str], sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+    """The names in their order, in as few buckets as fit into `max_bytes` each; a larger tensor is a bucket by itself."""
     filled: list[list[str]] = []
     bytes_filled = 0
     for name in names:
-        if not filled or bytes_filled + sizes[name] > most:
+        if not filled or bytes_filled + sizes[name] > max_bytes:
             filled.append([])
             bytes_filled = 0
         filled[-1].append(name)

@@ -54,7 +54,7 @@ class CacheEntry(Protocol):
         """Note that the graph that was loaded is of no use."""
 
     def save(self, optimised: OptimisedGraph) -> None:
-        """Writes the entry."""
+        """Write the entry."""
 
     def ran(self) -> None:
         """The program has run: XLA has compiled its parts."""
@@ -79,7 +79,7 @@ def optimise(
 
 
 def load(optimised: OptimisedGraph, seed: int) -> None:
-    """Puts the graph into the present one, which has nothing of it yet."""
+    """Put the graph into the present one, which has nothing of it yet."""
     definition = tf.GraphDef()
     definition.ParseFromString(optimised.graph)
     purposes = {name: what for what, name in optimised.keys.items()}

@@ -26,10 +26,10 @@ from emulator.native import library
 from emulator.plan import timings
 from emulator.plan.plan import PlanError
 from emulator.plan.timings import PhaseEnd
+from emulator.program.forward_backward import Features
 from emulator.program.group import WorkerGroup
 from emulator.program.optimised_graph import CacheEntry, OptimisedGraph, load, optimise
-from emulator.program.stages import Features
-from emulator.program.weights import ProgramState
+from emulator.program.weights import VariableHandles
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +55,7 @@ class Infeed:
     """A stream in a graph: the data set, and an iterator over it, found by its name from other graphs of the session."""
 
     def __init__(self, stream: Stream) -> None:
-        """Makes the data set in the present graph."""
+        """Make the data set in the present graph."""
         self._stream, self._graph = stream, tf.get_default_graph()
         self.rewind: list[tf.Operation] = []  # puts the iterator at the data set's first element, if there is one
         if stream.dataset:
@@ -73,8 +73,8 @@ class Infeed:
                 kinds = tf.data.get_output_types(self._dataset), tf.data.get_output_shapes(self._dataset)
                 iterator = tf.data.Iterator.from_structure(*kinds, shared_name=INFEED)
 
-        def next_features(updates: tf.Tensor, m: tf.Tensor) -> Features:
-            return self._stream.features(seed, iterator.get_next() if iterator else {}, updates, m)
+        def next_features(updates: tf.Tensor, pass_index: tf.Tensor) -> Features:
+            return self._stream.features(seed, iterator.get_next() if iterator else {}, updates, pass_index)
 
         return next_features
 
@@ -85,7 +85,7 @@ class ProgramGraph(NamedTuple):
 
     names: Mapping[str, Sequence[str]]
     about: Mapping[str, Any]
-    state: ProgramState
+    state: VariableHandles
 
 
 class Program:
@@ -129,7 +129,7 @@ class Program:
             else:
                 cached = cached or self._build(placed)
                 load(cached, seed)
-                self._names, self._about, self.state = cached.names, cached.about, ProgramState.loaded(cached)
+                self._names, self._about, self.state = cached.names, cached.about, VariableHandles.loaded(cached)
         self._mark(timings.GRAPH if self._cache_entry is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
         self.session = new_session(self.graph, self._stage_devices, group, optimised=self._cache_entry is not None)
@@ -137,7 +137,7 @@ class Program:
         self._mark(timings.SESSION)
 
     def _build(self, write: Callable[[Keys], ProgramGraph]) -> OptimisedGraph:
-        """Writes and optimises the program in a graph of its own, and saves it in the cache."""
+        """Write and optimise the program in a graph of its own, and save it in the cache."""
         keys = Keys()
         with compiling_ahead(self._cache_entry.keeps_kernels):
             with new_graph().as_default() as graph:
@@ -159,13 +159,13 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes a program of this process alone; a session on a group's server ends with the process, as its end would wait
+        """Close a program of this process alone; a session on a group's server ends with the process, as its end would wait
         for instances that may be lost."""
         if not self._in_group:
             self.close()
 
     def close(self) -> None:
-        """Frees the session's memory; a host step that is running still is cancelled.
+        """Free the session's memory; a host step that is running still is cancelled.
 
         Python's collector must not be what closes a session: a callback of its own data pipeline may be the one to collect,
         and would wait for itself.

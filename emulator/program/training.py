@@ -13,12 +13,13 @@ import tensorflow.compat.v1 as tf
 
 from base.draws import Seed
 from emulator.layers.policy import PrecisionPolicy
-from emulator.plan.formats import FP32, Format
+from emulator.plan.number_formats import FP32, Format
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.precision import layer_of
 from emulator.plan.trace import Operation, Trace
+from emulator.program.forward_backward import Features
 from emulator.program.group import WorkerGroup
-from emulator.program.stages import Features
+from emulator.program.loss_scale import LossScale
 from Models._layers import Variable
 from Models._segments import Segment
 
@@ -37,59 +38,8 @@ class Optimiser(Protocol):
         """The variable `name` and its slots after the update; `done`: int64 updates before this one."""
 
 
-BACK_OFF, LARGEST = "back-off", "largest"  # rules of automatic loss scaling
-LEAST_SCALE, MOST_SCALE = 2.0**-24, 2.0**40
-ROOM = 8.0  # between the largest gradient and its format's largest number, where the scale follows the largest
-
-
-@dataclass(frozen=True)
-class LossScale:
-    """The loss is multiplied by `scale`; the update undoes it in the rate or in the gradient.
-
-    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the gradients before
-    the update, as do all where the scale changes. `rule`: by which the run finds the scale, beginning with this one; "" if
-    it keeps it. An update whose gradients overflow is skipped then. `period`: updates without overflow after which BACK_OFF
-    doubles the scale.
-    """
-
-    scale: float | tf.Tensor
-    undone_in_rate: bool
-    rule: str = ""
-    period: int = 2000
-
-    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate."""
-        return loss * self.scale
-
-    def rate(self, rate: tf.Tensor) -> tf.Tensor:
-        """The learning rate to update with."""
-        return rate / self.scale if self.undone_in_rate else rate
-
-    def gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """The gradient to update with."""
-        return gradient if self.undone_in_rate else gradient / self.scale
-
-    def first_state(self) -> tf.Tensor:
-        """float32 [3]: the scale, the updates since it was changed, and those that were skipped."""
-        return tf.stack([tf.constant(self.scale, tf.float32), 0.0, 0.0])
-
-    def next_state(self, state: tf.Tensor, finite: tf.Tensor, largest: tf.Tensor, limit: float) -> tf.Tensor:
-        """The state after an update whose gradients are `finite`, or not. `largest`: the largest that arrived at a layer,
-        times the scale; `limit`: the least that overflows."""
-        scale, since, skipped = tf.unstack(state)
-        if self.rule == BACK_OFF:
-            factor = tf.where_v2(since + 1 >= self.period, 2.0, 1.0)
-        else:
-            room = tf.floor(tf.math.log(limit / ROOM / tf.maximum(largest, 1e-30)) / math.log(2.0))
-            factor = tf.pow(2.0, tf.minimum(room, 1.0))
-        factor = tf.where_v2(finite, factor, 0.5)
-        changed = tf.clip_by_value(scale * factor, LEAST_SCALE, MOST_SCALE)
-        since = tf.where_v2(tf.equal(factor, 1.0), since + 1, 0.0)
-        return tf.stack([changed, since, skipped + tf.where_v2(finite, 0.0, 1.0)])
-
-
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingSpec:
     """Everything that decides the numbers of a training program.
 
     `loss`: (logits, features) -> [batch]; `correct`: (logits, labels) -> [batch]. `decayed`, `trained`: whether weight decay
@@ -103,7 +53,7 @@ class Training:
     loss: Callable[[tf.Tensor, Features], tf.Tensor]
     correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     optimiser: Optimiser
-    scale: LossScale
+    loss_scale: LossScale
     weight_decay: float
     decayed: Callable[[str], bool]
     trained: Callable[[str], bool] = lambda name: True

@@ -1,5 +1,5 @@
-"""The graph of a host step: the device loop over weight updates, each of them the passes of its micro-batches, sums over the
-instances, and one move of every variable."""
+"""The graph of a host step: the device loop over weight updates, each of them forward and backward passes, an all-reduce
+over the instances, and one step of the optimiser."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import tensorflow.compat.v1 as tf
 
 from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
-from emulator.plan import formats
-from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA
+from emulator.plan import number_formats
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY
+from emulator.program.accumulation import REDUCED_BY_MAX, RUN, STOP_AT_PASS, AccumulationLoop
 from emulator.program.cells import StageOrder
+from emulator.program.forward_backward import ACCURACY, AMAX, LARGEST_GRADIENT, LOSS, LOST_GRADIENTS
 from emulator.program.group import buckets, elements
-from emulator.program.passes import MAXIMA, RUN, STOP_AT_PASS, Passes
+from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
-from emulator.program.stages import ACCURACY, LARGEST_GRADIENT, LARGEST_OPERANDS, LOSS, LOST_GRADIENTS
-from emulator.program.training import LossScale, Training
-from emulator.program.weights import Weights
+from emulator.program.training import TrainingSpec
+from emulator.program.weights import ProgramVariables
 from Models._layers import Variable
 
-FADING = 2.0 ** (-1 / 16)  # of the largest numbers so far, in an update
+AMAX_DECAY = 2.0 ** (-1 / 16)  # of the running amax, per update
+_STOP_AND_SECONDS = "stop requests, seconds"  # of every instance, in the all-reduce of small results
 
 
 @dataclass(frozen=True)
 class HostStep:
     """The graph of one host step."""
 
-    training: Training
+    training: TrainingSpec
     policy: PrecisionPolicy
     next_features: NextFeatures
-    weights: Weights
+    weights: ProgramVariables
     order: StageOrder
     outfeed: tf.QueueBase
     stop: tf.Variable
@@ -62,45 +64,52 @@ class HostStep:
     def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Make one weight update, whole or, after a request to stop in between, not at all; return whether it was done, and
         the request of each instance of a group."""
+        begun = tf.timestamp()
         values = self.weights.read()
         step = self.weights.step.read_value()
-        scale, scale_state = self.training.scale, None
+        scale, scale_state = self.training.loss_scale, None
         if scale.rule:
             scale_state = self.weights.loss_scale.read_value()
-            scale = replace(scale, scale=tf.cast(scale_state[0], self.training.dtype))
-        an_update = Passes(self.training, self.policy, self.next_features, self.order, self.stop, scale)
-        passes, means = an_update.means(values, step)
-        whole, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
+            scale = replace(scale, factor=tf.cast(scale_state[0], self.training.dtype))
+        loop = AccumulationLoop(self.training, self.policy, self.next_features, self.order, self.stop, scale)
+        passes, means = loop.run(values, step)
+        complete, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
+        seconds = tf.zeros([0])
         if self.training.group:
-            stop_requests, means = self._all_reduce(passes, means, step)
-            whole = tf.reduce_max(stop_requests) < STOP_AT_PASS
+            with tf.control_dependencies(list(means.values())):
+                own_seconds = tf.timestamp() - begun
+            stop_requests, seconds, means = self._all_reduce(passes, means, own_seconds, step)
+            complete = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
-        def move() -> tf.Tensor:
-            moves = [*self._moves(values, means, rate, step, scale, scale_state), *self._follow_maxima(values, means)]
-            with tf.control_dependencies(moves):
+        def apply() -> tf.Tensor:
+            updates = [
+                *self._variable_updates(values, means, rate, step, scale, scale_state),
+                *self._amax_updates(values, means),
+            ]
+            with tf.control_dependencies(updates):
                 counted = self.weights.step.assign_add(1, read_value=False)
             metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
-            metrics.append(means.get(LOST_GRADIENTS, tf.zeros([0, 2])))
+            metrics += [means.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 
-        return tf.cond(whole, move, lambda: tf.constant(False)), stop_requests
+        return tf.cond(complete, apply, lambda: tf.constant(False)), stop_requests
 
-    def _follow_maxima(self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor]) -> list[tf.Operation]:
-        """The operation that takes the largest numbers of an update's products into those so far, which fade: by half in 16
-        updates. A number that is not finite counts as twice the largest so far."""
-        if LARGEST_OPERANDS not in means:
+    def _amax_updates(self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor]) -> list[tf.Operation]:
+        """The operation that updates the running amax of the scaled kernels' operands, which decays with a half-life of 16
+        updates. An amax that is not finite counts as twice the one before."""
+        if AMAX not in means:
             return []
-        before, now = values[FORMAT_MAXIMA], tf.cast(means[LARGEST_OPERANDS], tf.float32)
+        before, now = values[AMAX_HISTORY], tf.cast(means[AMAX], tf.float32)
         now = tf.where_v2(tf.math.is_finite(now), now, 2 * before)
-        return [self.weights.model[FORMAT_MAXIMA].assign(tf.maximum(now, before * FADING), read_value=False)]
+        return [self.weights.model[AMAX_HISTORY].assign(tf.maximum(now, before * AMAX_DECAY), read_value=False)]
 
-    def _moves(
+    def _variable_updates(
         self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale,
         scale_state: tf.Tensor | None,
     ) -> list[tf.Operation]:  # fmt: skip
-        """The operations that move every variable and slot, and the loss scale; nothing but that moves where the run finds
-        its scale and gradients overflow."""
+        """The operations that update every variable and slot, and the loss scale. With dynamic loss scaling, gradients that
+        are not finite skip the optimiser's step, and the loss scale alone is updated."""
         if scale_state is None:
             return self._apply_gradients(values, means, rate, step, scale)
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(means[n])) for n in self.training.trained_names]))
@@ -115,65 +124,71 @@ class HostStep:
         return [applied.op, self.weights.loss_scale.assign(state, read_value=False)]
 
     def _all_reduce(
-        self, passes: tf.Tensor, means: dict[str, tf.Tensor], step: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The request of each instance, and the means over all: gradients in as few sums as the buckets allow, in the
-        order of the backward pass, which need not be over for the first; the rest, which is small, in one."""
+        self, passes: tf.Tensor, means: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        """The stop request of each instance, the `seconds` that each needed for its passes, and the means over all
+        instances. Gradients are all-reduced in buckets, in backward order, while the backward computation goes on;
+        everything else in one more bucket. A value of each instance is gathered as a sum of one-hot rows."""
         training, group = self.training, self.training.group
         with tf.control_dependencies([passes]):
             stop = self.stop.read_value()
         stop_request = tf.where_v2(tf.equal(passes, training.plan.passes_per_update), stop, STOP_AT_PASS)
-        own_place = tf.one_hot(group.instance, group.size, dtype=training.dtype)
-        stop_requests = own_place * tf.cast(stop_request, training.dtype)
-        for name in (name for name in MAXIMA if name in means):  # a sum in which every instance has a place of its own
-            means = {**means, name: tf.tensordot(own_place, tf.cast(means[name], training.dtype), 0)}
+        one_hot = tf.one_hot(group.instance, group.size, dtype=training.dtype)
+        local = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
+        per_instance = local[:, None] * one_hot
+        for name in (name for name in REDUCED_BY_MAX if name in means):
+            means = {**means, name: tf.tensordot(one_hot, tf.cast(means[name], training.dtype), 0)}
         trainable = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
         small = [name for name in means if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
-            wire = formats.named(training.plan.options.all_reduce_format)
-            halves = trainable if wire != formats.FP32 else []  # are divided first: a sum may overflow where the mean fits
-            sent = {name: means[name] if name not in halves else means[name] / group.size for name in trainable}
-            sent = {name: self.policy.sent(x, wire) for name, x in sent.items()}
+            all_reduce_format = number_formats.named(training.plan.options.all_reduce_format)
+            # divided first in narrow formats: a sum may overflow where the mean fits
+            narrow = trainable if all_reduce_format != number_formats.FP32 else []
+            sent = {name: means[name] if name not in narrow else means[name] / group.size for name in trainable}
+            sent = {name: self.policy.cast_for_all_reduce(x, all_reduce_format) for name, x in sent.items()}
             sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
             for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
                 bucket = group.all_reduce_bucket({name: sent[name] for name in names})
                 totals |= {name: tf.cast(x, means[name].dtype) for name, x in bucket.items()}
-            totals |= group.all_reduce_bucket({**{name: means[name] for name in small}, "": stop_requests})
+            totals |= group.all_reduce_bucket({**{name: means[name] for name in small}, _STOP_AND_SECONDS: per_instance})
         with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
-            agreed = tf.cast(tf.round(totals.pop("")), tf.int32)
-        for name in (name for name in MAXIMA if name in totals):
+            stop_requests, all_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
+            requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
+        for name in (name for name in REDUCED_BY_MAX if name in totals):
             totals[name] = tf.reduce_max(totals[name], 0) * group.size
-        means = {name: total if name in halves else total / group.size for name, total in totals.items()}
-        cast = self.policy.cast_instances_mean
-        return agreed, {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
+        means = {name: total if name in narrow else total / group.size for name, total in totals.items()}
+        cast = self.policy.cast_averaged_gradient
+        reduced = {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
+        return requests_by_instance, tf.cast(all_seconds, tf.float32), reduced
 
     def _apply_gradients(
         self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale
     ) -> list[tf.Operation]:
-        """The operations that move every variable and slot."""
+        """The operations that update every variable and slot."""
         training, weights = self.training, self.weights
-        rate, decay, optimiser = scale.rate(rate), training.weight_decay, training.optimiser
+        rate, optimiser = scale.adjusted_rate(rate), training.optimiser
         operations = []
         for variable in training.updated_variables:
-            name, mean = variable.name, means[variable.name]
+            name = variable.name
             if not variable.trainable:
-                difference = (values[name] - mean) * (1 - variable.decay)
+                difference = (values[name] - means[name]) * (1 - variable.decay)  # a moving average
                 operations.append(weights.model[name].assign_sub(difference, read_value=False))
                 continue
+            gradient = means[name]
             master, slots = weights.state(name)
             if variable.proxy:
-                mean = proxy_norm.chained(variable.proxy, master, mean)
-            decaying = self._decaying(variable, master)
-            if decaying is not None and not optimiser.decoupled_decay:
-                mean += decaying * (decay * scale.scale)
-            value, slots = optimiser.update(name, master, slots, scale.gradient(mean), rate, step)
-            if decaying is not None and optimiser.decoupled_decay:
-                value -= rate * decay * decaying
+                gradient = proxy_norm.chained(variable.proxy, master, gradient)
+            decayed = self._decayed_value(variable, master)
+            if decayed is not None and not optimiser.decoupled_decay:
+                gradient += decayed * (training.weight_decay * scale.factor)
+            value, slots = optimiser.update(name, master, slots, scale.unscaled_gradient(gradient), rate, step)
+            if decayed is not None and optimiser.decoupled_decay:
+                value -= rate * training.weight_decay * decayed
             operations += weights.put(name, self.policy.checked(value, f"the update of {name}"), slots, step)
         return operations
 
-    def _decaying(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
+    def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:
         """The part of a variable's value that weight decay takes a share of; None for a variable without."""
         if variable.proxy:
             return proxy_norm.decayed_rows(master)

@@ -13,8 +13,8 @@ from base import draws
 from emulator.layers import proxy_norm
 from emulator.layers.policy import PrecisionPolicy
 from emulator.layers.tensor_layers import initial_value
-from emulator.plan import formats
-from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA, FP32_COPY, LOSS_SCALE, STEP
+from emulator.plan import number_formats
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, FP32_COPY, LOSS_SCALE, STEP
 from emulator.plan.precision import SINGLE, Precision
 from emulator.program.optimised_graph import OptimisedGraph
 from Models._layers import Variable
@@ -22,7 +22,7 @@ from Models._layers import Variable
 _VARIABLE = "variable "  # before its name, among an executable's names
 
 
-class Weights:
+class ProgramVariables:
     """The variables of one graph: model, optimiser slots of those that are `trained`, the count of updates done.
 
     The precision decides the dtypes of variables and slots. `loss_scale`: the first state of automatic loss scaling, if the
@@ -44,26 +44,26 @@ class Weights:
         self._policy, self._dtype = PrecisionPolicy(precision, seed, dtype), dtype
         self._variables = {variable.name: variable for variable in variables}
         for name, variable in self._variables.items():
-            self.model[name] = _variable(name, lambda v=variable: self._first(v, seed), variable.trainable)
+            self.model[name] = _variable(name, lambda v=variable: self._initial_weight(v, seed), variable.trainable)
             if variable.trainable and trained(name):
-                first = {slot: lambda v=variable, x=x: self._first_slot(v, x) for slot, x in slots.items()}
+                first = {slot: lambda v=variable, x=x: self._initial_slot(v, x) for slot, x in slots.items()}
                 if precision.has_fp32_copy(variable):
-                    first[FP32_COPY] = lambda v=variable: tf.cast(self._first(v, seed), dtype)
+                    first[FP32_COPY] = lambda v=variable: tf.cast(self._initial_weight(v, seed), dtype)
                 self.slots[name] = {slot: _variable(f"{name}/{slot}", value, False) for slot, value in first.items()}
         if precision.scaled_kernels:
             shape = len(precision.scaled_kernels), 2
-            self.model[FORMAT_MAXIMA] = _variable(FORMAT_MAXIMA, lambda: tf.zeros(shape), False)
+            self.model[AMAX_HISTORY] = _variable(AMAX_HISTORY, lambda: tf.zeros(shape), False)
         self.step = _variable(STEP, lambda: tf.zeros([], tf.int64), False)
         self.loss_scale = _variable(LOSS_SCALE, loss_scale, False) if loss_scale else None
 
-    def _first(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
-        """Return a variable's initial value as it is stored."""
+    def _initial_weight(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
+        """Return a variable's initial value as it is handle."""
         value = initial_value(variable, seed, self._dtype)
-        return self._policy.stored(self._policy.precision.stored_format(variable), value)
+        return self._policy.cast_initial(self._policy.precision.stored_format(variable), value)
 
-    def _first_slot(self, variable: Variable, value: float) -> tf.Tensor:
-        """Return a slot's initial value as it is stored."""
-        return self._policy.stored(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
+    def _initial_slot(self, variable: Variable, value: float) -> tf.Tensor:
+        """Return a slot's initial value as it is handle."""
+        return self._policy.cast_initial(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
 
     @property
     def saved(self) -> dict[str, tf.Variable]:
@@ -72,14 +72,14 @@ class Weights:
         state = {} if self.loss_scale is None else {LOSS_SCALE: self.loss_scale}
         return {**self.model, **slots, **state, STEP: self.step}
 
-    def grid(self, name: str) -> str:
+    def format_name(self, name: str) -> str:
         """Return the name of a saved variable's format if the variable can hold other numbers too, "" if not."""
         own, _, slot = name.rpartition("/") if name not in self._variables else (name, "", "")
         if own not in self._variables or slot == FP32_COPY:
             return ""
         precision = self._policy.precision
         kept = (precision.slot_format if slot else precision.stored_format)(self._variables[own])
-        return kept.name if self._policy.rounded_when_set(kept) else ""
+        return kept.name if self._policy.lacks_exact_dtype(kept) else ""
 
     def read(self) -> dict[str, tf.Tensor]:
         """The model's weights as the layers use them."""
@@ -111,11 +111,11 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A variable of a graph, by the names of its value, of what is fed to set it, and of the operation that does. `grid`:
-    its format's name, if the variable can hold other numbers too; "" if not."""
+class VariableHandle:
+    """A variable of a graph, by the names of its value, of what is fed to set it, and of the operation that does.
+    `format_name`: that of its format, if the variable can hold other numbers too; "" if not."""
 
-    grid: str
+    format_name: str
     dtype: tf.DType
     shape: tf.TensorShape
     read: str
@@ -123,19 +123,19 @@ class Stored:
     set: str
 
 
-class ProgramState:
+class VariableHandles:
     """A program's variables, to be read and set in its session: all that a checkpoint holds, and the model's of them."""
 
-    def __init__(self, saved: Mapping[str, Stored], model: Sequence[str]) -> None:
+    def __init__(self, saved: Mapping[str, VariableHandle], model: Sequence[str]) -> None:
         self.saved = dict(saved)
         self.model = {name: self.saved[name] for name in model}
 
     @classmethod
-    def of(cls, weights: Weights) -> ProgramState:
+    def of(cls, weights: ProgramVariables) -> VariableHandles:
         """The graph gets operations that read them."""
         saved = {
-            name: Stored(
-                weights.grid(name),
+            name: VariableHandle(
+                weights.format_name(name),
                 v.dtype.base_dtype,
                 v.shape,
                 v.read_value().name,
@@ -148,34 +148,36 @@ class ProgramState:
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of the variables' values, feeds and operations, for an executable."""
-        return {f"{_VARIABLE}{name}": (stored.read, stored.value, stored.set) for name, stored in self.saved.items()}
+        return {f"{_VARIABLE}{name}": (handle.read, handle.value, handle.set) for name, handle in self.saved.items()}
 
     def about(self) -> dict[str, Any]:
         """Return the kinds and shapes of the variables, for an executable."""
-        kinds = {name: [stored.grid, stored.dtype.name, stored.shape.as_list()] for name, stored in self.saved.items()}
+        kinds = {
+            name: [handle.format_name, handle.dtype.name, handle.shape.as_list()] for name, handle in self.saved.items()
+        }
         return {"variables": kinds, "model": list(self.model)}
 
     @classmethod
-    def loaded(cls, executable: OptimisedGraph) -> ProgramState:
+    def loaded(cls, executable: OptimisedGraph) -> VariableHandles:
         """Return the variables from what `names` and `about` gave."""
         saved = {
-            name: Stored(grid, tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
+            name: VariableHandle(grid, tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
             for name, (grid, kind, shape) in executable.about["variables"].items()
         }
         return cls(saved, executable.about["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
         """Return the values of every variable, by name, each in its format's dtype where there is one."""
-        values = session.run({name: stored.read for name, stored in self.saved.items()})
-        grids = {name: formats.named(stored.grid) for name, stored in self.saved.items() if stored.grid}
+        values = session.run({name: handle.read for name, handle in self.saved.items()})
+        grids = {name: number_formats.named(handle.format_name) for name, handle in self.saved.items() if handle.format_name}
         return {name: grids[name].stored(value) if name in grids else value for name, value in values.items()}
 
     def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
-        """Sets the variables of these names, through their initialisers; a value that is missing is a KeyError."""
+        """Set the variables of these names, through their initialisers; a value that is missing is a KeyError."""
         feeds = {}
         for name in names:
-            grid = self.saved[name].grid
-            feeds[self.saved[name].value] = formats.named(grid).rounded(values[name]) if grid else values[name]
+            grid = self.saved[name].format_name
+            feeds[self.saved[name].value] = number_formats.named(grid).rounded(values[name]) if grid else values[name]
         session.run([self.saved[name].set for name in names], feeds)
 
 

@@ -59,13 +59,13 @@ def of_run(
         there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.updates), 1) >= first]
     # a run that was stopped and went on has one more there than the same run in one go
     beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.updates)]
-    used, notes = read.whole([each for each in there if each.name not in beside], finite=finite)
+    used, notes = read.usable([each for each in there if each.name not in beside], finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     if beside:
         notes.append(f"{name} leaves out what was saved between this call's checkpoints: {brief(', '.join(beside))}")
     values = mean(used) if name.startswith("weight_avg_N") else exponential(used, amount)
-    return write.weights(files.own_folder(folder / AVERAGES) / name, values), len(used), notes
+    return write.save_weights_only(files.own_folder(folder / AVERAGES) / name, values), len(used), notes
 
 
 def mean(used: Sequence[Checkpoint]) -> Values:
@@ -90,7 +90,7 @@ def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
     shapes: dict[str, tuple[int, ...]] = {}
     last = SlotUnits.of_checkpoint(used[-1])
     for checkpoint in used:
-        values, before = read.tensors(checkpoint, verified=True), SlotUnits.of_checkpoint(checkpoint)
+        values, before = read.tensors(checkpoint, verify=False), SlotUnits.of_checkpoint(checkpoint)
         if last:
             values = optimiser_state.converted(values, before, last, checkpoint)
         own = {name: value.shape for name, value in values.items()}

@@ -11,8 +11,7 @@ import numpy as np
 
 from base.fields import brief
 from emulator.plan import checkpoint_tensors
-from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA, LOSS_SCALE, STEP, CheckpointTensor
-from emulator.plan.formats import Format
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY, LOSS_SCALE, STEP, CheckpointTensor
 from harness.checkpoints import find, optimiser_state, read, run_record
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError, Shapes
 from harness.checkpoints.optimiser_state import SlotUnits
@@ -43,14 +42,14 @@ def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
 
 
 def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Refuses checkpoints of another network for validation; a line on each that is damaged and left out. A dry run warns
-    of values, too, as the validation itself does."""
+    """Refuse checkpoints of another network for validation; return a line on each that is damaged and left out. A dry run
+    warns of values, too, as the validation itself does."""
     main = run.options.main
-    readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", thorough=main.dry_run)
+    readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", verify=main.dry_run)
     for checkpoint, shapes in readable:
         check_shapes(shapes, model(run), checkpoint)
         if main.dry_run:
-            damaged += warnings(run, read.tensors(checkpoint, verified=True), checkpoint)
+            damaged += warnings(run, read.tensors(checkpoint, verify=False), checkpoint)
     return damaged
 
 
@@ -77,11 +76,11 @@ def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarra
 
 
 def check_initial(run: Run, path: Path) -> None:
-    """Refuses weights of --init-path that a run cannot begin with."""
+    """Refuse weights of --init-path that a run cannot begin with."""
     place = find.initial(path)
     in_folder = isinstance(place, Path)
-    chosen = read.latest(place, "--init-path")[0] if in_folder else place
-    initial_tensors(run, chosen, read.tensors(chosen, verified=in_folder))
+    chosen = read.find_latest(place, "--init-path")[0] if in_folder else place
+    initial_tensors(run, chosen, read.tensors(chosen, verify=not in_folder))
 
 
 def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
@@ -112,7 +111,7 @@ def _first_scales(run: Run) -> dict[str, np.ndarray]:
     """The loss scale and the largest numbers that a run with changing ones begins with, for weights that come without."""
     scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
     own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
-    return own | ({FORMAT_MAXIMA: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
+    return own | ({AMAX_HISTORY: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
 
 
 def _differing_options(run: Run, source: Checkpoint) -> str:
@@ -162,7 +161,7 @@ def _of_other_classes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], 
 
 
 def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> None:
-    """Refuses a checkpoint of another network or optimiser, naming the first difference."""
+    """Refuse a checkpoint of another network or optimiser, naming the first difference."""
     problems = [f"{name} is missing" for name in expected if name not in shapes]
     problems += [
         f"{name} has shape {list(shapes[name])} instead of {list(each.shape)}"
@@ -182,7 +181,7 @@ def check_shapes(shapes: Shapes, expected: Mapping[str, CheckpointTensor], check
 
 
 def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint, resumed: bool = False) -> None:
-    """Refuses to train with values of no use, unless --keep-going is given. `resumed`: the values are the run's own."""
+    """Refuse to train with values of no use, unless --keep-going is given. `resumed`: the values are the run's own."""
     if run.options.training.keep_going:
         return
     faulty = faults(values, saved(run), checkpoint)
@@ -214,23 +213,21 @@ def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTe
 def faulty(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
     """Return at most one line, as `faults` without the checkpoint's name."""
     fault_texts = {
-        name: fault
-        for name, each in expected.items()
-        if name in values and (fault := _fault(name, values[name], each.format))
+        name: fault for name, each in expected.items() if name in values and (fault := _fault(name, values[name], each))
     }
     more = f" (and {len(fault_texts) - 1} more)" if len(fault_texts) > 1 else ""
     return [f"{name} holds {fault}{more}" for name, fault in list(fault_texts.items())[:1]]
 
 
-def _fault(name: str, value: np.ndarray, number_format: Format) -> str:
+def _fault(name: str, value: np.ndarray, expected: CheckpointTensor) -> str:
     if not value.size:
         return ""
     least, most = float(value.min()), float(value.max())  # NaN if one of the values is
     largest = max(abs(least), abs(most))
     if not np.isfinite(largest):
         return "values that are not finite"
-    if largest >= number_format.overflow:
-        return f"values beyond {number_format.name}'s {number_format.largest:g} (see --precision)"
+    if largest >= expected.format.overflow:
+        return f"values beyond {expected.format.name}'s {expected.format.largest:g} (see {expected.option})"
     if largest > LARGEST:
         return f"values beyond FP32's {LARGEST:.4g}"
     return "negative values" if name.endswith("moving_variance") and least < 0 else ""

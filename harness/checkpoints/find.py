@@ -13,8 +13,8 @@ from base.storage import input_files
 from harness.checkpoints import npz_weights
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint, CheckpointError
 
-_MOST_LISTED = 1 << 16  # bytes of the file `checkpoint`
-_MOST_NAMED = 3  # runs in a folder that is none itself
+_MAX_LISTED = 1 << 16  # bytes of the file `checkpoint`
+_MAX_NAMED = 3  # runs in a folder that is none itself
 
 
 def numbered(folder: Path) -> list[Checkpoint]:
@@ -23,10 +23,10 @@ def numbered(folder: Path) -> list[Checkpoint]:
     return sorted(map(Checkpoint.of_index, names), key=lambda checkpoint: checkpoint.updates)
 
 
-def missing_newest(folder: Path) -> Checkpoint | None:
+def missing_latest(folder: Path) -> Checkpoint | None:
     """The checkpoint that the run's file `checkpoint` names as its newest, if it is not there under its name."""
     with suppress(OSError, UnicodeDecodeError):
-        written = input_files.text(folder / "checkpoint", _MOST_LISTED)
+        written = input_files.text(folder / "checkpoint", _MAX_LISTED)
         named = re.search(r'^model_checkpoint_path: "ckpt-([0-9]{1,10})"$', written, re.MULTILINE)
         if named and not (folder / f"ckpt-{named[1]}.index").exists():
             return Checkpoint.at(folder, int(named[1]))
@@ -95,8 +95,8 @@ def _runs_in(folder: Path) -> str:
     runs = []
     with suppress(OSError, CheckpointError):
         runs = [str(each) for each in sorted(folder.iterdir()) if numbered(each)]
-    more = ", ..." if len(runs) > _MOST_NAMED else ""
-    return f"; runs in it: {', '.join(runs[:_MOST_NAMED])}{more}" if runs else ""
+    more = ", ..." if len(runs) > _MAX_NAMED else ""
+    return f"; runs in it: {', '.join(runs[:_MAX_NAMED])}{more}" if runs else ""
 
 
 def initial(path: Path) -> Checkpoint | Path:

@@ -26,7 +26,7 @@ def write(prefix: Path) -> None:
     files.write_atomically(_path(prefix), json.dumps({"files": described}, indent=1, sort_keys=True) + "\n")
 
 
-def there(prefix: Path) -> bool:
+def exists(prefix: Path) -> bool:
     """Return whether a checkpoint has a manifest."""
     return os.path.lexists(_path(prefix))
 
@@ -38,7 +38,7 @@ def covers(file: Path, prefix: Path) -> bool:
     return False
 
 
-def damage(prefix: Path) -> str | None:
+def find_damage(prefix: Path) -> str | None:
     """The first file of a checkpoint that differs from its manifest, as a message; None if all is well. Without a manifest,
     as of other programs, the files must be regular ones at least."""
     try:

@@ -1,7 +1,7 @@
 """Weights in one .npz file: arrays by variable name, and the options that the network needs, as JSON text.
 
 The weights that come with the project have short names. Nothing is unpickled: an array of objects is an error. The sizes
-that a file claims are compared with its length, and with MOST_BYTES, before memory is taken for them.
+that a file claims are compared with its length, and with MAX_BYTES, before memory is taken for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOREIGN = (
     ".whl",
 )  # for tools/import_weights.py
 OPTIONS = "options"  # the entry with the JSON text
-MOST_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
+MAX_BYTES = 1 << 30  # of all arrays of a file of weights; the largest network has 0.4 GB in FP32
 FOLDER = plugins.ROOT / "Models" / "_weights"
 BUNDLED = {"efficientnet-lite0": FOLDER / "efficientnet_lite0.npz"}
 
@@ -75,7 +75,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -> None:
-    """Writes a file of weights, whole or not at all; the same values give the same bytes."""
+    """Write a file of weights, whole or not at all; the same values give the same bytes."""
     import numpy as np
 
     content = io.BytesIO()
@@ -86,7 +86,7 @@ def write(path: Path, values: dict[str, np.ndarray], recorded: dict[str, Any]) -
 
 def _read(path: Path, wants: Callable[[str], bool]) -> dict[str, np.ndarray]:
     try:
-        return npz.read(path, MOST_BYTES, wants)
+        return npz.read(path, MAX_BYTES, wants)
     except FileNotFoundError:
         remedy = "; tools/import_weights.py makes it" if path in BUNDLED.values() else ""
         raise NpzError(f"weights {path}: no such file{remedy}") from None

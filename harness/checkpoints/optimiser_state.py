@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emulator.plan.checkpoint_tensors import FP32_COPY
-from emulator.plan.formats import FP32
-from harness.checkpoints import find, run_record, saved_state
+from emulator.plan.number_formats import FP32
+from harness.checkpoints import find, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.options.sections import TrainingOptions
 from harness.options.update_rules import UPDATE_RULES, lr_scale
@@ -42,7 +42,7 @@ class SlotUnits(NamedTuple):
     def of_checkpoint(cls, checkpoint: Checkpoint) -> SlotUnits | None:
         """Return the units in a checkpoint's training state, or else in the record of its run; None if neither tells."""
         with suppress(CheckpointError):
-            sources = (saved_state.read(checkpoint), run_record.arguments(find.run_folder(Path(checkpoint.prefix))))
+            sources = (state_file.read(checkpoint), run_record.arguments(find.run_folder(Path(checkpoint.prefix))))
             return next((cls(s[OPTIMISER], s[LR_SCALE]) for s in sources if {OPTIMISER, LR_SCALE} <= s.keys()), None)
         return None
 

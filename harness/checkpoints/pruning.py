@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoints import find, saved_state, write
+from harness.checkpoints import find, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import RUN_ID
 
@@ -19,7 +19,7 @@ def prune(
     states = {each: _readable_state(each) for each in find.numbered(folder) if each.updates <= newest.updates}
     own = states.pop(newest, {}).get(RUN_ID)
     earlier = [each for each, state in states.items() if not own or state.get(RUN_ID) in (None, own)]
-    rolling = [old for old in earlier if old.updates and not on_grid(old.updates) and states[old].get(saved_state.ROLLING)]
+    rolling = [old for old in earlier if old.updates and not on_grid(old.updates) and states[old].get(state_file.SAFETY)]
     others = [old for old in earlier if old not in rolling and old.name != spared]
     surplus = max(0, len(others) + 1 - count) if count else 0
     for old in rolling + others[:surplus]:
@@ -29,6 +29,6 @@ def prune(
 def _readable_state(checkpoint: Checkpoint) -> dict[str, Any]:
     """The state of a checkpoint; empty for a damaged one, which readers pass over, and which stays."""
     try:
-        return saved_state.read(checkpoint)
+        return state_file.read(checkpoint)
     except CheckpointError:
         return {}

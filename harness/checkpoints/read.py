@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from base.fields import brief
 from base.storage import input_files, tensor_bundle
 from emulator.plan.checkpoint_tensors import STEP
-from harness.checkpoints import find, manifest, npz_weights, run_record, saved_state
+from harness.checkpoints import find, manifest, npz_weights, run_record, state_file
 from harness.checkpoints.checkpoint import NUMBERED, Checkpoint, CheckpointError, Shapes, updates
-from harness.checkpoints.saved_state import ITERATION
+from harness.checkpoints.state_file import ITERATION
 from harness.run.arguments import RUN_ID
 
 if TYPE_CHECKING:
@@ -25,9 +25,14 @@ Tensors = dict[str, "np.ndarray"]
 _Result = TypeVar("_Result")
 
 
+class NotPermitted(CheckpointError):
+    """A file of a checkpoint may not be read, so nothing is known of the checkpoint."""
+
+
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint to go on from, and its tensors, where this instance has read them; who loads them empties the dict."""
+    """A checkpoint to go on from, and its tensors, where this instance has read them. Loading them into a program
+    empties the dict, so that the memory is free again."""
 
     checkpoint: Checkpoint
     values: Tensors
@@ -38,33 +43,33 @@ class LoadedCheckpoint:
         return self.checkpoint.updates
 
 
-def latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
+def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint of a run folder that is whole, and a line on each newer one that is damaged. The tensors are not
     read where a manifest proves it whole, which is nearly always."""
-    return _newest(find.of_run(folder, option), f"{option} {folder}", _whole)
+    return _last_usable(find.of_run(folder, option), f"{option} {folder}", _whole)
 
 
-def newest(
+def load_latest(
     folder: Path, option: str = "--restore-path", verified: Checkpoint | None = None
 ) -> tuple[Checkpoint, Tensors, list[str]]:
     """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
-    on each newer one that is damaged. `verified`: the result of `latest`, whose files are not compared with their manifest
-    again."""
-    return newest_of(find.of_run(folder, option), f"{option} {folder}", verified)
+    on each newer one that is damaged. `verified`: the result of
+    `find_latest`, whose files are not compared with their manifest again."""
+    return load_latest_of(find.of_run(folder, option), f"{option} {folder}", verified)
 
 
-def newest_of(
+def load_latest_of(
     checkpoints: Iterable[Checkpoint], option: str, verified: Checkpoint | None = None
 ) -> tuple[Checkpoint, Tensors, list[str]]:
-    """The newest of some checkpoints, as `newest`. `option` names them in errors; the error of a single one is its own."""
+    """As `load_latest`, of these checkpoints. `option` names them in errors; the error of a single one is its own."""
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     if len(ordered) == 1:
-        return ordered[0], tensors(ordered[0], ordered[0] == verified), []
-    (checkpoint, values), warnings = _newest(ordered, option, lambda each: (each, _tensors(each, each == verified)))
-    return checkpoint, values, warnings
+        return ordered[0], tensors(ordered[0], verify=ordered[0] != verified), []
+    found, warnings = _last_usable(ordered, option, lambda each: (each, _tensors(each, verify=each != verified)))
+    return *found, warnings
 
 
-def _newest(
+def _last_usable(
     checkpoints: Sequence[Checkpoint], option: str, look: Callable[[Checkpoint], _Result]
 ) -> tuple[_Result, list[str]]:
     """The result of `look` for the last checkpoint for which it raises no CheckpointError. One that may not be read is an
@@ -85,14 +90,23 @@ def _check_permitted(checkpoint: Checkpoint) -> None:
         try:
             input_files.opened(file).close()
         except PermissionError as error:
-            raise CheckpointError(
+            raise NotPermitted(
                 f"{file} cannot be read: {error.strerror}; make it readable, or move {prefix.name} away to do without it"
             ) from None
         except OSError:
             pass  # damage of another kind
 
 
-def whole(
+def _reason(checkpoint: Checkpoint, error: CheckpointError) -> CheckpointError:
+    """Why a checkpoint cannot be used: a file that may not be read is no damage."""
+    try:
+        _check_permitted(checkpoint)
+    except NotPermitted as denied:
+        return denied
+    return error
+
+
+def usable(
     checkpoints: Sequence[Checkpoint], most: int | None = None, finite: bool = True
 ) -> tuple[list[Checkpoint], list[str]]:
     """The checkpoints that can be read and hold the weights of their numbers, or the last `most` of them, and a line on each
@@ -104,7 +118,7 @@ def whole(
         try:
             good.append(_finite(_whole(checkpoint)) if finite else _whole(checkpoint))
         except CheckpointError as error:
-            damaged.append(_left_out(checkpoint.name, error))
+            damaged.append(_left_out(checkpoint.name, _reason(checkpoint, error)))
     return good[::-1], damaged[::-1]
 
 
@@ -112,61 +126,65 @@ def initial(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
     """The checkpoint of `--init-path`, its tensors, and a line on each newer one in its folder that is damaged."""
     place = find.initial(path)
     if isinstance(place, Path):
-        return newest(place, "--init-path")
+        return load_latest(place, "--init-path")
     return place, tensors(place), []
 
 
-def tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors:
+def tensors(checkpoint: Checkpoint, *, verify: bool = True) -> Tensors:
     """Every tensor of a checkpoint by name; CheckpointError for one that is damaged, or holds another update's weights
-    than its name says. `verified`: the files have been compared with their manifest."""
+    than its name says. `verify`: compare the files with their manifest first."""
     file = npz_weights.located(Path(checkpoint.prefix))
     if file:
         return npz_weights.arrays(file)
-    with _named(checkpoint):
-        return _tensors(checkpoint, verified)
+    with _naming(checkpoint):
+        return _tensors(checkpoint, verify)
 
 
-def shapes(checkpoint: Checkpoint, verified: bool = False) -> Shapes:
+def shapes(checkpoint: Checkpoint, *, verify: bool = True) -> Shapes:
     """The shapes of the tensors by name, or the error of `tensors`."""
     if npz_weights.located(Path(checkpoint.prefix)):
         return {name: value.shape for name, value in tensors(checkpoint).items()}
-    with _named(checkpoint):
-        return _shapes(checkpoint, verified)
+    with _naming(checkpoint):
+        return _shapes(checkpoint, verify)
 
 
 def shapes_of(
-    checkpoints: Sequence[Checkpoint], option: str, thorough: bool = False
+    checkpoints: Sequence[Checkpoint], option: str, *, verify: bool = False
 ) -> tuple[list[tuple[Checkpoint, Shapes]], list[str]]:
     """The shapes of each checkpoint that is not damaged, and a line on each other one; `option` names all in errors. Several
-    are compared with their manifests only if `thorough`: that takes as long as reading them, which follows anyway."""
+    are compared with their manifests only to `verify` them: that takes as long as reading them, which follows anyway."""
     if len(checkpoints) == 1:
         return [(checkpoints[0], shapes(checkpoints[0]))], []
     good: list[tuple[Checkpoint, Shapes]] = []
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in checkpoints:
         try:
-            good.append((checkpoint, _shapes(checkpoint, verified=not thorough)))
+            good.append((checkpoint, _shapes(checkpoint, verify)))
         except CheckpointError as error:
-            damaged.append((checkpoint.name, error))
+            damaged.append((checkpoint.name, _reason(checkpoint, error)))
     if damaged and not good:
         raise _all_damaged(option, damaged)
     return good, [_left_out(name, why) for name, why in damaged]
 
 
 def _all_damaged(option: str, damaged: Sequence[tuple[str, CheckpointError]]) -> CheckpointError:
-    return CheckpointError(f"{option}: all {len(damaged)} checkpoints are damaged; of {damaged[0][0]}, {damaged[0][1]}")
+    kinds = "damaged or unreadable" if any(isinstance(why, NotPermitted) for _, why in damaged) else "damaged"
+    return CheckpointError(f"{option}: all {len(damaged)} checkpoints are {kinds}; of {damaged[0][0]}, {damaged[0][1]}")
 
 
 def _left_out(name: str, why: CheckpointError) -> str:
+    if isinstance(why, NotPermitted):
+        return f"warning: checkpoint {name} is left out: {why}"
     return f"warning: checkpoint {name} is damaged and left out: {why}"
 
 
 @contextmanager
-def _named(checkpoint: Checkpoint) -> Iterator[None]:
-    """Errors of the functions below do not name the checkpoint."""
+def _naming(checkpoint: Checkpoint) -> Iterator[None]:
+    """Put the checkpoint's name before errors of `_tensors` and `_shapes`."""
     try:
         yield
     except CheckpointError as error:
+        _check_permitted(checkpoint)
         raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
 
 
@@ -174,17 +192,17 @@ def _whole(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint; CheckpointError if it cannot be read or holds other weights than those of its number. Where a manifest
     proves the files, no more than the tensors' list and their own count of updates is read."""
     _verify(checkpoint)
-    proved = manifest.there(Path(checkpoint.prefix))
-    _bundle(checkpoint, checked=not proved, only=(STEP,) if proved else None)
+    proved = manifest.exists(Path(checkpoint.prefix))
+    _bundle(checkpoint, verify=not proved, only=(STEP,) if proved else None)
     return checkpoint
 
 
 def _verify(checkpoint: Checkpoint) -> None:
     """CheckpointError if the files are not those of the manifest, or the state is another checkpoint's."""
-    wrong = manifest.damage(Path(checkpoint.prefix))
+    wrong = manifest.find_damage(Path(checkpoint.prefix))
     if wrong:
         raise CheckpointError(wrong)
-    state = saved_state.read(checkpoint)
+    state = state_file.read(checkpoint)
     done, number = state.get(ITERATION), updates(checkpoint.name)
     if number is not None and done is not None and done != number:
         raise CheckpointError(f"{checkpoint.state_path.name} is of update {done}: the checkpoint was copied or renamed")
@@ -209,14 +227,14 @@ def _finite(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, which is whole; CheckpointError if a value is not finite."""
     import numpy as np
 
-    for name, value in _bundle(checkpoint, checked=False).items():
+    for name, value in _bundle(checkpoint, verify=False).items():
         if not np.isfinite(value).all():
             raise CheckpointError(f"{brief(name)} holds values that are not finite")
     return checkpoint
 
 
-def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes:
-    if not verified:
+def _shapes(checkpoint: Checkpoint, verify: bool) -> Shapes:
+    if verify:
         _whole(checkpoint)
     try:
         return tensor_bundle.shapes(Path(f"{checkpoint.prefix}.index"))
@@ -224,17 +242,17 @@ def _shapes(checkpoint: Checkpoint, verified: bool) -> Shapes:
         raise CheckpointError(str(error)) from None
 
 
-def _tensors(checkpoint: Checkpoint, verified: bool = False) -> Tensors:
-    if not verified:
+def _tensors(checkpoint: Checkpoint, verify: bool) -> Tensors:
+    if verify:
         _verify(checkpoint)
-    return _bundle(checkpoint, checked=not verified)
+    return _bundle(checkpoint, verify)
 
 
-def _bundle(checkpoint: Checkpoint, checked: bool, only: Collection[str] | None = None) -> Tensors:
+def _bundle(checkpoint: Checkpoint, verify: bool, only: Collection[str] | None = None) -> Tensors:
     """The tensors, or those of the names in `only`; CheckpointError if they are of another update than the checkpoint's name
-    says. `checked`: compared with the checksums in the index."""
+    says. `verify`: compare them with the checksums in the index."""
     try:
-        values = tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), checked, only)
+        values = tensor_bundle.tensors(Path(f"{checkpoint.prefix}.index"), verify, only)
     except tensor_bundle.Damaged as error:
         raise CheckpointError(str(error)) from None
     done, number = values.get(STEP), updates(checkpoint.name)

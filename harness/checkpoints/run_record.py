@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from base.storage import input_files
-from harness.checkpoints import find, npz_weights, saved_state
+from harness.checkpoints import find, npz_weights, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.checkpoints.saved_state import Call, calls
+from harness.checkpoints.state_file import Invocation, calls
 from harness.run.arguments import ASKED, RUN_ID, SEED, wrong_option
 
 _FIRST, _LATER = "arguments.json", "arguments_restore.json"
@@ -30,14 +30,14 @@ def arguments(folder: Path) -> dict[str, Any]:
     path = file(folder)
     if npz_weights.located(folder):
         return _sound(path, npz_weights.options(path))
-    return _sound(path, saved_state.json_object(path)) if _has_content(path) else {}
+    return _sound(path, state_file.json_object(path)) if _has_content(path) else {}
 
 
 def first(folder: Path) -> dict[str, Any]:
     """The arguments of the call that began a run; empty if they are lost."""
     path = folder / _FIRST
     with suppress(CheckpointError):
-        return _sound(path, saved_state.json_object(path))
+        return _sound(path, state_file.json_object(path))
     return {}
 
 
@@ -59,7 +59,7 @@ def _sound(path: Path, recorded: dict[str, Any]) -> dict[str, Any]:
 def _has_content(path: Path) -> bool:
     """Return whether a file is there and not empty; one that cannot be read counts, as a link that leads nowhere."""
     with suppress(OSError):
-        return b"".join(input_files.content(path, saved_state.MOST_JSON).split()) not in (b"", b"{}")
+        return b"".join(input_files.content(path, state_file.MAX_JSON).split()) not in (b"", b"{}")
     return os.path.lexists(path)
 
 
@@ -82,7 +82,7 @@ def _readable(folder: Path) -> Iterator[tuple[Checkpoint, State]]:
     """The checkpoints of a folder whose states can be read, with their states."""
     for checkpoint in find.numbered(folder):
         with suppress(CheckpointError):
-            yield checkpoint, saved_state.read(checkpoint)
+            yield checkpoint, state_file.read(checkpoint)
 
 
 def _own(folder: Path) -> list[tuple[Checkpoint, State]]:
@@ -102,7 +102,7 @@ def lost(folder: Path) -> str | None:
     return f"{name} is of a later call of the run than {path}" if name else None
 
 
-def _is_later(way: Sequence[Call], known: Sequence[Call] | None) -> bool:
+def _is_later(way: Sequence[Invocation], known: Sequence[Invocation] | None) -> bool:
     """Return whether the calls of a saved state go on after the known ones; None: after the call that began the run, which
     an older version may have left out."""
     if known is None:
@@ -121,7 +121,7 @@ def warnings(folder: Path, lost: str | None) -> list[str]:
     why = f"{first_file} is missing or empty"
     try:
         if _has_content(first_file):
-            _sound(first_file, saved_state.json_object(first_file))
+            _sound(first_file, state_file.json_object(first_file))
             return []
     except CheckpointError as error:
         why = str(error)

@@ -13,13 +13,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from base.process import tf_runtime
 from base.storage import files
-from harness.checkpoints import manifest, saved_state
+from harness.checkpoints import manifest, state_file
 from harness.checkpoints.checkpoint import AVERAGES, NUMBERED, Checkpoint
 
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ class SaveError(Exception):
     """A checkpoint that could not be written; the earlier ones are as they were."""
 
 
-def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-    """Writes a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
+def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+    """Write a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
     prefix = Path(checkpoint.prefix)
-    replace(prefix, values, saved_state.signed(state))
+    write_checkpoint(prefix, values, state_file.signed(state))
     listed = f'"{prefix.name}"'
     try:
         files.write_atomically(
@@ -46,17 +47,17 @@ def save(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mappin
         raise SaveError(f"{prefix.parent / 'checkpoint'} cannot be written: {error.strerror}") from None
 
 
-def replace(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
-    """Writes a checkpoint of these values, with a state beside them; another one of that name is replaced."""
-    beside = None
+def write_checkpoint(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, Any] | None = None) -> None:
+    """Write a checkpoint of these values, with a state beside them; another one of that name is replaced."""
+    staging = None
     try:
-        beside = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=prefix.parent))
-        _write_tensors(beside / prefix.name, values)
+        staging = Path(tempfile.mkdtemp(prefix=_BESIDE, dir=prefix.parent))
+        _write_tensors(staging / prefix.name, values)
         if state is not None:
-            (beside / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
-        manifest.write(beside / prefix.name)
+            (staging / f"{prefix.name}.state.json").write_text(json.dumps(state), encoding="utf-8")
+        manifest.write(staging / prefix.name)
         delete(prefix)
-        for file in sorted(beside.iterdir(), key=lambda file: file.suffix == ".index"):
+        for file in sorted(staging.iterdir(), key=lambda file: file.suffix == ".index"):
             os.replace(file, prefix.parent / file.name)
         _sync(prefix.parent)
     except Exception as error:
@@ -64,18 +65,18 @@ def replace(prefix: Path, values: Mapping[str, np.ndarray], state: Mapping[str, 
             raise
         raise SaveError(_reason(prefix, values, error)) from error
     finally:
-        if beside:
-            shutil.rmtree(beside, ignore_errors=True)
+        if staging:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
-def weights(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
-    """Writes a checkpoint of these values alone; another one of that name is replaced."""
-    replace(prefix, values)
+def save_weights_only(prefix: Path, values: Mapping[str, np.ndarray]) -> Checkpoint:
+    """Write a checkpoint of these values alone; another one of that name is replaced."""
+    write_checkpoint(prefix, values)
     return Checkpoint(str(prefix))
 
 
 def delete(prefix: Path) -> None:
-    """Removes a checkpoint's files, the index first: the others are no checkpoint without it. Other files with a name like
+    """Remove a checkpoint's files, the index first: the others are no checkpoint without it. Other files with a name like
     theirs stay, a backup for instance."""
     beside = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
     own = [
@@ -93,8 +94,8 @@ def check_writable(folder: Path, done: int = -1) -> None:
             files.check_writable(path, replaced=True)
 
 
-def sweep(folder: Path) -> None:
-    """Removes the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files of a process that was killed. Nothing else may be writing in the folder."""
     averages = folder / AVERAGES
     for parent in (folder, *[averages] * (not averages.is_symlink())):
         for left in parent.glob(f"{_BESIDE}*"):
@@ -104,11 +105,11 @@ def sweep(folder: Path) -> None:
 
 
 class Writer:
-    """Carries out one task at a time in a thread of its own; its error is raised where the next one begins. `newest`: the
+    """Carries out one task at a time in a thread of its own; its error is raised where the next one begins. `latest`: the
     name of the checkpoint that the run can go on from, which the tasks set."""
 
-    def __init__(self, newest: str | None = None) -> None:
-        self.newest = newest
+    def __init__(self, latest: str | None = None) -> None:
+        self.latest = latest
         self._thread = ThreadPoolExecutor(1)
         self._task: Future[None] | None = None
 
@@ -118,26 +119,27 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         try:
             self.wait_until_finished()
-        except SaveError as missed:
+        except (SaveError, OSError) as save_error:
             if error is None:
                 raise
-            print(missed, flush=True)  # beside the error that ends the run
+            with suppress(OSError):  # the output may be what ends the run
+                print(save_error, flush=True)  # beside the error that ends it
         finally:
             self._thread.shutdown()
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Starts a task when the one before it has finished."""
+        """Start a task when the one before it has finished."""
         self.wait_until_finished()
         self._task = self._thread.submit(task)
 
     def wait_until_finished(self) -> None:
-        """Waits for the present task, and raises its error."""
+        """Wait for the present task, and raise its error."""
         task, self._task = self._task, None
         if task is not None:
             task.result()
 
     def poll(self) -> None:
-        """Raises the present task's error if it has finished; waits for nothing."""
+        """Raise the present task's error if it has finished; wait for nothing."""
         if self._task is not None and self._task.done():
             self.wait_until_finished()
 
@@ -162,7 +164,7 @@ def _write_tensors(prefix: Path, values: Mapping[str, np.ndarray]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The names themselves are on the disk, where the system can do that."""
+    """Put a folder's list of names onto the disk, where the system can do that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -71,7 +71,10 @@ def number(environ: Mapping[str, str], name: str, launcher: str, default: int | 
     """The whole number in a variable that the launcher sets; OptionError if there is none, or one of more digits."""
     text = environ.get(name) or ("" if default is None else str(default))
     if not re.fullmatch(rf"[0-9]{{1,{digits}}}", text):
-        raise OptionError(f"{name} is '{brief(text)}', but must be a whole number; start with {launcher}, which sets it")
+        length = f" of at most {digits} digits" if len(text) > digits else ""
+        raise OptionError(
+            f"{name} is '{brief(text)}', but must be a whole number{length}; start with {launcher}, which sets it"
+        )
     return int(text)
 
 

@@ -10,7 +10,7 @@ from base.errors import OptionError
 from harness.cluster import poprun_environment, ranks, slurm, tf_config
 from harness.cluster.cluster import ALONE, Cluster, several
 from harness.options import sources
-from harness.options.sections import CONFIGURATION, RunOptions, flag
+from harness.options.sections import CONFIGURATION, RECORDED, RunOptions, flag
 
 # beginnings of the variables by which launchers tell a process of others
 _OF_LAUNCHERS = ("POPDIST_", "OMPI_", "PMI_", "PMIX_", "SLURM_", tf_config.TF_CONFIG)
@@ -125,7 +125,8 @@ def _other_release(options: RunOptions) -> str:
 
 
 def _check_syncs(options: RunOptions) -> None:
+    """Recorded values stay: what instances began may be validated, exported and trained further without poprun."""
     for name in ("syncs_per_epoch", "epochs_per_sync"):
         value = getattr(options.training, name)
-        if value:
+        if value and not options.sources.get(name, RECORDED).startswith(RECORDED):
             raise OptionError(f"{flag(name)} {value:g} is for several instances under poprun; leave it out")

@@ -20,7 +20,7 @@ TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _EQUAL = (TASKS, PER_NODE)  # srun sets both to the step's
 _LAST_STEP = 0xFFFFFFF0  # beyond it are the numbers of batch scripts and of salloc's shells
-_MOST = 65_536  # nodes of a step, tasks of a step: no list of names takes all the memory
+_MAX_NODES = 65_536  # nodes of a step, tasks of a step: no list of names takes all the memory
 _RANGE = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 _RANGES = rf"{_RANGE}(?:,{_RANGE})*"
 _NODE = re.compile(r"(?:\[[0-9,-]*\]|[A-Za-z0-9._-])+")
@@ -98,8 +98,8 @@ def expanded(text: str, name: str = NODES[0]) -> tuple[str, ...]:
         if "".join(pieces) != part:
             raise _unreadable(name, text, _NODES_FORM)
         choices = [_choices(piece, name, text) for piece in pieces]
-        if len(hosts) + math.prod(sum(len(each) for each, _ in ranges) for ranges in choices) > _MOST:
-            raise OptionError(f"{name} '{brief(text)}' has more than {_MOST} nodes; use fewer, or give TF_CONFIG")
+        if len(hosts) + math.prod(sum(len(each) for each, _ in ranges) for ranges in choices) > _MAX_NODES:
+            raise OptionError(f"{name} '{brief(text)}' has more than {_MAX_NODES} nodes; use fewer, or give TF_CONFIG")
         words = [[f"{each:0{width}}" if width else each for among, width in ranges for each in among] for ranges in choices]
         hosts += ["".join(chosen) for chosen in itertools.product(*words)]
     return tuple(hosts)
@@ -131,8 +131,8 @@ def per_node(text: str, name: str = PER_NODE[0]) -> tuple[int, ...]:
     if not all(matches):
         raise _unreadable(name, text, "2(x3),1")
     runs = [(int(match[1]), int(match[2] or 1)) for match in matches if match]
-    if max(sum(times for _, times in runs), sum(count * times for count, times in runs)) > _MOST:
-        raise OptionError(f"{name} '{brief(text)}' has more than {_MOST} nodes or tasks; use fewer, or give TF_CONFIG")
+    if max(sum(times for _, times in runs), sum(count * times for count, times in runs)) > _MAX_NODES:
+        raise OptionError(f"{name} '{brief(text)}' has more than {_MAX_NODES} nodes or tasks; use fewer, or give TF_CONFIG")
     return tuple(count for count, times in runs for _ in range(times))
 
 

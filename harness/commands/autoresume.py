@@ -12,6 +12,7 @@ from harness.checkpoints import averages, find
 from harness.checkpoints.checkpoint import AVERAGES
 from harness.cluster import membership
 from harness.evaluation import early_stopping
+from harness.numerics import record
 from harness.options import sources
 from harness.processes.folders import forget_unsaved
 from harness.reports import validated_rows
@@ -53,7 +54,7 @@ def _check_never_saved(folder: Path) -> None:
 
 def is_complete(run: Run, folder: Path, updates: int) -> bool:
     """Return whether a run of `updates` has nothing left to do: it is at --stop-after; or all updates are done, or its
-    --patience is over, the last checkpoint is validated, and the averages are made that it asks for."""
+    --patience is over, the last checkpoint is validated, and the averages and the observation are made that it asks for."""
     checkpoint, stop_after = run.options.checkpoint, run.options.training.stop_after
     if stop_after is not None and updates >= stop_after:
         return True
@@ -68,5 +69,8 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
     ended = early_stopping.patience_is_over(checkpoints, checkpoint.patience)
     averaged = {row["name"] for row in rows if int(row["iteration"]) < 0}
     wanted = [name for name, _ in averages.requested(run.options.training)]
+    every = run.options.logging.numerics
+    if every and record.is_missing(folder, updates, every):
+        return False
     there = all((folder / AVERAGES / f"{name}.index").exists() for name in wanted)
     return (updates == run.length.iterations or ended) and there and (not validates or averaged >= set(wanted))

@@ -31,14 +31,14 @@ from harness.options.sections import (
     RunOptions,
 )
 from harness.options.sources import (
-    Given,
-    chosen_block,
-    command_layer,
-    complete,
-    config_layer,
-    recorded_layer,
+    GivenValue,
+    all_options,
+    chosen_config,
+    expand_prefix,
+    from_command_line,
+    from_config,
+    from_record,
     tokens,
-    universe,
     value_of,
 )
 
@@ -79,11 +79,11 @@ def parse(
     model = plugins.load("Models", main["model"].raw, main["model"].where)
     schedule = plugins.load("LR_Schedules", main["lr_schedule"].raw, main["lr_schedule"].where)
     known = catalogue(model.Options, schedule.Options, script)
-    layers = [command_layer(known, argv)]
+    layers = [from_command_line(known, argv)]
     if block:
-        layers.append(config_layer(known, block))
+        layers.append(from_config(known, block))
     if recorded:
-        layers.append(recorded_layer(known, recorded, origin))
+        layers.append(from_record(known, recorded, origin))
     given = option_values.merged(known, layers)
     given = option_values.with_older_meanings(given, known, schedule)
     given = given.joined({"model": main["model"].raw, "lr_schedule": main["lr_schedule"].raw})
@@ -105,7 +105,7 @@ def _chosen(argv: list[str], block: Block | None, name: str) -> str | None:
     return value_of(argv, name, "train") or (str(entry.value) if entry and entry.value is not None else None)
 
 
-def _network_of(weights: str, chosen: Given, size: str | None) -> dict[str, Any]:
+def _network_of(weights: str, chosen: GivenValue, size: str | None) -> dict[str, Any]:
     """The options of the network that the weights were trained in, and of its pictures' normalisation; none where nothing
     tells them, or where this call chooses another model, be it by the size that it gives to the usual one."""
     recorded: dict[str, Any] = {}
@@ -172,30 +172,30 @@ def explain(options: RunOptions) -> str:
 
 def _main_values(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None, origin: str
-) -> tuple[dict[str, Given], Block | None]:
+) -> tuple[dict[str, GivenValue], Block | None]:
     """The main options that decide which others there are (--model, --lr-schedule, --config and its companions), and
     the configuration."""
     known = Catalogue(section_options("main", MainOptions))
-    everything = universe(script).flags()
+    everything = all_options(script).flags()
     # --lr is short for --lr-schedule unless the chosen schedule has a --lr-... of its own
     shared = Catalogue([option for name, cls in SECTIONS.items() for option in section_options(name, cls, script)]).flags()
-    found: dict[str, Given] = {}
+    found: dict[str, GivenValue] = {}
     for word, values in tokens(argv, everything, lenient=True):
-        spelling = known.flags().get(complete(word, shared, lenient=True))
+        spelling = known.flags().get(expand_prefix(word, shared, lenient=True))
         if spelling is not None and spelling.takes == "one" and values:
-            found[spelling.option.name] = Given(values[0], f"{COMMAND_LINE}: {word}")
+            found[spelling.option.name] = GivenValue(values[0], f"{COMMAND_LINE}: {word}")
     wanted = ("model", "lr_schedule")
-    chosen = chosen_block(found)
+    chosen = chosen_config(found)
     if chosen:
         block = {key.replace("-", "_"): entry for key, entry in chosen.entries.items()}
         for name in wanted:
             if name in block and block[name].value is not None and name not in found:
-                found[name] = Given(block[name].value, block[name].where)
+                found[name] = GivenValue(block[name].value, block[name].where)
     for name in wanted:
         if name not in found and recorded and recorded.get(name):
-            found[name] = Given(recorded[name], origin)
-        found.setdefault(name, Given(known.options[name].default, "default"))
-        found[name] = Given(str(found[name].raw).lower(), found[name].where)
+            found[name] = GivenValue(recorded[name], origin)
+        found.setdefault(name, GivenValue(known.options[name].default, "default"))
+        found[name] = GivenValue(str(found[name].raw).lower(), found[name].where)
     return found, chosen
 
 

@@ -7,14 +7,14 @@ from emulator.plan.plan import ExecutionPlan
 from harness.reports import plot, prediction
 from harness.run.run import Run
 
-MOST_DRAWN = 1024  # passes that a timeline is laid out for
+MAX_DRAWN = 1024  # passes that a timeline is laid out for
 _LISTED = 8  # checkpoints
 
 
 def run(run: Run, done: int = 0) -> str:
     """The resolved run; `done`: updates that it has."""
     length = run.length
-    points = [end for first, end in length.steps() if length.checkpoints(first, end)] if length.iterations < 10**6 else []
+    points = length.checkpoint_points() if length.iterations < 10**6 else []
     shown = ", ".join(map(str, points[:_LISTED])) + (f", ... {points[-1]}" if len(points) > _LISTED else "")
     every = f"one every {length.iterations_per_ckpt} updates" if length.iterations_per_ckpt else "none"
     return "\n".join(
@@ -22,7 +22,7 @@ def run(run: Run, done: int = 0) -> str:
             run.summary(),
             *prediction.lines(run),
             *[f"Done: {done} of {length.iterations} updates, {length.iterations - done} are left"] * (done > 0),
-            f"Host steps of {length.updates_per_step} updates; a log line "
+            f"Host steps of {length.updates_per_host_step} updates; a log line "
             + (f"every {length.log_interval}" if length.log_interval else "at the first and the last"),
             f"Checkpoints after the initial one: {shown or every}",
             *_timeline(run.plan),
@@ -38,8 +38,8 @@ def _timeline(plan: ExecutionPlan) -> list[str]:
     """The schedule of one update as a drawing: stages as rows, clocks as columns."""
     if len(plan.stages) == 1:
         return []
-    shown = min(plan.passes_per_update, MOST_DRAWN)
+    shown = min(plan.passes_per_update, MAX_DRAWN)
     cut = "" if shown == plan.passes_per_update else f" (its first {shown} of {plan.passes_per_update} passes)"
     idle = 100 * schedules.idle_share(plan.schedule, len(plan.stages), plan.passes_per_update)
     timeline = schedules.build(plan.schedule, len(plan.stages), shown)
-    return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, most=14)]
+    return [f"{plan.schedule} schedule of one update{cut}, {idle:.0f} % idle:", schedules.render(timeline, max_clocks=14)]

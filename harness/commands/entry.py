@@ -26,7 +26,7 @@ from harness.evaluation import inference_record, input_benchmark
 from harness.options import sources
 from harness.options.sections import with_trait
 from harness.processes.folders import FolderError
-from harness.processes.heartbeat import WorkerError
+from harness.processes.heartbeat import PeerError
 from harness.reports import profile
 from harness.reports.layer_table import layer_table
 from harness.run import host_memory
@@ -36,7 +36,7 @@ from harness.run.resolve import prepare
 from harness.run.run import Run
 
 WRONG_INPUT = (OptionError, DataError, CheckpointError, FolderError, PlanError, NotRegular)
-FAILURES = (FloatingPointError, SaveError, WorkerError)
+FAILURES = (FloatingPointError, SaveError, PeerError)
 TELLING = ("config", "model", "dataset", "data_dir")  # options of which one at least is given by whoever gives them all
 INTRODUCTIONS = {
     "train": "Trains a convolutional network on emulated IPUs.",
@@ -64,10 +64,10 @@ def start(
     parsed = parse(argv, script, origin.recorded, origin.folder)
     if parsed is None:
         return None
-    notes = (*parsed.notes, *origin.notes(parsed.options), *_without_kernels())
+    notes = (*parsed.notes, *origin.check_source(parsed.options), *_without_kernels())
     run = prepare(parsed.options, os.environ, notes, training=training, total_replicas=origin.total_replicas)
     run = replace(run, notes=(*run.notes, *_other_names(run, origin)))
-    warnings = origin.check(run)
+    warnings = origin.check_run(run)
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
         return None

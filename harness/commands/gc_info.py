@@ -17,11 +17,11 @@ from emulator.plan.machine import this_machine
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the list."""
+    """Print the list."""
     parser = argparse.ArgumentParser(prog="gc-info", description="Lists the emulated IPUs.")
     parser.add_argument("-l", "--list-devices", action="store_true", help="list device ids (this is what happens anyway)")
     parser.add_argument(
-        "--ipus", type=command_line.whole(1, 1 << 16), default=ipu_ids.SMALLEST_SYSTEM, metavar="N",
+        "--ipus", type=command_line.int_between(1, 1 << 16), default=ipu_ids.SMALLEST_SYSTEM, metavar="N",
         help="of a system with N IPUs: what a configuration that needs more than %(default)s runs on",
     )  # fmt: skip
     wanted = parser.parse_args(argv).ipus

@@ -20,7 +20,7 @@ from harness.reports.profile import FOLDER_VARIABLE, STEM
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; its exit code."""
+    """Run the command; its exit code."""
     words = sys.argv[1:] if argv is None else argv
     own, command = _parted(words)
     parser = argparse.ArgumentParser(

@@ -16,7 +16,7 @@ from harness.options.catalogue import Catalogue
 from harness.options.configs import Block
 from harness.options.exclusive import GROUPS, check_exclusive, losers
 from harness.options.sections import CONFIGURATION, RECORDED, flag, with_trait
-from harness.options.sources import Given, Layer
+from harness.options.sources import GivenValue, OptionSource
 from harness.options.update_rules import UPDATE_RULES
 from harness.run import data
 from LR_Schedules._schedule import Schedule
@@ -43,7 +43,7 @@ class OptionValues:
         )
 
 
-def merged(known: Catalogue, layers: Sequence[Layer]) -> OptionValues:
+def merged(known: Catalogue, layers: Sequence[OptionSource]) -> OptionValues:
     """The highest layer's value of each option; OptionError for a value that is wrong, or that its layer excludes."""
     higher = OptionValues()
     for layer in layers:
@@ -57,7 +57,7 @@ def merged(known: Catalogue, layers: Sequence[Layer]) -> OptionValues:
     return higher
 
 
-def _converted(known: Catalogue, layer: Layer, higher: OptionValues) -> dict[str, Any]:
+def _converted(known: Catalogue, layer: OptionSource, higher: OptionValues) -> dict[str, Any]:
     """The values of a layer; OptionError for a wrong one, maybe recorded and wrong for another layer's model alone."""
     try:
         return {name: known.options[name].convert(given.raw, given.where) for name, given in layer.values.items()}
@@ -71,12 +71,12 @@ def _converted(known: Catalogue, layer: Layer, higher: OptionValues) -> dict[str
         ) from None
 
 
-def _source(layer: Layer, given: Given) -> str:
+def _source(layer: OptionSource, given: GivenValue) -> str:
     return f"{layer.source} ({given.where})" if layer.source.startswith(CONFIGURATION) else given.where
 
 
 def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedule) -> OptionValues:
-    """Fills in the values that older spellings of a schedule's options implied; a line about it."""
+    """Fill in the values that older spellings of a schedule's options implied; return a line about it."""
     if not hasattr(schedule, "meant_with"):
         return given
     spelling, meant = schedule.meant_with(given.spellings, given.values)
@@ -91,7 +91,7 @@ def with_older_meanings(given: OptionValues, known: Catalogue, schedule: Schedul
 
 
 def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
-    """Fills in the release whose values a configuration has, and cuts for a base that leaves them to the blocks that merge
+    """Fill in the release whose values a configuration has, and cut for a base that leaves them to the blocks that merge
     it."""
     values, sources = given.values, given.sources
     if block.release:
@@ -111,7 +111,7 @@ def with_block_completed(given: OptionValues, block: Block) -> OptionValues:
 def with_model_defaults(
     given: OptionValues, known: Catalogue, model: Model, environ: Mapping[str, str]
 ) -> OptionValues:  # fmt: skip
-    """Fills in what nobody gave: the data set, and the values of the model's table for this kind of data and of the update
+    """Fill in what nobody gave: the data set, and the values of the model's table for this kind of data and of the update
     rule."""
     values, sources = given.values, given.sources
     dataset, inferred = data.name_of(values.get("dataset"), values.get("data_dir"), environ, sources.get("dataset", ""))
@@ -135,7 +135,7 @@ def with_model_defaults(
 
 
 def with_data_defaults(given: OptionValues, block: Block | None) -> OptionValues:
-    """Fills in the precision that nobody gave where the data are not those of published recipes: unless an option speaks of
+    """Fill in the precision that nobody gave where the data are not those of published recipes: unless an option speaks of
     halves, or a configuration for other data was chosen."""
     values, dataset = given.values, given.values["dataset"]
     precision = data.published_spec(dataset).precision

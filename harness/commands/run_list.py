@@ -17,7 +17,7 @@ from base.fields import brief
 from base.storage import locks
 from base.storage.run_tables import run_table
 from base.storage.tables import Row, Table
-from harness.checkpoints import find, manifest, run_record, saved_state
+from harness.checkpoints import find, manifest, run_record, state_file
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.evaluation import early_stopping
 from harness.reports import validated_rows
@@ -142,10 +142,10 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
 def _damage(folder: Path) -> str | None:
     """Return the fault of the newest checkpoint, as far as one shows without reading tensors."""
     try:
-        missing, checkpoints = find.missing_newest(folder), find.numbered(folder)
+        missing, checkpoints = find.missing_latest(folder), find.numbered(folder)
         if missing or not checkpoints:
             return f"{missing.name} is missing" if missing else None
-        saved_state.read(checkpoints[-1])
+        state_file.read(checkpoints[-1])
         return manifest.shortage(Path(checkpoints[-1].prefix))
     except CheckpointError as error:
         return str(error)

@@ -28,7 +28,7 @@ def opened(
     log.file_only(f"Command line: {command_line()}")
     if folder:
         log.note(f" Saving to {folder}")
-    for line in introduction(run.cluster, run.plan.options.all_reduce_format):
+    for line in introduction(run.cluster, run.plan.options.all_reduce_format, run.options.training.bind):
         log.note(line)
     if values is not None:
         log.arguments(values, restored=False)

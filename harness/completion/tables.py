@@ -15,7 +15,7 @@ from base.process import commands
 from Datasets.sources.catalogue import table
 from emulator.cost_model.systems import SYSTEMS
 from harness.checkpoints import npz_weights
-from harness.export.formats import FORMATS
+from harness.export.file_formats import FORMATS
 from harness.options import sources
 from harness.options.catalogue import Option
 from harness.processes import poprun_options

@@ -14,5 +14,5 @@ def without_gain(ordered: Sequence[Row]) -> int:
 
 
 def patience_is_over(ordered: Sequence[Row], patience: int) -> bool:
-    """Return whether --patience ends a run with these rows: so many have brought no better accuracy. 0 ends none."""
+    """Return whether a run ends with these rows: the last `patience` brought no better accuracy. 0 ends none."""
     return bool(patience) and without_gain(ordered) >= patience

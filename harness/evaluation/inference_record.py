@@ -19,7 +19,7 @@ from harness.run.run import Run
 
 FILE = "inference.json"
 NAMES = "classes"  # the entry with the names in the order of the labels; in the options of a .npz file, too
-_MOST_BYTES = 64 << 20  # the names of some hundred thousand classes
+_MAX_BYTES = 64 << 20  # the names of some hundred thousand classes
 
 
 def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def described(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 
 def keep(run: Run, folder: Path, resumed: bool) -> None:
-    """Writes the file of a run that begins; of a `resumed` one where an earlier version wrote none and the data have the
+    """Write the file of a run that begins; of a `resumed` one where an earlier version wrote none and the data have the
     classes that the weights know."""
     if resumed and (os.path.lexists(folder / FILE) or _others_known(run, folder)):
         return
@@ -59,7 +59,7 @@ def recorded_names(folder: Path, recorded: Mapping[str, Any]) -> tuple[str, ...]
     if npz_weights.located(folder):
         return tuple(recorded.get(NAMES) or ())
     try:
-        content = bounds.json_value(input_files.content(folder / FILE, _MOST_BYTES))
+        content = bounds.json_value(input_files.content(folder / FILE, _MAX_BYTES))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ _WARMING = 3
 
 
 def report(run: Run, training: bool, say: Callable[[str], None] = print, seconds: float = SECONDS) -> None:
-    """Measures the stream of training, or of validation, stage by stage: each stage's time is its addition to that of the
+    """Measure the stream of training, or of validation, stage by stage: each stage's time is its addition to that of the
     one before, so stages that run at the same time as others can add nothing."""
     tf_runtime.import_tensorflow()
     say(run.summary())
@@ -46,7 +46,7 @@ def _on_device(run: Run, stream, request):
 
 
 def _seconds_each(stream: Callable[[], object], pictures: int, seconds: float) -> float:
-    """Seconds for each picture of a stream of elements of so many pictures."""
+    """Seconds for each picture of a stream, each element of which has `pictures`."""
     import tensorflow.compat.v1 as tf
 
     with tf.Graph().as_default(), tf.Session() as session:

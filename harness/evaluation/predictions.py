@@ -14,9 +14,9 @@ from base.process import tf_runtime
 from Datasets._spec import ReadRequest
 from harness.checkpoints import compatibility, read
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import answers, inference_record, predict_inputs
-from harness.evaluation.answers import Answer
+from harness.evaluation import inference_record, predict_inputs, predictions_file
 from harness.evaluation.predict_inputs import Photographs
+from harness.evaluation.predictions_file import ImagePrediction
 from harness.reports import profile
 from harness.run.run import Run
 from log import RunLog
@@ -31,13 +31,13 @@ _TOGETHER = 64  # photographs in memory
 
 
 def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
-    """Says what the photographs of --predict show to the newest checkpoint that is whole; writes nothing but --output."""
+    """Print what the photographs of --predict show to the newest checkpoint that is whole; write nothing but --output."""
     log = RunLog(None)
     for note in run.notes:
         log.note(note)
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
-    checkpoint, values, warnings = read.newest_of(selected, f"--restore-path {run.options.main.restore_path}")
+    checkpoint, values, warnings = read.load_latest_of(selected, f"--restore-path {run.options.main.restore_path}")
     warnings += [f"warning: {fault}" for fault in compatibility.faults(values, compatibility.model(run), checkpoint)]
     for warning in warnings:
         log.note(warning)
@@ -55,7 +55,7 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     listed = predict_inputs.listed(options.predict)
     for warning in listed.warnings:
         log.note(warning)
-    request = dataclasses.replace(run.request(1), host_normalise=False)
+    request = dataclasses.replace(run.request(1), hostside_norm=False)
     batch = _Batch()
     program = prediction_program(run, request, batch)
     try:
@@ -114,12 +114,15 @@ def loaded(
 
 
 def tell(
-    network: str, answers_by_name: Iterable[tuple[str, Sequence[Answer]]], output: str | None, note: Callable[[str], None]
+    network: str,
+    answers_by_name: Iterable[tuple[str, Sequence[ImagePrediction]]],
+    output: str | None,
+    note: Callable[[str], None],
 ) -> None:
     """Print the answers of a network for photographs, or write them into a file."""
     if output:
         answered = dict(answers_by_name)
-        answers.write(output, answered)
+        predictions_file.write(output, answered)
         note(f"Predictions of {network}, for {len(answered)} photographs: {output}")
         return
     note(f"Predictions of {network}:")
@@ -127,13 +130,13 @@ def tell(
         note(table(path, answer))
 
 
-def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[Answer, ...]:
+def best(probabilities: np.ndarray, names: tuple[str, ...]) -> tuple[ImagePrediction, ...]:
     """The most probable classes of a photograph, the first of equal ones first."""
     order = (-probabilities).argsort(kind="stable")[:MOST]
-    return tuple(Answer(int(i), name_of(int(i), names), float(probabilities[i])) for i in order)
+    return tuple(ImagePrediction(int(i), name_of(int(i), names), float(probabilities[i])) for i in order)
 
 
-def table(path: str, answer: Sequence[Answer]) -> str:
+def table(path: str, answer: Sequence[ImagePrediction]) -> str:
     """A photograph's name, and a line for each of its most probable classes."""
     return "\n".join([printable(path), *(f"  {100 * each.probability:5.1f} %  {each.name}" for each in answer)])
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RANDOM_WEIGHTS = Checkpoint("random", -1)
 _PIECES = 20  # of a validation, so that progress shows
-_TIMED = 100  # micro-batches, at most, of which --latency is the mean
+_LATENCY_MICRO_BATCHES = 100  # micro-batches, at most, of which --latency is the mean
 
 
 def validate(
@@ -39,23 +39,23 @@ def validate(
     signals: Signals,
 ) -> dict[str, Any]:
     """The row of a checkpoint with these tensors, or of random weights; the team's instances share the pictures.
-    `global_batch`: samples of one update of its training, which date the checkpoint. StopRequest where one of several
+    `global_batch`: samples of one update of its training, from which its epoch follows. StopRequest where one of several
     instances has been told to stop."""
     if values is not None:
         compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
         program.load(values)
     program.rewind()
-    micro_batches = own_micro_batches(run)
-    most = own_micro_batches(run, 0)  # instance 0 has no fewer than the others
-    totals, seconds = _sums(program, micro_batches, most, log, partial(team.stop_together, signals))
-    totals, seconds = team.totals(totals), team.largest(seconds)
+    micro_batches = local_micro_batches(run)
+    most = local_micro_batches(run, 0)  # instance 0 has no fewer than the others
+    totals, seconds = _accumulated_metrics(program, micro_batches, most, log, partial(team.stop_together, signals))
+    totals, seconds = team.all_reduce_sum(totals), team.all_reduce_max(seconds)
     samples = totals["samples"]
     if not samples:
         raise DataError(
             f"none of the {run.data_source.spec.validation_images} pictures for validation can be used: mend them, or give "
             "--no-validation"
         )
-    return row(
+    return validation_row(
         run,
         checkpoint,
         global_batch,
@@ -69,7 +69,7 @@ def validate(
     )
 
 
-def row(
+def validation_row(
     run: Run, checkpoint: Checkpoint, global_batch: int, *, accuracy: float, top5: float, loss: float, seconds: float,
     pictures: int, throughput: float, latency: float,
 ) -> dict[str, Any]:  # fmt: skip
@@ -91,19 +91,19 @@ def row(
     }
 
 
-def own_micro_batches(run: Run, instance: int | None = None) -> int:
+def local_micro_batches(run: Run, instance: int | None = None) -> int:
     """Return the number of micro-batches of the validation set, in this instance or another one."""
-    whole = -(-run.data_source.spec.validation_images // run.validation_batch)
-    return len(range(run.cluster.instance if instance is None else instance, whole, run.cluster.size))
+    total = -(-run.data_source.spec.validation_images // run.validation_batch)
+    return len(range(run.cluster.instance if instance is None else instance, total, run.cluster.size))
 
 
-def global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
+def training_global_batch(run: Run, recorded: Mapping[str, Any]) -> int:
     """Samples of one update of the training that a checkpoint comes from, as far as anything tells."""
     return run.options.training.global_batch_size or recorded.get("total_batch_size") or run.plan.global_batch
 
 
-def record_profile(run: Run, program: InferenceProgram, request: profile.Request | None, log: RunLog) -> None:
-    """Records the compilation and one micro-batch, if that is asked for."""
+def record_profile(run: Run, program: InferenceProgram, request: profile.ProfileRequest | None, log: RunLog) -> None:
+    """Record the compilation and one micro-batch, if that is asked for."""
     if run.options.device.profile_compilation:
         compiled = Compilation(program.phase_ends, compilation.target(log.folder, os.environ))
         program.rewind()
@@ -122,7 +122,7 @@ def record_profile(run: Run, program: InferenceProgram, request: profile.Request
     log.note(profile.write_operations(request, f"{run.name}, one micro-batch of validation", operations))
 
 
-def _sums(
+def _accumulated_metrics(
     program: InferenceProgram, micro_batches: int, most: int, log: RunLog, between: Callable[[], None]
 ) -> tuple[dict[str, float], float]:
     """All sums, and the seconds on the device. `most`: of all instances' micro-batches, which all cut into as many pieces;
@@ -149,7 +149,7 @@ def _latency(run: Run, program: InferenceProgram, micro_batches: int, log: RunLo
         log.note("--latency is off: synthetic data has no host input to wait for")
         return None
     program.rewind()
-    count = min(micro_batches, _TIMED)
+    count = min(micro_batches, _LATENCY_MICRO_BATCHES)
     started = time.perf_counter()
     for i in range(count):
         program.step(i, i + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checkpoints import compatibility
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.evaluation import answers, predict_inputs
+from harness.evaluation import predict_inputs, predictions_file
 from harness.processes import folders
 from harness.run.origin import Origin
 from harness.run.run import Run
@@ -21,11 +21,11 @@ class SavedWeights(Origin):
         """`folder`: where the options of their training are `recorded`."""
         self.checkpoints, self.folder, self.recorded = selected, folder, recorded
 
-    def check(self, run: Run) -> list[str]:
-        """Refuses checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on
+    def check_run(self, run: Run) -> list[str]:
+        """Refuse checkpoints of another network, photographs that are none, and a folder that cannot be made; a line on
         each checkpoint that is left out."""
         options, warnings = run.options.checkpoint, ()
-        answers.check(options.output, options.predict)
+        predictions_file.check(options.output, options.predict)
         if options.predict:
             warnings = predict_inputs.listed(options.predict).warnings
         else:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.plan import formats
+from emulator.plan import number_formats
 
 if TYPE_CHECKING:
-    from harness.export.formats import Runner
-    from harness.export.network import Network
+    from harness.export.file_formats import Runner
+    from harness.export.network import TrainedNetwork
 
 
 class ExportError(Exception):
@@ -83,7 +83,7 @@ def answers(run: Runner, images: np.ndarray) -> np.ndarray:
     return np.concatenate([run(part) for part in parts])
 
 
-def own_answers(network: Network, images: np.ndarray) -> np.ndarray:
+def own_answers(network: TrainedNetwork, images: np.ndarray) -> np.ndarray:
     """Return the probabilities, float64 [n, classes], that the checkpoint's own program gives pictures: in its precision, by
     the kernels that it has here."""
     from harness.programs import build
@@ -98,10 +98,10 @@ def own_answers(network: Network, images: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def bound(network: Network, quantised: bool) -> Bound:
+def bound(network: TrainedNetwork, quantised: bool) -> Bound:
     """Return how far a file may be from the checkpoint."""
     precision = network.run.plan.precision
     if quantised:
         return INT8
-    coarse = precision.rounds_operands or precision.compute.fraction_bits < formats.FP16.fraction_bits
+    coarse = precision.rounds_operands or precision.compute.fraction_bits < number_formats.FP16.fraction_bits
     return NARROW if coarse else FP16 if precision.rounds_results else FP32

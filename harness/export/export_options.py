@@ -14,11 +14,12 @@ from base.errors import OptionError
 from base.fields import brief
 from base.process import command_line
 from harness.checkpoints import find, npz_weights
-from harness.export.formats import FORMATS
+from harness.export.file_formats import FORMATS
 from harness.options import sources
 
 SCRIPT = "validation"  # whose options describe a network and its data
 FOLDER = "export"  # in a run's folder, by default
+_OTHER_FLAGS = {"--format": "--to", "--formats": "--to", "--type": "--to", "--quantize": "--int8", "--quantise": "--int8"}
 _LONGEST_FLAG = 100  # characters of one that is compared with others
 _NEAREST = {  # what other tools call it, or what leads to it
     "keras": "savedmodel", "tf": "savedmodel", "tensorflow": "savedmodel", "pb": "frozen", "graphdef": "frozen",
@@ -33,7 +34,7 @@ class _Parser(command_line.Spoken):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ExportRequest:
     """The options of export.py. `path`: of the weights, as --restore-path of validation.py; `words`: its other options."""
 
     path: str
@@ -70,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return own
 
 
-def parse(argv: Sequence[str]) -> Request | None:
+def parse(argv: Sequence[str]) -> ExportRequest | None:
     """The request; None for --help. OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
     if known.help or sources.words_of(rest, "help", SCRIPT) is not None:  # shortened, as validation.py takes it
@@ -85,7 +86,7 @@ def parse(argv: Sequence[str]) -> Request | None:
     if known.output == "":
         raise OptionError("--output needs the name of a folder")
     output = Path(known.output) if known.output else _beside(Path(path))
-    return Request(
+    return ExportRequest(
         path=path, formats=names, output=output, int8=known.int8, force=known.force,
         words=("--restore-path", command_line.as_value(Path(path)), *rest),
     )  # fmt: skip
@@ -118,8 +119,10 @@ def _format(word: str) -> str:
 
 def _check_spelling(rest: Sequence[str]) -> None:
     """OptionError for a flag that is nearly one of export.py's own, and none of validation.py's, which know it otherwise."""
-    own, known = [flag for each in parser()._actions for flag in each.option_strings], sources.universe(SCRIPT).flags()
+    own, known = [flag for each in parser()._actions for flag in each.option_strings], sources.all_options(SCRIPT).flags()
     for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        if word in _OTHER_FLAGS:
+            raise OptionError(f"unknown option {word}; did you mean {_OTHER_FLAGS[word]}?")
         near = difflib.get_close_matches(word[:_LONGEST_FLAG], own, 1, 0.75)
         if near and not any(flag.startswith(word) for flag in known):
             raise OptionError(f"unknown option {brief(word)}; did you mean {near[0]}?")

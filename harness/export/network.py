@@ -30,7 +30,7 @@ _OWN = ("main", "dataset", "model")  # sections whose options an export follows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class TrainedNetwork:
     """Weights with all that an export needs. `values`: arrays by variable name. `names`: of the classes, in order; never
     empty. `without_data`: why the data set's pictures are not at hand, where they are not. `notes`: lines for the user."""
 
@@ -74,7 +74,7 @@ class Network:
         return digest.hexdigest()[:16]
 
 
-def opened(path: str, words: Sequence[str]) -> Network | None:
+def opened(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     """The network at a path, as `words` for validation.py describe it beside what was recorded; None where these ask for an
     explanation, which is printed. No data are needed. An error of wrong input for anything else."""
     selected, folder = find.select(Path(path)), find.run_folder(Path(path))
@@ -85,14 +85,14 @@ def opened(path: str, words: Sequence[str]) -> Network | None:
     _check_given(parsed)
     run, without_data = _prepared(parsed.options)
     damaged = compatibility.check_model(run, selected)
-    checkpoint, values, left_out = read.newest_of(selected, f"--restore-path {path}")
+    checkpoint, values, left_out = read.load_latest_of(selected, f"--restore-path {path}")
     for fault in compatibility.faults(values, compatibility.model(run), checkpoint):
         raise CheckpointError(f"{fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)
     notes += [] if names else ["the names of the classes are not known: labels.txt numbers them"]
     count = run.data_source.spec.num_classes
-    return Network(
+    return TrainedNetwork(
         run=run,
         checkpoint=checkpoint,
         values={variable.name: values[variable.name] for variable in run.trace.variables},

@@ -11,7 +11,7 @@ from base.errors import OptionError
 from harness.programs import embedded
 
 if TYPE_CHECKING:
-    from harness.export.network import Network
+    from harness.export.network import TrainedNetwork
 
 CHECKED, CALIBRATED = 64, 128  # pictures
 _COARSE = 4  # squares on a side of a made-up picture
@@ -24,7 +24,7 @@ class Pictures(NamedTuple):
     origin: str
 
 
-def checking(network: Network) -> Pictures:
+def checking(network: TrainedNetwork) -> Pictures:
     """At most CHECKED pictures of the validation set; of the training set where there is none; made up without data."""
     from harness.programs import build
 
@@ -32,20 +32,20 @@ def checking(network: Network) -> Pictures:
     if not network.has_data:
         return Pictures(_made_up(embedded.shape(run)[1]), "made-up pictures")
     if not run.data_source.spec.validation_images:
-        return Pictures(build.training_bytes(run, CHECKED), "pictures of the training set")
-    batches = build.byte_batches(run, -(-CHECKED // run.validation_batch))
+        return Pictures(build.training_images_uint8(run, CHECKED), "pictures of the training set")
+    batches = build.validation_batches_uint8(run, -(-CHECKED // run.validation_batch))
     real = [images[labels >= 0] for images, labels in zip(batches.images, batches.labels)]
     return Pictures(np.concatenate(real)[:CHECKED], "pictures of the validation set")
 
 
-def calibration(network: Network) -> np.ndarray:
+def calibration(network: TrainedNetwork) -> np.ndarray:
     """At most CALIBRATED pictures of the training set in evaluation's preprocessing."""
     from harness.programs import build
 
-    return build.training_bytes(network.run, CALIBRATED)
+    return build.training_images_uint8(network.run, CALIBRATED)
 
 
-def check_calibration(network: Network) -> None:
+def check_calibration(network: TrainedNetwork) -> None:
     """OptionError without data to calibrate with."""
     if not network.has_data:
         raise OptionError(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from base.errors import OptionError
 from base.storage import files, input_files
-from harness.export.formats import FORMATS
+from harness.export.file_formats import FORMATS
 from harness.export.network import LABELS, PREPROCESSING
 
 FILES = (LABELS, PREPROCESSING, *(name for each in FORMATS.values() for name in (each.file, each.quantised) if name))
-_MOST_BYTES = 64 << 20  # of a text
+_MAX_BYTES = 64 << 20  # of a text
 
 
 def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
@@ -24,17 +24,23 @@ def check(folder: Path, texts: Mapping[str, str], force: bool) -> None:
     if os.path.lexists(folder) and not folder.is_dir():
         raise OptionError(f"--output {folder} is no folder; give another name")
     there = [name for name in FILES if os.path.lexists(folder / name)]
-    if there and not force and not _holds(folder, texts):
+    if not force and not _of_these(folder, texts, there):
         raise OptionError(
             f"{folder} holds an export of something else ({', '.join(there)}); --force replaces it, --output names another "
             "place"
         )
 
 
+def _of_these(folder: Path, texts: Mapping[str, str], there: Sequence[str]) -> bool:
+    """Return whether the files that are there belong to these texts: an export of them, or one that `put` had begun."""
+    told = [name for name in texts if name in there]
+    return _holds(folder, {name: texts[name] for name in told}) and (len(told) == len(texts) or len(told) == len(there))
+
+
 def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
     """Return whether the texts of an export are the same ones."""
     with suppress(OSError, UnicodeDecodeError):
-        return all(input_files.text(folder / name, _MOST_BYTES) == text for name, text in texts.items())
+        return all(input_files.text(folder / name, _MAX_BYTES) == text for name, text in texts.items())
     return False
 
 
@@ -53,19 +59,28 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def put(staging: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Moves finished files into their folder, with the texts that belong to them; those of another export go."""
+    """Move finished files into their folder, with the texts that belong to them; those of another export go.
+
+    The texts go before the other files: by them `check` knows the export of a call that was killed in between.
+    """
     for name, text in texts.items():
         with files.naming(folder / name):
             (staging / name).write_text(text, encoding="utf-8")
-    written, old = [path.name for path in staging.iterdir()], staging / "replaced"
-    gone = written if _holds(folder, texts) else FILES
+    written = [*texts, *(path.name for path in staging.iterdir() if path.name not in texts)]
+    old, gone = staging / "replaced", () if _holds(folder, texts) else FILES
     folder.mkdir(parents=True, exist_ok=True)
     old.mkdir()
     for name in gone:
-        if os.path.lexists(folder / name):
-            os.replace(folder / name, old / name)
+        _move_away(folder / name, old)
     for name in written:
+        if (staging / name).is_dir() or (folder / name).is_dir():  # a file replaces a file at once
+            _move_away(folder / name, old)
         os.replace(staging / name, folder / name)
+
+
+def _move_away(path: Path, folder: Path) -> None:
+    if os.path.lexists(path):
+        os.replace(path, folder / path.name)
 
 
 def size(path: Path) -> int:

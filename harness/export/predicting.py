@@ -20,14 +20,14 @@ from Datasets._spec import DataSpec, ReadRequest
 from Datasets.formats import class_names, preprocessing
 from harness.checkpoints.checkpoint import CheckpointError
 from harness.commands import entry
-from harness.evaluation import answers, predict_inputs, predictions
-from harness.evaluation.answers import Answer
-from harness.export import formats
+from harness.evaluation import predict_inputs, predictions, predictions_file
+from harness.evaluation.predictions_file import ImagePrediction
+from harness.export import file_formats
 from harness.export.network import LABELS, PREPROCESSING
 from harness.options import sources
 from harness.run.arguments import Rule, broken
 
-_SUFFIXES = {Path(each.file).suffix: name for name, each in formats.FORMATS.items() if "." in each.file}
+_SUFFIXES = {Path(each.file).suffix: name for name, each in file_formats.FORMATS.items() if "." in each.file}
 _SAVED_MODEL = "saved_model.pb"  # in the folder of one
 _LONGEST = 8192  # pixels on a side of a picture
 _SIDE: Rule = (lambda value: type(value) is int and 1 <= value <= _LONGEST, f"a whole number from 1 to {_LONGEST}")
@@ -46,15 +46,35 @@ class ExportedFile:
     output: str | None = None
 
 
+def _check_no_export(path: Path) -> None:
+    """OptionError for the folder of an export, which is a file of several or a folder in it, and no run."""
+    if not path.is_dir() or any(path.glob("ckpt-*.index")):
+        return
+    files = [
+        each
+        for one in file_formats.FORMATS.values()
+        for each in (one.file, one.quantised)
+        if each and (path / each).exists()
+    ]
+    if files:
+        raise OptionError(
+            f"--restore-path {path} is the folder of an export; give a file in it: "
+            + ", ".join(str(path / each) for each in files)
+        )
+
+
 def asked(argv: list[str]) -> ExportedFile | None:
     """The exported file that --restore-path names, or None for anything else. OptionError for options that it does not
     follow."""
     given = sources.value_of(argv, "restore_path", "validation")
     path = Path(given or "")
     name = "savedmodel" if (path / _SAVED_MODEL).is_file() else _SUFFIXES.get(path.suffix)
-    if not given or name is None or entry.wants_help(argv):
+    if not given or entry.wants_help(argv):
         return None
-    flags, given_options = sources.universe("validation").flags(), {}
+    if name is None:
+        _check_no_export(path)
+        return None
+    flags, given_options = sources.all_options("validation").flags(), {}
     for flag, words in sources.tokens(argv, flags):
         if flags[flag].option.name not in _TAKEN:
             raise OptionError(f"{flag}: {path} is an exported file, of which --predict alone can be asked")
@@ -65,14 +85,14 @@ def asked(argv: list[str]) -> ExportedFile | None:
     )
     if not photographs:
         raise OptionError(f"{path} is an exported file: give --predict photographs; a checkpoint is what can be validated")
-    answers.check(output, photographs)
+    predictions_file.check(output, photographs)
     return ExportedFile(path=path, format=name, photographs=photographs, output=output)
 
 
 def predict(file: ExportedFile) -> int:
     """Print the classes that the file finds in the photographs, in its own runtime; the exit code."""
     _check_there(file.path)
-    formats.check_packages([file.format])
+    file_formats.check_packages([file.format])
     listed = predict_inputs.listed(file.photographs)
     for warning in listed.warnings:
         print(warning)
@@ -82,9 +102,9 @@ def predict(file: ExportedFile) -> int:
 
     preparation, side = _preparation(about, len(names)), about["prepare"]["side"]
     with _running(file):
-        run = formats.FORMATS[file.format].runner(file.path)
+        run = file_formats.FORMATS[file.format].runner(file.path)
 
-    def found() -> Iterator[tuple[str, Sequence[Answer]]]:
+    def found() -> Iterator[tuple[str, Sequence[ImagePrediction]]]:
         for pictures in predictions.loaded(listed, lambda paths: image_files.load(paths, *preparation), print):
             if not pictures:
                 continue
@@ -113,7 +133,7 @@ def _check_there(path: Path) -> None:
 def _running(file: ExportedFile) -> Iterator[None]:
     """Errors of a file's runtime as a CheckpointError that names the file."""
     try:
-        with formats.quiet():
+        with file_formats.quiet():
             yield
     except (OSError, MemoryError):
         raise
@@ -159,4 +179,4 @@ def _preparation(about: Mapping[str, Any], classes: int) -> tuple[DataSpec, Read
         name="exported", num_classes=classes, image_size=prepare["side"] if small else None, train_images=0,
         validation_images=0, frame=prepare.get("frame_of_zeros", 0), standardised=small,
     )  # fmt: skip
-    return spec, ReadRequest(batch_size=1, image_size=prepare["side"], seed=0, eight_bit=True)
+    return spec, ReadRequest(batch_size=1, image_size=prepare["side"], seed=0, eight_bit_io=True)

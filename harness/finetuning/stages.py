@@ -45,7 +45,7 @@ _OWN: Mapping[str, str] = {  # options that have a meaning of their own here, an
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """A training: its folder's name, its configuration, and its title for people."""
 
     name: str
@@ -53,20 +53,20 @@ class Stage:
     title: str
 
 
-CLASSIFIER = Stage("classifier", "finetune_classifier", "The classifier alone, on frozen features")
-NETWORK = Stage("network", "finetune_network", "The whole network, with a smaller learning rate")
+CLASSIFIER = TrainingStage("classifier", "finetune_classifier", "The classifier alone, on frozen features")
+NETWORK = TrainingStage("network", "finetune_network", "The whole network, with a smaller learning rate")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The validated weights of a stage with the best accuracy, in per cent of so many pictures."""
+    """The validated weights of a stage with the best accuracy, in per cent of `pictures`."""
 
     checkpoint: Checkpoint
     accuracy: float
     pictures: int
 
 
-def words(stage: Stage, given: Sequence[str], folder: Path, place: Path, begin_with: Checkpoint | None) -> list[str]:
+def words(stage: TrainingStage, given: Sequence[str], folder: Path, place: Path, begin_with: Checkpoint | None) -> list[str]:
     """Return the words of train.py for a stage in the folder `place`. `given`: options of the call, which win;
     `begin_with`: weights of the stage before. OptionError for options that a fine-tuning decides itself."""
     own = ["--config", stage.config, "--data-dir", as_value(folder), "--logs-path", as_value(place), "--autoresume"]
@@ -74,9 +74,9 @@ def words(stage: Stage, given: Sequence[str], folder: Path, place: Path, begin_w
     return own + _of_stage(stage, given)
 
 
-def _of_stage(stage: Stage, given: Sequence[str]) -> list[str]:
+def _of_stage(stage: TrainingStage, given: Sequence[str]) -> list[str]:
     """The words of the call that count for a stage."""
-    everything = sources.universe("train").flags()
+    everything = sources.all_options("train").flags()
     words, last_only = [], _LAST_ONLY | set(with_trait(LENGTH)) | _of_schedules()
     for flag, values in sources.tokens(list(given), everything):
         name = everything[flag].option.name
@@ -100,7 +100,7 @@ def best(place: Path) -> Best | None:
     there = {checkpoint.name: checkpoint for checkpoint in find.select(place)}
     rows = [row for row in run_table(place, "validation.csv").read() if row["name"] in there]
     for row in validated_rows.ranked(rows):
-        whole, damaged = read.whole([there[row["name"]]])
+        whole, damaged = read.usable([there[row["name"]]])
         print(*damaged, sep="\n", end="\n" * bool(damaged))
         if whole:
             return Best(whole[0], float(row["val_acc"]), int(row["val_size"]))

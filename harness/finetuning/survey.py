@@ -19,16 +19,16 @@ from base.fields import brief
 from base.storage import input_files
 from Datasets.formats import image_folder, image_headers
 from Datasets.formats.image_folder import BadFile, Listing, Picture
-from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.image_headers import MAX_BYTES
 
-MOST_READ = 20_000  # pictures whose bytes are read; of more, the first ones, as a look is to take seconds
+MAX_READ = 20_000  # pictures whose bytes are read; of more, the first ones, as a look is to take seconds
 FEW = 10  # pictures of a class, below which an accuracy of validation tells little
 _READ_TOGETHER = 16
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The pictures of a folder, and the facts about the first MOST_READ of them. `sides`: (width, height) in pixels of the
+    """The pictures of a folder, and the facts about the first MAX_READ of them. `sides`: (width, height) in pixels of the
     smallest and of the largest picture, as stored; `turned`: the number of those that EXIF says to turn; `copies`: groups of
     files with the same bytes; `bad`: files that no decoder gets, or can read to the end."""
 
@@ -100,7 +100,7 @@ def of(top: Path) -> Survey:
         raise DataError(
             f"{top} has one class, {listing.classes[0]}: there is nothing to tell apart; add a folder for another"
         )
-    pictures = [*listing.train, *(listing.validation or ())][:MOST_READ]
+    pictures = [*listing.train, *(listing.validation or ())][:MAX_READ]
     bad = image_folder.damaged(pictures)
     unread = {each.file for each in bad}
     with ThreadPoolExecutor(_READ_TOGETHER) as pool:
@@ -130,7 +130,7 @@ class _Facts(NamedTuple):
 
 
 def _facts(file: Path) -> _Facts:
-    content = input_files.content(file, MOST_BYTES)
+    content = input_files.content(file, MAX_BYTES)
     header = image_headers.header(content)
     digest = hashlib.blake2b(content, digest_size=16).digest()
     size, turned = (header.width, header.height), image_headers.orientation(content) > 1

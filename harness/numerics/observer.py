@@ -11,7 +11,7 @@ from harness.numerics import picture, record
 
 if TYPE_CHECKING:
     from emulator.numerics.observation import Observation
-    from harness.training.job import Job
+    from harness.training.context import TrainingContext
     from ipu_utils import ObservingProgram, TrainingProgram
 
 PICTURE, FOLDER = "numerics.svg", "numerics"  # of the run's folder; the second has TensorBoard's events
@@ -20,42 +20,49 @@ PICTURE, FOLDER = "numerics.svg", "numerics"  # of the run's folder; the second 
 class Observer:
     """Observes for instance 0 of a run with a folder; for the others, and without the option, it does nothing."""
 
-    def __init__(self, job: Job, program: TrainingProgram, first: int) -> None:
+    def __init__(self, context: TrainingContext, program: TrainingProgram, first: int) -> None:
         """`first`: the updates that the run has."""
-        wanted = job.run.options.logging.numerics if job.team.first and job.log.folder else None
-        self._job, self._program, self._every = job, program, wanted
+        wanted = context.run.options.logging.numerics if context.team.first and context.log.folder else None
+        self._context, self._program, self._every = context, program, wanted
         self._observing: ObservingProgram | None = None
         self._board: _Histograms | None = None
+        self._missing = False
         if self._every:
-            record.go_on_after(job.folder, first)
+            record.go_on_after(context.folder, first)
+            self._missing = record.is_missing(context.folder, first, self._every)
 
     @property
     def every(self) -> int | None:
         """The updates from one observation to the next; None for none at all."""
         return self._every
 
+    def catch_up(self, done: int) -> None:
+        """Observe the update that the run goes on after, if the call that saved it ended before it could."""
+        if self._missing:
+            self.observe(done)
+
     def due(self, first: int, done: int) -> bool:
         """Return whether an observation is due after the updates first..done-1."""
         return bool(self._every) and done // self._every > first // self._every
 
     def observe(self, done: int) -> None:
-        """Observes, writes, draws."""
-        job = self._job
+        """Observe, write and draw."""
+        context = self._context
         if self._observing is None:
             from harness.programs import build  # TensorFlow comes with it
 
-            self._observing = build.observing_program(job.run)
-            self._board = _Histograms(job.folder / FOLDER)
+            self._observing = build.observing_program(context.run)
+            self._board = _Histograms(context.folder / FOLDER)
         found = self._program.loss_scale()
-        scale = found[0] if found else job.run.options.training.loss_scaling
+        scale = found[0] if found else context.run.options.training.loss_scaling
         observation = self._observing.observe(self._program.values(), done, scale)
-        record.append(job.folder, observation)
-        files.write_atomically(job.folder / PICTURE, picture.draw(observation))
+        record.append(context.folder, observation)
+        files.write_atomically(context.folder / PICTURE, picture.draw(observation))
         self._board.add(observation)
-        job.log.note(f"Numbers observed after update {done}: {job.folder / PICTURE}")
+        context.log.note(f"Numbers observed after update {done}: {context.folder / PICTURE}")
 
     def close(self) -> None:
-        """Frees the program."""
+        """Free the program."""
         if self._observing:
             self._observing.close()
             self._board.close()
@@ -72,7 +79,7 @@ class _Histograms:
             self._writer = tf.summary.FileWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
 
     def add(self, observation: Observation) -> None:
-        """Writes the events of an observation."""
+        """Write the events of an observation."""
         import tensorflow.compat.v1 as tf
 
         values = []
@@ -92,5 +99,5 @@ class _Histograms:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """End the file."""
         self._writer.close()

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from emulator.numerics.observation import KINDS, Observation, ObservedTensor
-from emulator.plan.formats import FP32, Format
+from emulator.plan.number_formats import FP32, Format
 from harness.reports import plot, svg
 
 EDGE, LEFT = 18, 62  # pixels: a margin, the room of the layers' words
-MOST_ROWS, LEVELS = 40, 10
+MAX_ROWS, LEVELS = 40, 10
 SHOWN = 1e-4  # the least share of a layer's numbers that is drawn
 HEIGHT = 200  # pixels of a panel's rows
 
@@ -83,7 +83,7 @@ def _range(
 
 def _rows(tensors: Sequence[ObservedTensor]) -> list[Mapping[int, float]]:
     """The share of each exponent, of a layer, or of neighbours where there are too many layers for a row each."""
-    each = math.ceil(len(tensors) / MOST_ROWS)
+    each = math.ceil(len(tensors) / MAX_ROWS)
     rows = []
     for k in range(0, len(tensors), each):
         counts: Counter[int] = Counter()

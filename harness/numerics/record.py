@@ -10,11 +10,11 @@ from base.storage import files, input_files
 from emulator.numerics.observation import Observation, ObservedTensor
 
 NAME = "numerics.jsonl"
-MOST_BYTES = 256 << 20  # that are read
+MAX_BYTES = 256 << 20  # that are read
 
 
 def append(folder: Path, observation: Observation) -> None:
-    """Writes an observation behind the others."""
+    """Write an observation behind the others."""
     line = {
         "updates": observation.updates,
         "loss_scale": observation.scale,
@@ -30,16 +30,21 @@ def read(folder: Path) -> list[Observation]:
 
 
 def go_on_after(folder: Path, updates: int) -> None:
-    """Drops the observations after so many updates, which will be made again."""
+    """Drop the observations after `updates`, which will be made again."""
     lines = _lines(folder)
     kept = [line for line in lines if (found := _observation(line)) and found.updates <= updates]
     if kept != lines:
         files.write_atomically(folder / NAME, "".join(f"{line}\n" for line in kept))
 
 
+def is_missing(folder: Path, updates: int, every: int) -> bool:
+    """Return whether an observation is due after `updates`, and not there."""
+    return updates > 0 and updates % every == 0 and all(each.updates != updates for each in read(folder))
+
+
 def _lines(folder: Path) -> list[str]:
     try:
-        return input_files.text(folder / NAME, MOST_BYTES).splitlines()
+        return input_files.text(folder / NAME, MAX_BYTES).splitlines()
     except FileNotFoundError:
         return []
 

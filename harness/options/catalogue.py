@@ -7,6 +7,7 @@ the same conversion.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,9 @@ class Option:
             return self._choice(raw, where)
         try:
             value = CONVERSIONS[self.base](raw)
-        except (ValueError, TypeError, OverflowError):
+        except OverflowError:
+            raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be at most {LARGEST:.2g} in size") from None
+        except (ValueError, TypeError):
             raise OptionError(f"{where}: {self.name} is '{brief(raw)}' but must be {KINDS[self.base]}") from None
         if self.base is str and self.meta["read"]:
             value = self.meta["read"](value)
@@ -189,8 +192,10 @@ def _to_float(raw: Any) -> float:
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
         raise ValueError(raw)
     value = decimal_number(raw) if isinstance(raw, str) else float(raw)
-    if value != value or abs(value) > LARGEST:
+    if not math.isfinite(value):
         raise ValueError(raw)
+    if abs(value) > LARGEST:
+        raise OverflowError(raw)
     return value
 
 

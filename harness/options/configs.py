@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from base.errors import OptionError
-from base.fields import MOST_SHOWN, brief, decimal_number, whole_number
+from base.fields import MAX_SHOWN, brief, decimal_number, whole_number
 from base.storage import input_files
 from harness.options import releases
 from harness.options.releases import Choice, Span
@@ -26,7 +26,7 @@ MAX_NODES = 40_000  # keys and values: PyYAML needs some 100 microseconds for ea
 MAX_MERGES = 1000
 MAX_MERGED = 50_000  # keys of a block, counted again wherever they are merged
 MAX_NESTING = 50
-MOST_LISTED = 24  # names in a message
+MAX_LISTED = 24  # names in a message
 STANDARD = "tag:yaml.org,2002:"
 MERGE_TAG, MAPPING_TAG, SEQUENCE_TAG = STANDARD + "merge", STANDARD + "map", STANDARD + "seq"
 
@@ -164,7 +164,7 @@ class ConfigFile:
         return self._flatten(self._blocks[name][1], f"configuration '{brief(name)}'", 0)
 
     def nested(self, name: str, levels: int) -> dict[str, Entry]:
-        """`block`, in which values may be mappings of entries again, so many levels deep, and lists may have lists."""
+        """`block`, in which values may be mappings of entries again, `levels` deep, and lists may have lists."""
         self._check_known(name)
         self._check_single(name)
         return self._flatten(self._blocks[name][1], f"'{brief(name)}'", 0, levels)
@@ -203,7 +203,7 @@ class ConfigFile:
     def _check_known(self, name: str) -> None:
         if name not in self.names:
             plain = self._plain_names()
-            near = get_close_matches(brief(name), [n for n in plain if len(n) <= MOST_SHOWN], n=3, cutoff=0.3)
+            near = get_close_matches(brief(name), [n for n in plain if len(n) <= MAX_SHOWN], n=3, cutoff=0.3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise OptionError(f"{self.path}: no configuration '{brief(name)}'{hint}\n{self._listed(plain)}")
 
@@ -221,12 +221,12 @@ class ConfigFile:
         says which is `outcome`."""
         if not self._is_old:
             raise OptionError(f"{twice}, first at {first}; keep one of them")
-        if len(self.notes) < MOST_LISTED:
+        if len(self.notes) < MAX_LISTED:
             self.notes.append(f"{twice}: {outcome}")
 
     @staticmethod
     def _listed(names: list[str]) -> str:
-        shown = names if len(names) <= MOST_LISTED else names[: MOST_LISTED // 3]
+        shown = names if len(names) <= MAX_LISTED else names[: MAX_LISTED // 3]
         more = f", ... ({len(names)} in the file)" if len(shown) < len(names) else ""
         return f"There are: {', '.join(map(brief, shown))}{more}"
 
@@ -328,7 +328,7 @@ def _parsed(text: str) -> tuple[yaml.Node | None, _Loader]:
 
 def _written(node: yaml.Node) -> str:
     """A value as it is written, or the beginning of a long one."""
-    parts = node.value[:MOST_LISTED] if isinstance(node, yaml.SequenceNode) else [node]
+    parts = node.value[:MAX_LISTED] if isinstance(node, yaml.SequenceNode) else [node]
     return f"'{brief(' '.join(part.value if isinstance(part, yaml.ScalarNode) else _kind(part) for part in parts))}'"
 
 

@@ -9,7 +9,7 @@ from base.errors import OptionError
 from base.fields import brief
 from harness.options.catalogue import Catalogue, shown
 from harness.options.sections import ACCUMULATION
-from harness.options.sources import Layer
+from harness.options.sources import OptionSource
 from Models import _norms
 
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
@@ -38,7 +38,7 @@ def losers(values: Mapping[str, Any]) -> set[str]:
     return lost
 
 
-def check_exclusive(known: Catalogue, layer: Layer, values: Mapping[str, Any]) -> None:
+def check_exclusive(known: Catalogue, layer: OptionSource, values: Mapping[str, Any]) -> None:
     """OptionError for two options of one group in one layer."""
     for _, chosen in _chosen(values, EXCLUSIVE):
         if values.get("ckpts_per_epoch") == 1:  # the original's default; its users write it beside epochs_per_ckpt

@@ -128,7 +128,7 @@ class DatasetOptions:
     hostside_image_mixing: bool = opt(False, "mixup and cutmix on the host instead of the device")
     eight_bit_io: bool = opt(False, "send pictures to the device as bytes, normalised there")
     dataset_percentage_to_use: int = opt(
-        100, "ImageNet: the first so many of a hundred shards", check=_percentages, traits=(NOT_IN_GRAPH,)
+        100, "ImageNet: the first N of a hundred shards", check=_percentages, traits=(NOT_IN_GRAPH,)
     )
     fused_preprocessing: bool = opt(False, "ImageNet: normalise on the device, pictures padded to 4 channels with zeros")
     shuffle_block: int = opt(
@@ -145,7 +145,7 @@ class DatasetOptions:
     )
     skip_bad_records: int = opt(
         0,
-        "ImageNet: go on past so many records that cannot be used; the next good one stands in",
+        "ImageNet: go on past N records that cannot be used; the next good one stands in",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
     )
@@ -279,6 +279,11 @@ class TrainingOptions:
         check=at_least(2),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
+    bind: str | None = opt(
+        None,
+        "address of this host that takes the other processes' connections, or all (default: that in the cluster's list)",
+        traits=(NOT_IN_GRAPH, PER_INSTANCE, ONE_CALL),
+    )
     syncs_per_epoch: int = opt(
         0, "poprun: broadcasts of instance 0's weights per epoch", check=at_least(0), traits=(NOT_IN_GRAPH,)
     )
@@ -301,12 +306,12 @@ class CheckpointOptions:
     )
     patience: int = opt(
         0,
-        "end the run after so many validations in a row that bring no better accuracy; 0 is off",
+        "end the run after N validations in a row that bring no better accuracy; 0 is off",
         check=at_least(0),
         traits=(NOT_IN_GRAPH,),
     )
     safety_ckpt_minutes: str = opt(
-        "10", "also save (instance 0 alone) whenever so many minutes have passed since the last checkpoint; the next one "
+        "10", "also save (instance 0 alone) whenever N minutes have passed since the last checkpoint; the next one "
         "replaces it; 0 is off; auto finds the minutes with which failures cost least",
         check=_minutes,
         read=str.lower,
@@ -391,14 +396,14 @@ class LoggingOptions:
     )
     tensorboard_images: int = opt(
         0,
-        "so many of a call's first pictures in TensorBoard's events, as the network sees them after augmentation and mixing",
+        "the first N pictures of a call in TensorBoard's events, as the network sees them after augmentation and mixing",
         check=at_least(0),
         scripts=("train", "restore"),
         traits=(NOT_IN_GRAPH, PER_INSTANCE),
     )
     numerics: int | None = opt(
         None,
-        "every so many updates a look at the exponents of weights, activations and gradients, and at what their formats "
+        "every N updates a look at the exponents of weights, activations and gradients, and at what their formats "
         "lose: numerics.svg and numerics.jsonl in the run's folder, TensorBoard",
         check=at_least(1),
         scripts=("train", "restore"),

@@ -24,7 +24,7 @@ DEFAULT_CONFIG_PATH = plugins.ROOT / "configs.yml"
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenValue:
     """A value of one layer: as it was written, and where."""
 
     raw: Any
@@ -33,17 +33,17 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Layer:
+class OptionSource:
     """Values by option, from one place."""
 
     source: str  # short name, for --explain
-    values: Mapping[str, Given]
+    values: Mapping[str, GivenValue]
     notes: tuple[str, ...] = ()  # lines about older spellings and keys that are not used
 
 
 def value_of(argv: list[str], name: str, script: str) -> str | None:
     """The last value of one option on the command line, before the others are known."""
-    everything = universe(script).flags()
+    everything = all_options(script).flags()
     values = [
         values[0]
         for flag, values in tokens(argv, everything, lenient=True)
@@ -61,13 +61,13 @@ def is_given(argv: list[str], name: str, script: str) -> bool:
 def optional_value(argv: list[str], name: str, script: str) -> str | None:
     """Return the last value of an option that may stand alone, or the one that it stands for then; None if not given."""
     words = words_of(argv, name, script)
-    bare = universe(script).options[name].meta["bare"]
+    bare = all_options(script).options[name].meta["bare"]
     return None if words is None else words[-1] if words else bare
 
 
 def words_of(argv: list[str], name: str, script: str) -> list[str] | None:
     """Return all words that the command line has after an option, before the others are known; None without the option."""
-    everything = universe(script).flags()
+    everything = all_options(script).flags()
     given = [
         words
         for flag, words in tokens(argv, everything, lenient=True)
@@ -88,11 +88,11 @@ def tokens(argv: list[str], flags: Mapping[str, Spelling], lenient: bool = False
             words[-1][1].append(token)
             continue
         written, equals, value = token.partition("=")
-        words.append((complete(written.replace("_", "-"), flags, lenient), [value] if equals else []))
+        words.append((expand_prefix(written.replace("_", "-"), flags, lenient), [value] if equals else []))
     return words
 
 
-def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
+def expand_prefix(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
     """A flag or the unambiguous beginning of one."""
     if written in flags:
         return written
@@ -114,7 +114,7 @@ def complete(written: str, flags: Mapping[str, Spelling], lenient: bool) -> str:
 
 
 def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
-    owners = _owners(written.lstrip("-").replace("-", "_"))
+    owners = _plugins_with_option(written.lstrip("-").replace("-", "_"))
     shown_flag = brief(written)
     if owners:
         return f"{COMMAND_LINE}: {shown_flag} is an option of {' and '.join(owners)} only"
@@ -129,20 +129,20 @@ def _unknown_flag(written: str, flags: Mapping[str, Spelling]) -> str:
     return f"{COMMAND_LINE}: unknown option {shown_flag}{plugins.did_you_mean(written, named)}"
 
 
-def command_layer(known: Catalogue, argv: list[str]) -> Layer:
+def from_command_line(known: Catalogue, argv: list[str]) -> OptionSource:
     """The command line's values."""
     flags, notes = known.flags(), []
-    values: dict[str, list[tuple[str, Given]]] = {}
+    values: dict[str, list[tuple[str, GivenValue]]] = {}
     for word, words in tokens(argv, flags):
         spelling = flags[word]
         where = f"{COMMAND_LINE}: {word}"
         raw = _raw_value(spelling, words, where)
         for name, rewritten in _rewritten(spelling, raw, where).items():
-            values.setdefault(name, []).append((word, Given(rewritten, where, word.lstrip("-").replace("-", "_"))))
+            values.setdefault(name, []).append((word, GivenValue(rewritten, where, word.lstrip("-").replace("-", "_"))))
         if not spelling.canonical:
             notes.append(f"{word} is an older spelling of {_new_spelling(spelling, raw)}")
-    agreed = {name: _agreed(known.options[name], given) for name, given in values.items()}
-    return Layer(COMMAND_LINE, agreed, tuple(notes))
+    agreed = {name: _resolved_spellings(known.options[name], given) for name, given in values.items()}
+    return OptionSource(COMMAND_LINE, agreed, tuple(notes))
 
 
 def _raw_value(spelling: Spelling, words: list[str], where: str) -> Any:
@@ -180,7 +180,7 @@ def _new_spelling(spelling: Spelling, raw: Any) -> str:
     return " and ".join(flag(name) for name in names)
 
 
-def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
+def _resolved_spellings(option: Option, given: list[tuple[str, GivenValue]]) -> GivenValue:
     """The last value of one spelling; two spellings must agree, but for those that are factors of the value."""
     last = dict(given)
     distinct = {flag: option.convert(entry.raw, entry.where) for flag, entry in last.items()}
@@ -198,12 +198,12 @@ def _agreed(option: Option, given: list[tuple[str, Given]]) -> Given:
     return given[-1][1]
 
 
-def config_path(main: Mapping[str, Given]) -> str:
+def config_path(main: Mapping[str, GivenValue]) -> str:
     """The configuration file of this call."""
     return main["config_path"].raw if "config_path" in main else str(DEFAULT_CONFIG_PATH)
 
 
-def chosen_block(main: Mapping[str, Given]) -> Block | None:
+def chosen_config(main: Mapping[str, GivenValue]) -> Block | None:
     """The configuration that this call asks for."""
     if "config" not in main:
         if "release" in main:
@@ -213,13 +213,13 @@ def chosen_block(main: Mapping[str, Given]) -> Block | None:
     release = main["release"].raw if "release" in main else None
     block = configs.choose(config_path(main), main["config"].raw, release)
     notes = [_short(note) for note in block.notes]
-    return dataclasses.replace(block, entries=_understood(block.entries, notes), notes=tuple(notes))
+    return dataclasses.replace(block, entries=_without_dead_keys(block.entries, notes), notes=tuple(notes))
 
 
-def config_layer(known: Catalogue, block: Block) -> Layer:
+def from_config(known: Catalogue, block: Block) -> OptionSource:
     """The chosen block's values; a key of another model or schedule is noted, an unknown one refused."""
     name, notes = block.name, [*block.notes]
-    values: dict[str, list[tuple[str, Given]]] = {}
+    values: dict[str, list[tuple[str, GivenValue]]] = {}
     unused = []
     for key, entry in block.entries.items():
         where = _short(entry.where)
@@ -227,23 +227,23 @@ def config_layer(known: Catalogue, block: Block) -> Layer:
             raise OptionError(f"{where}: {name}: {key} has a meaning on the command line only")
         spelling = known.spellings.get(key.replace("-", "_"))
         if spelling is None:
-            if _owners(key.replace("-", "_")) or key in universe(None).spellings:
+            if _plugins_with_option(key.replace("-", "_")) or key in all_options(None).spellings:
                 unused.append(key)
                 continue
             raise OptionError(
                 f"{where}: {name}: unknown key '{brief(key)}'{plugins.did_you_mean(key, list(known.spellings))}"
             )
         for option, raw in _rewritten(spelling, entry.value, where).items():
-            values.setdefault(option, []).append((key, Given(raw, where, key.replace("-", "_"))))
+            values.setdefault(option, []).append((key, GivenValue(raw, where, key.replace("-", "_"))))
         if not spelling.canonical:
             notes.append(f"{where}: {key} is an older spelling of {' and '.join(spelling.rewrite(entry.value))}")
     if unused:
         notes.append(f"configuration {name}: not used by this model and schedule: {', '.join(unused)}")
-    agreed = {option: _agreed(known.options[option], given) for option, given in values.items()}
-    return Layer(f"{CONFIGURATION} {name}", agreed, tuple(notes))
+    agreed = {option: _resolved_spellings(known.options[option], given) for option, given in values.items()}
+    return OptionSource(f"{CONFIGURATION} {name}", agreed, tuple(notes))
 
 
-def _understood(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
+def _without_dead_keys(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Entry]:
     """Return the entries without the keys of old files that changed nothing in their time: those that no release read, and a
     key with hyphens beside the same with underscores."""
     remaining = {}
@@ -264,13 +264,13 @@ def _short(where: str) -> str:
     return where.replace(str(DEFAULT_CONFIG_PATH), "configs.yml")
 
 
-def recorded_layer(known: Catalogue, recorded: Mapping[str, Any], where: str) -> Layer:
+def from_record(known: Catalogue, recorded: Mapping[str, Any], where: str) -> OptionSource:
     """The values of an earlier run."""
-    values = {name: Given(value, where) for name, value in recorded.items() if name in known.options and value is not None}
-    return Layer(RECORDED, values)
+    known_values = {name: value for name, value in recorded.items() if name in known.options and value is not None}
+    return OptionSource(RECORDED, {name: GivenValue(value, where) for name, value in known_values.items()})
 
 
-def universe(script: str | None) -> Catalogue:
+def all_options(script: str | None) -> Catalogue:
     """The options of every model and schedule at once: to resolve prefixes and to say whose an option is."""
     return Catalogue(every_option(script))
 
@@ -294,7 +294,7 @@ def model_defaults() -> list[tuple[set[str], Mapping[str, Any]]]:
     return tables
 
 
-def _owners(name: str) -> list[str]:
+def _plugins_with_option(name: str) -> list[str]:
     """The models and schedules that have an option of this spelling."""
     owners = []
     for folder, switch in (("Models", "--model"), ("LR_Schedules", "--lr-schedule")):

@@ -69,11 +69,16 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {
 }
 
 
+def unscales_in_rate(options: TrainingOptions) -> bool:
+    """Return whether the learning rate is divided by the loss scale, and not the gradients: a rule that is linear in the
+    gradient gives the same, as long as the scale stays."""
+    return UPDATE_RULES[options.optimiser].linear and not options.automatic_loss_scaling
+
+
 def lr_scale(options: TrainingOptions) -> float:
     """Return the factor on the gradients that a rule computes with, slots included: the loss scale where the learning rate
     is divided by it, and 1 where gradients are."""
-    in_rate = UPDATE_RULES[options.optimiser].linear and not options.automatic_loss_scaling
-    return options.loss_scaling if in_rate else 1.0
+    return options.loss_scaling if unscales_in_rate(options) else 1.0
 
 
 def rmsprop_decay(options: TrainingOptions, global_batch: int) -> float:

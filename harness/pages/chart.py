@@ -13,7 +13,7 @@ from harness.reports.plot import Line, Points
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 270.0, 58.0, 12.0, 34.0, 44.0  # pixels
 _SIZE = 15  # of letters, so that they are 12 pixels high on a screen of 375 at least
-_MOST_POINTS = 500  # of a curve: about one for each pixel
+_MAX_POINTS = 500  # of a curve: about one for each pixel
 _DASHES = "5 3"
 
 
@@ -98,7 +98,7 @@ def interval(share: scores.Share) -> str:
     )
 
 
-def thinned(points: Points, most: int = _MOST_POINTS) -> Points:
+def thinned(points: Points, most: int = _MAX_POINTS) -> Points:
     """The points of a long curve that show at a screen's resolution: the lowest and the highest of each piece, and the
     ends."""
     if len(points) <= most:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 FILE = "evaluation.json"
 WRONG = 12  # pictures that are kept, the most confidently wrong ones
-_MOST_BYTES = 64 << 20  # half a million pictures
-_MOST_CLASSES = 1 << 20
+_MAX_BYTES = 64 << 20  # half a million pictures
+_MAX_CLASSES = 1 << 20
 _VERSION = 1
 
 
@@ -46,7 +46,7 @@ def kept(folder: Path, fingerprint: str) -> tuple[Evaluation | None, str]:
     the file cannot be used."""
     path = folder / FILE
     try:
-        content = bounds.json_value(input_files.content(path, _MOST_BYTES))
+        content = bounds.json_value(input_files.content(path, _MAX_BYTES))
         if content["fingerprint"] != fingerprint or content["version"] != _VERSION:
             return None, ""
         return _of(content), ""
@@ -84,7 +84,7 @@ def _of(content: Mapping[str, Any]) -> Evaluation:
     import numpy as np
 
     classes, names = content["classes"], content["names"]
-    if type(classes) is not int or not 0 < classes <= _MOST_CLASSES or type(content["checkpoint"]) is not str:
+    if type(classes) is not int or not 0 < classes <= _MAX_CLASSES or type(content["checkpoint"]) is not str:
         raise ValueError("its checkpoint or its number of classes is none")
     if not isinstance(names, list) or len(names) not in (0, classes) or not all(isinstance(each, str) for each in names):
         raise ValueError("its names are not those of its classes")
@@ -130,5 +130,5 @@ def name(evaluation: Evaluation, label: int) -> str:
 
 
 def names_of(evaluation: Evaluation, most: int) -> Sequence[str]:
-    """The names of the classes in the order of their labels, at most so many."""
+    """The names of the classes in the order of their labels, the first `most` of them."""
     return [name(evaluation, label) for label in range(min(most, evaluation.classes))]

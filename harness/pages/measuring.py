@@ -14,7 +14,7 @@ from harness.checkpoints import compatibility, read, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import entry
 from harness.evaluation import inference_record, predictions
-from harness.evaluation.validate import own_micro_batches
+from harness.evaluation.validate import local_micro_batches
 from harness.evaluation.weights import SavedWeights
 from harness.pages import evaluation, scores
 from harness.pages.evaluation import Evaluation
@@ -51,7 +51,7 @@ def evaluated(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint |
 def _kept_or_made(folder: Path, say: Callable[[str], None], checkpoint: Checkpoint | None) -> Evaluation:
     """The answers, kept or made."""
     words = ["--restore-path", command_line.as_value(folder), "--no-logs"]
-    checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.newest(folder)
+    checkpoint, values, warnings = (checkpoint, read.tensors(checkpoint), []) if checkpoint else read.load_latest(folder)
     fingerprint = write.fingerprint(values)
     found, warning = evaluation.kept(folder, fingerprint)
     for line in (*warnings, *[warning] * bool(warning)):
@@ -82,10 +82,10 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
     classes = run.data_source.spec.num_classes
     most = min(predictions.MOST, classes)
     compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
-    with build.answering_program(run, most) as program:
+    with build.top_k_program(run, most) as program:
         program.load(values)
         program.rewind()
-        rows = _rows(program, own_micro_batches(run))
+        rows = _rows(program, local_micro_batches(run))
     records = np.flatnonzero(rows[:, 0] >= 0)  # of filling, and of what cannot be read, no label is known
     if not len(records):
         raise OptionError("none of the validation pictures can be read")
@@ -113,7 +113,7 @@ def _with_pictures(run: Run, scored: Evaluation) -> Evaluation:
     from harness.programs import build
 
     wrong = scores.confidently_wrong(scored.labels, scored.answers[:, 0], scored.probabilities[:, 0], evaluation.WRONG)
-    images = build.validation_pictures(run, [int(scored.records[place]) for place in wrong])
+    images = build.validation_images_at(run, [int(scored.records[place]) for place in wrong])
     pictures = {place: _encoded(image) for place, image in zip(wrong, images)}
     name = getattr(run.data_source, "validation_name", None)
     files = {place: _short(name(int(record)), run) for place, record in enumerate(scored.records)} if name else {}

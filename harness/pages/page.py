@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from harness.pages.evaluation import Evaluation
 from harness.pages.run_folder import Row, RunFolder, number
 
 FILE = "report.html"
-MOST_RUNS = 16  # on one page
+MAX_RUNS = 16  # on one page
 _COMPILED = {"Compilation time:": "compilation", "Validation program ready in": "compilation for validation"}
 _PLACED = "at epoch"  # a figure that the title has already
 _WITHOUT = "classes, confusions, calibration and wrong pictures are not here: "
@@ -167,20 +168,23 @@ def _options(run: RunFolder) -> str:
 
 def _timings(run: RunFolder) -> list[tuple[str, str]]:
     """The times of a run, as far as the rows tell."""
-    rates = [number(row, "img_per_sec") for row in run.training]
-    updates = [number(row, "it_time") for row in run.training]
-    validated = [number(row, "val_time") for row in run.validation]
-    speed = [number(row, "img_per_sec") for row in run.validation]
+    rates, speed = _finite(run.training, "img_per_sec"), _finite(run.validation, "img_per_sec")
+    updates, validated = _finite(run.training, "it_time"), _finite(run.validation, "val_time")
     compiled = ((_COMPILED.get(line, line), f"{seconds:.1f} s") for line, seconds in run.compiled.items())
     pairs = (
         *compiled,
         ("host steps", _duration(_last_number(run.training, "total_time"))),
         ("an update (median)", f"{1000 * statistics.median(updates):.4g} ms" if updates else ""),
         ("images a second (median)", f"{statistics.median(rates):,.1f}" if rates else ""),
-        ("validations", f"{len(validated)}, {_duration(sum(validated))} together" if validated else ""),
+        ("validations", f"{len(run.validation)}, {_duration(sum(validated))} together" if validated else ""),
         ("images a second in validation (median)", f"{statistics.median(speed):,.1f}" if speed else ""),
     )
     return [(name, value) for name, value in pairs if value]
+
+
+def _finite(rows: Sequence[Row], column: str) -> list[float]:
+    """The numbers of a column, without those that are missing or none."""
+    return [value for value in (number(row, column) for row in rows) if math.isfinite(value)]
 
 
 def _environment(run: RunFolder) -> list[tuple[str, str]]:

@@ -12,12 +12,12 @@ from base.process import command_line
 from base.storage import files
 from harness.checkpoints import find
 from harness.checkpoints.checkpoint import Checkpoint
-from harness.pages.page import FILE, MOST_RUNS
+from harness.pages.page import FILE, MAX_RUNS
 from harness.reports import output
 
 
 @dataclass(frozen=True)
-class Request:
+class ReportRequest:
     """The runs, each once, with the checkpoint that is evaluated, None for the newest; the page, None for that of a single
     run's own folder; and whether checkpoints are evaluated at all."""
 
@@ -31,12 +31,12 @@ class Request:
         return Path(self.html) if self.html else self.runs[0][0] / FILE
 
 
-def parse(argv: Sequence[str], description: str) -> Request:
+def parse(argv: Sequence[str], description: str) -> ReportRequest:
     """The request; OptionError where the page cannot be written as far as its name and folder tell."""
     parser = command_line.Parser(
         prog="report.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or checkpoints in them, at most {MOST_RUNS}")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folders, or checkpoints in them, at most {MAX_RUNS}")
     parser.add_argument("--html", metavar="FILE", help=f"the page (default: {FILE} in the folder of a single run)")
     parser.add_argument(
         "--no-evaluation",
@@ -45,13 +45,11 @@ def parse(argv: Sequence[str], description: str) -> Request:
     )
     given = parser.parse_args(argv)
     runs = {path.resolve(): _run(path) for path in map(Path, given.runs)}
-    if len(runs) > MOST_RUNS:
-        raise OptionError(f"{len(runs)} runs: at most {MOST_RUNS} fit on a page; give fewer")
+    if len(runs) > MAX_RUNS:
+        raise OptionError(f"{len(runs)} runs: at most {MAX_RUNS} fit on a page; give fewer")
     if given.html is None and len(runs) > 1:
         raise OptionError(f"{len(runs)} runs have no common folder for their page: give --html FILE")
-    if given.html == "":
-        raise OptionError("--html needs the name of a file")
-    return Request(tuple(runs.values()), given.html, not given.no_evaluation)
+    return ReportRequest(tuple(runs.values()), given.html, not given.no_evaluation)
 
 
 def _run(path: Path) -> tuple[Path, Checkpoint | None]:
@@ -62,7 +60,7 @@ def _run(path: Path) -> tuple[Path, Checkpoint | None]:
     return find.run_folder(path), checkpoint
 
 
-def check(request: Request) -> None:
+def check(request: ReportRequest) -> None:
     """OptionError for a page that cannot be written, before minutes are spent on it."""
     if request.html:
         output.check(request.html)
@@ -70,9 +68,9 @@ def check(request: Request) -> None:
         output.check(str(request.target), "give --html FILE elsewhere, or make the folder writable")
 
 
-def write(request: Request, text: str) -> None:
+def write(request: ReportRequest, text: str) -> None:
     """Write the page: through a link or into a pipe where --html names one, but through none in a run's folder."""
     if request.html:
-        output.whole(request.html, text)
+        output.write_atomically(request.html, text)
     else:
         files.write_atomically(request.target, text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from base import bounds
 from base.errors import OptionError
-from base.fields import brief
+from base.fields import brief, whole_number
 from base.storage import input_files, tables
 from base.storage.run_tables import TABLES
 from harness.checkpoints import run_record
@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether --patience ended the run: so many validations brought no better accuracy."""
+        """Whether --patience ended the run: the last validations brought no better accuracy."""
         checkpoints, patience = validated_rows.of_checkpoints(self._validated), self.arguments.get("patience")
         return isinstance(patience, int) and early_stopping.patience_is_over(checkpoints, patience)
 
@@ -112,27 +112,44 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     still writes, or was killed, and is left out with a note."""
     columns, _ = TABLES[path.name]
     try:
-        text = input_files.content(path, tables.MOST_BYTES).decode("utf-8")
+        text = input_files.content(path, tables.MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise OptionError(f"{path} cannot be read: {bounds.reason(error)}") from None
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f"it is no UTF-8 text: {error.reason} at byte {error.start}") from None
     whole, _, rest = text.rpartition("\n")
     if rest:
         notes.append(f"the last line of {path.name} is not whole yet and left out")
-    try:
-        head, *lines = list(csv.reader(whole.splitlines())) or [[]]
-    except csv.Error as error:
-        raise OptionError(f"{path} is damaged: {error}") from None
+    head, *lines = _cells(path, whole) or [[]]
     if not lines and not head:
         return []
     if len(set(head)) < len(head) or not set(_REQUIRED) <= set(head) <= set(columns):
-        raise OptionError(f"{path} is damaged: its first line must name the columns {', '.join(columns)}")
+        raise _damaged(path, f"its first line must name the columns {', '.join(columns)}")
     wrong = next((k for k, cells in enumerate(lines, 2) if not _is_row(head, cells)), None)
     if wrong:
-        line = brief(",".join(lines[wrong - 2]))
-        raise OptionError(f"{path} is damaged: line {wrong} is no row: {line}; restore.py makes rows anew")
+        raise _damaged(path, f"line {wrong} is no row: {brief(','.join(lines[wrong - 2]))}")
     return [dict(zip(head, cells)) for cells in lines]
+
+
+def _cells(path: Path, text: str) -> list[list[str]]:
+    """The cells of each line; OptionError for more lines, or a longer one, than any run writes: they are counted first, as
+    a short line takes a hundred times its length in memory."""
+    if text.count("\n") > tables.MAX_LINES:
+        raise _damaged(path, f"it has more than the {tables.MAX_LINES:,} lines that are read of a run's rows")
+    lines = text.split("\n")
+    wrong = next((k for k, line in enumerate(lines, 1) if len(line) > tables.LONGEST), None)
+    if wrong:
+        raise _damaged(path, f"line {wrong} has more than the {tables.LONGEST:,} characters that are read of a row")
+    try:
+        return list(csv.reader(lines))
+    except csv.Error as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path, reason: str) -> OptionError:
+    return OptionError(f"{path} is damaged: {reason}; restore.py makes rows anew")
 
 
 def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:
@@ -142,8 +159,8 @@ def _is_row(head: Sequence[str], cells: Sequence[str]) -> bool:
         return False
     named = dict(zip(head, cells))
     try:
-        int(named["iteration"])
-        values = {name: float(cell) for name, cell in named.items() if name != "name" and cell}
+        whole_number(named["iteration"])
+        values = {name: tables.cell_number(cell) for name, cell in named.items() if name != "name" and cell}
     except ValueError:
         return False
     return all(math.isfinite(values.get(name, math.nan)) for name in _REQUIRED)

@@ -22,7 +22,7 @@ from harness.options.sections import flag
 from harness.run import data, resolve
 from harness.run.run import Run
 
-MOST_PROCESSES = 65536  # of the host
+MAX_PROCESSES = 65536  # of the host
 ASKED_OF_TRAINING = ("dry_run", "explain", "summary")
 RANDOM = "--generated-data"  # a plan reads no data,
 FOLDERS = "imagefolder"  # but where only the data tells how many classes there are
@@ -34,7 +34,7 @@ class _Parser(command_line.Spoken):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PlanRequest:
     """The options of plan.py, and the words for train.py's options of each configuration."""
 
     systems: tuple[str, ...]
@@ -60,14 +60,14 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--search", action="store_true", help="look for the fastest plan that fits, for the same network and "
                      "global batch, and print it as a block for configs.yml")  # fmt: skip
     own.add_argument("--inference", action="store_true", help="the forward pass alone, on one IPU, as validation.py has it")
-    own.add_argument("--processes", type=command_line.whole(1, MOST_PROCESSES), metavar="N",
+    own.add_argument("--processes", type=command_line.int_between(1, MAX_PROCESSES), metavar="N",
                      help="host processes that feed the replicas (default: one for two "
                      "IPUs of the system)")  # fmt: skip
     own.add_argument("-h", "--help", action="store_true", help="this text")
     return own
 
 
-def parse(argv: Sequence[str]) -> Request:
+def parse(argv: Sequence[str]) -> PlanRequest:
     """The request; OptionError for what cannot be one."""
     known, rest = parser().parse_known_args(list(argv))
     _check_answered_elsewhere(rest)
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> Request:
         raise OptionError("--search looks for plans of trainings, and --inference plans none; give one of them")
     names = list(dict.fromkeys(known.config))
     calls = [(name, ("--config", name, *rest)) for name in names] or [("", tuple(rest))]
-    return Request(
+    return PlanRequest(
         systems=tuple(dict.fromkeys(known.system)), json=known.json, html=known.html, search=known.search,
         inference=known.inference, processes=known.processes, calls=tuple(calls),
         help=known.help or sources.words_of(rest, "help", "train") is not None,  # shortened, as train.py takes it
@@ -157,7 +157,7 @@ class Case(NamedTuple):
     system: System
 
 
-def cases(request: Request) -> Iterator[Case]:
+def cases(request: PlanRequest) -> Iterator[Case]:
     """Each configuration on each system, in the order of the call; OptionError for a system that does not hold the plan."""
     for label, words in request.calls:
         run = run_of(words, training=not request.inference)

@@ -14,11 +14,11 @@ from base.errors import OptionError
 from emulator.cost_model import search
 from emulator.cost_model.prediction import Prediction, predict
 from emulator.cost_model.remedies import remedies
-from emulator.plan.formats import FP16
+from emulator.plan.number_formats import FP16
 from harness.options.exclusive import alone_in_their_groups
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RECORDED
 from harness.pod_planning import plan_options
-from harness.pod_planning.plan_options import Request
+from harness.pod_planning.plan_options import PlanRequest
 from harness.run.run import Run
 
 # not of the network and its training, but of one call
@@ -57,7 +57,7 @@ class Planned:
             if name not in _OF_THE_CALL and options.sources.get(name, "").startswith(_GIVEN) and value is not None
         }
         values |= {
-            "micro_batch_size": plan.micro_batch,
+            "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_count": plan.accumulation,
             "shards": plan.options.shards,
             "replicas": plan.options.replicas,
@@ -73,7 +73,7 @@ class Planned:
         return yaml.safe_dump({self.block_name: plain}, sort_keys=False, default_flow_style=None, width=120)
 
 
-def fastest(request: Request) -> list[Planned]:
+def fastest(request: PlanRequest) -> list[Planned]:
     """The fastest plan for each configuration and system; OptionError where nothing fits."""
     planned = []
     for name, run, work, system in plan_options.cases(request):

@@ -58,7 +58,7 @@ def one(planned: Planned) -> str:
     replicas = f"{plan.total_replicas} replica{'s' if plan.total_replicas > 1 else ''}"
     lines = [
         f"{planned.name} on {system.name}: {plan.ipus} {system.ipu.name} IPU{'s' if plan.ipus > 1 else ''}, {replicas}, "
-        f"micro-batch {plan.micro_batch} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
+        f"micro-batch {plan.micro_batch_size} x accumulation {plan.accumulation}, global batch {plan.global_batch}, "
         f"{plan.precision.name}",
         *(f"  {note}" for note in planned.run.notes),
         f"  predicted on {system.name}: {timing.images_per_second:,.0f} img/sec, {1e3 * timing.seconds:,.1f} ms {unit}, "
@@ -116,7 +116,7 @@ def _found(planned: Planned) -> list[str]:
     for other in planned.frontier[:8]:
         plan = other.workload.plan
         lines.append(
-            f"    {len(plan.stages):2d} stages x {plan.total_replicas:3d}, micro-batch {plan.micro_batch:3d} x "
+            f"    {len(plan.stages):2d} stages x {plan.total_replicas:3d}, micro-batch {plan.micro_batch_size:3d} x "
             f"{plan.accumulation:4d}: {other.timing.images_per_second:9,.0f} img/sec, {other.fullest.total / MIB:5,.0f} MiB"
             + (", recomputation" if plan.options.enable_recomputation else "")
         )

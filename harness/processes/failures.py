@@ -7,7 +7,7 @@ import math
 from harness.options.sections import AUTO, CheckpointOptions
 
 _UNTIL_KNOWN = 600.0  # seconds
-_LEAST = 1e-3  # seconds that saving holds training, or next to no time between two checkpoints would be best
+_MIN_SAVING = 1e-3  # seconds that saving holds training, or next to no time between two checkpoints would be best
 
 
 def best_interval(saving: float, between_failures: float) -> float:
@@ -17,10 +17,11 @@ def best_interval(saving: float, between_failures: float) -> float:
     J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006), equation 37;
     its first term is J. W. Young's, CACM 17 (1974).
     """
-    part = max(saving, _LEAST) / (2 * between_failures)
+    saving = max(saving, _MIN_SAVING)
+    part = saving / (2 * between_failures)
     if part >= 1:
         return between_failures
-    return math.sqrt(2 * max(saving, _LEAST) * between_failures) * (1 + math.sqrt(part) / 3 + part / 9) - max(saving, _LEAST)
+    return math.sqrt(2 * saving * between_failures) * (1 + math.sqrt(part) / 3 + part / 9) - saving
 
 
 def lost_share(interval: float, saving: float, restarting: float, between_failures: float) -> float:

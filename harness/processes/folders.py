@@ -8,7 +8,6 @@ another one.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import string
@@ -121,7 +120,7 @@ def check_no_run(folder: Path) -> None:
 
 
 def forget_unsaved(folder: Path) -> None:
-    """Removes the record, the log and the rows of a run that has saved nothing. No other process may write in the folder."""
+    """Remove the record, the log and the rows of a run that has saved nothing. No other process may write in the folder."""
     for name in ("log.txt", *TABLES, *_REPLACED):
         (folder / name).unlink(missing_ok=True)
 
@@ -185,7 +184,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
     listed = [] if _is_copy(given.absolute(), listed) else listed
     if team.size == 1:
         return replace(run, folders=tuple(listed)), given
-    top, listed = json.loads(team.broadcast_text(json.dumps([str(given.absolute()), listed]) if team.first else ""))
+    top, listed = team.broadcast_json([str(given.absolute()), listed])
     everyone = [Path(top), *(sibling(Path(top), listed, k, run.cluster.source) for k in range(1, team.size))]
     folder = everyone[team.instance]
     if not team.first and given.absolute() != everyone[0] and recorded.get("instance") == team.instance:

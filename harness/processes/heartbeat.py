@@ -19,14 +19,14 @@ from base.errors import OptionError
 from harness.cluster.cluster import Cluster
 
 _STATUS = "/tensorflow.WorkerService/GetStatus"
-_TRIES = 3  # in a row, of a peer that has been there: a connection may break once
-_PATIENCE = 0.7  # of the timeout: the others notice a little later, and are to name the same instance
-_STOPPED = 2.0  # seconds that asking everyone never takes beyond its timeouts
+_MAX_FAILURES = 3  # in a row, of a peer that has been there: a connection may break once
+_TIMEOUT_SHARE = 0.7  # of the timeout: the others notice a little later, and are to name the same instance
+_OWN_PAUSE = 2.0  # seconds that asking everyone never takes beyond its timeouts
 _PLACE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")  # of a server's devices, in its answer
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
-class WorkerError(Exception):
+class PeerError(Exception):
     """Another instance never came, ended or does not answer."""
 
 
@@ -34,86 +34,87 @@ class Heartbeat:
     """Asks all others every so often. `lost` is called once, in a thread of its own, with what happened."""
 
     def __init__(self, cluster: Cluster, timeout: float, lost: Callable[[str], None]) -> None:
-        self._cluster, self._timeout, self._lost = cluster, timeout, lost
+        self._cluster, self._timeout, self._on_peer_lost = cluster, timeout, lost
         self._peers = [k for k in range(cluster.size) if k != cluster.instance]
         addresses = dict(enumerate(cluster.addresses))
         own = addresses[cluster.instance].rpartition(":")[2]
         addresses[cluster.instance] = f"localhost:{own}"  # the others' name for this host need not be known here
         channels = {k: grpc.insecure_channel(address, _DIRECT) for k, address in addresses.items()}
         self._ask = {k: channel.unary_unary(_STATUS) for k, channel in channels.items()}
-        self._every = min(2.0, timeout / 15)
-        self._over = threading.Event()
-        self._met: dict[int, bytes] = {}  # each instance's answer when it came
+        self._interval = min(2.0, timeout / 15)
+        self._stopped = threading.Event()
+        self._first_replies: dict[int, bytes] = {}  # each instance's answer when it came
 
-    def gather(self) -> str:
-        """Waits until every instance has answered; return a digest of the processes that did. WorkerError if the time is
+    def wait_for_all(self) -> str:
+        """Wait until every instance has answered; return a digest of the processes that did. PeerError if the time is
         over, OptionError if a server is at another place of its own run than the address has here."""
         end, missing = time.monotonic() + self._timeout, list(range(self._cluster.size))
         while missing:
-            self._met |= self._answers(missing)
+            self._first_replies |= self._replies(missing)
             for k in missing:
                 self._check_place(k)
-            missing = [k for k in missing if k not in self._met]
+            missing = [k for k in missing if k not in self._first_replies]
             if missing and time.monotonic() > end:
                 names = " and ".join(self._cluster.named(k) for k in missing)
-                raise WorkerError(
+                raise PeerError(
                     f"{names} did not come within {self._timeout:g} s (--worker-timeout): start {_them(missing)}, or "
                     "correct the addresses"
                 )
             time.sleep(0.05 if missing else 0)
-        return hashlib.blake2b(repr(sorted(self._met.items())).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(repr(sorted(self._first_replies.items())).encode(), digest_size=8).hexdigest()
 
     def _check_place(self, instance: int) -> None:
-        place = _PLACE.search(self._met.get(instance, b""))
+        place = _PLACE.search(self._first_replies.get(instance, b""))
         if place and place.groups() != (b"worker", b"%d" % instance):
             job, task = (part.decode() for part in place.groups())
             raise foreign(self._cluster, instance, f"it is {job} {task} there")
 
     def watch(self) -> None:
-        """Begins to watch."""
+        """Begin to watch."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the watch."""
-        self._over.set()
+        """End the watch."""
+        self._stopped.set()
 
-    def answering(self, instances: Sequence[int] | None = None) -> list[int]:
+    def responsive(self, instances: Sequence[int] | None = None) -> list[int]:
         """Return the others, or those of `instances`, that answer now."""
-        return list(self._answers(self._peers if instances is None else instances))
+        return list(self._replies(self._peers if instances is None else instances))
 
-    def _answers(self, instances: Sequence[int]) -> dict[int, bytes]:
+    def _replies(self, instances: Sequence[int]) -> dict[int, bytes]:
         """Return the answers of those that give one now."""
         return {k: call.result() for k, call in self._calls(instances).items() if call.exception() is None}
 
     def _calls(self, instances: Sequence[int]) -> dict[int, grpc.Future]:
         """Ask each once; return the pending answers."""
-        return {k: self._ask[k].future(b"", timeout=max(self._every, 0.5)) for k in instances}
+        return {k: self._ask[k].future(b"", timeout=max(self._interval, 0.5)) for k in instances}
 
     def _watch(self) -> None:
-        heard = dict.fromkeys(self._peers, time.monotonic())
-        failed, looked = dict.fromkeys(self._peers, 0), time.monotonic()
-        while not self._over.wait(self._every):
+        last_reply = dict.fromkeys(self._peers, time.monotonic())
+        failed, last_round = dict.fromkeys(self._peers, 0), time.monotonic()
+        while not self._stopped.wait(self._interval):
             for k, call in self._calls(self._peers).items():
                 error, now = call.exception(), time.monotonic()
-                if now - looked > _STOPPED + 4 * self._every:  # this process was stopped meanwhile, and nobody was asked
-                    heard, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)
+                # this process was stopped meanwhile, and nobody was asked
+                if now - last_round > _OWN_PAUSE + 4 * self._interval:
+                    last_reply, failed = dict.fromkeys(self._peers, now), dict.fromkeys(self._peers, 0)
                     break
-                replaced = error is None and k in self._met and call.result() != self._met[k]
+                replaced = error is None and k in self._first_replies and call.result() != self._first_replies[k]
                 if error is None and not replaced:
-                    heard[k], failed[k] = now, 0
+                    last_reply[k], failed[k] = now, 0
                     continue
                 failed[k] += replaced or error.code() == grpc.StatusCode.UNAVAILABLE
-                gone = replaced or failed[k] >= _TRIES
-                if gone or now - heard[k] > _PATIENCE * self._timeout:
+                gone = replaced or failed[k] >= _MAX_FAILURES
+                if gone or now - last_reply[k] > _TIMEOUT_SHARE * self._timeout:
                     what = (
                         "has ended, or its host cannot be reached"
                         if gone
-                        else f"has not answered for {now - heard[k]:.0f} s"
+                        else f"has not answered for {now - last_reply[k]:.0f} s"
                     )
-                    if not self._over.is_set():
-                        self._lost(f"{self._cluster.named(k)} {what}")
+                    if not self._stopped.is_set():
+                        self._on_peer_lost(f"{self._cluster.named(k)} {what}")
                     return
-            looked = time.monotonic()
+            last_round = time.monotonic()
 
 
 def foreign(cluster: Cluster, instance: int, what: str) -> OptionError:

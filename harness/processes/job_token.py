@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from base.errors import OptionError
 
 VARIABLE = "HARNESS_JOB_TOKEN"
-_LEAST, _MOST = 8, 1024  # characters
+_MIN_LENGTH, _MAX_LENGTH = 8, 1024  # characters
 
 
 def check(environ: Mapping[str, str]) -> None:
     """OptionError for a token that is empty, too short to be a secret, or too long; nothing of it is shown."""
     length = len(environ.get(VARIABLE, ""))
-    if VARIABLE in environ and not _LEAST <= length <= _MOST:
-        raise OptionError(f"{VARIABLE} has {length} characters, and must have {_LEAST} to {_MOST}; or unset it")
+    if VARIABLE in environ and not _MIN_LENGTH <= length <= _MAX_LENGTH:
+        raise OptionError(f"{VARIABLE} has {length} characters, and must have {_MIN_LENGTH} to {_MAX_LENGTH}; or unset it")
 
 
 def proof(environ: Mapping[str, str], identity: str, instance: int) -> str:

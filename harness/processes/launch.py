@@ -6,18 +6,18 @@ import ctypes
 import errno
 import math
 import os
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from base import plugins
 from base.errors import OptionError
@@ -27,6 +27,8 @@ from base.process.signals import URGENT
 from emulator.plan import machine
 from harness.cluster import poprun_environment
 from harness.processes import job_token
+from harness.processes.launched_program import LaunchedProgram
+from harness.processes.server_probe import ServerProbe
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _NODES = Path("/sys/devices/system/node")
@@ -40,14 +42,15 @@ _PASSED = (
 )  # fmt: skip
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
-_MOST = 1024  # instances: each is told the addresses of all of them
-_MOST_PER_CORE = 64  # instances on this host, each of which has dozens of threads
+_MAX_INSTANCES = 1024  # instances: each is told the addresses of all of them
+_MAX_PER_CORE = 64  # instances on this host, each of which has dozens of threads
 _ANSWER = 30.0  # seconds in which a host must answer that is to have instances again
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
 # mpirun kills the others within a second when a signal has ended one, before they could save and say how to go on
-_PATIENT = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
-_LEAVING_ALONE = {"PRTE_MCA_state_base_recoverable": "1"}  # OpenMPI 5 cannot wait, but leave the others to themselves
-_WATCHING = ("train.py", "restore.py", "validation.py")  # whose instances find out, and end, when one is lost
+_KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
+_KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1"}  # OpenMPI 5 cannot wait, but leave the others to themselves
+# OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then
+_LOST_HOST = b"has lost communication with a remote daemon"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Topology:
         """True if all instances are on this host."""
         return all(host in LOCAL for host in self.hosts)
 
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of each instance's server."""
+        return [f"{host}:{port}" for host, port in zip(self.hosts, self.ports)]
+
     def variables(self, instance: int) -> dict[str, str]:
         """Return the environment variables that tell an instance its place."""
         replicas = self.replicas // self.instances
@@ -80,26 +88,25 @@ class Topology:
             poprun_environment.OFFSET: str(instance * replicas),
             poprun_environment.IPUS: str(self.ipus_per_replica),
             poprun_environment.PLACE: str(self.hosts[:instance].count(host)),
-            poprun_environment.ADDRESSES: ",".join(f"{host}:{port}" for host, port in zip(self.hosts, self.ports)),
+            poprun_environment.ADDRESSES: ",".join(self.addresses),
         }
 
     def table(self) -> str:
         """Return a table with one line for each instance."""
         each = self.replicas // self.instances
         lines = [f"{'instance':>8}  {'address':<24} {'replicas':>8}  IPUs"]
-        for k, (host, port) in enumerate(zip(self.hosts, self.ports)):
+        for k, address in enumerate(self.addresses):
             first, count = k * each * self.ipus_per_replica, each * self.ipus_per_replica
-            address = f"{host}:{port}"
             lines.append(f"{k:>8}  {address:<24} {each:>8}  {first} to {first + count - 1}")
         return "\n".join(lines)
 
 
-class Ending(NamedTuple):
+class ExitStatus(NamedTuple):
     """The end of instances, or of a command."""
 
     code: int  # the first that is not 0; 128 + n for signal n
-    told: bool = False  # by a signal to this process
-    first: str = ""  # which process failed first, and how, in words
+    by_signal: bool = False  # to this process
+    first_failure: str = ""  # which process failed first, and how, in words
 
 
 def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence[str], first_port: int | None) -> Topology:
@@ -109,8 +116,8 @@ def layout(replicas: int, instances: int, ipus_per_replica: int, hosts: Sequence
             f"--num-replicas {replicas} cannot be divided among --num-instances {instances}: each instance has as many; "
             f"nearest: {' or '.join(str(n) for n in _divisors_near(replicas, instances))} instances"
         )
-    if instances > _MOST:
-        raise OptionError(f"--num-instances {instances}: {_MOST} at most; give fewer, with more replicas each")
+    if instances > _MAX_INSTANCES:
+        raise OptionError(f"--num-instances {instances}: {_MAX_INSTANCES} at most; give fewer, with more replicas each")
     names = list(dict.fromkeys(hosts)) or [LOCAL[0]]
     if len(names) > instances:
         raise OptionError(f"--host names {len(names)} hosts for --num-instances {instances}: give each host one at least")
@@ -146,40 +153,41 @@ def free_ports(count: int) -> tuple[int, ...]:
         return tuple(ports)
 
 
-def check_startable(where: Topology, program: Sequence[str], environ: Mapping[str, str]) -> None:
+def check_startable(topology: Topology, program: Sequence[str], environ: Mapping[str, str]) -> None:
     """OptionError if this host lacks the program, or is given more instances than it could carry."""
-    here, cores = sum(host in LOCAL for host in where.hosts), machine.cores()
-    if here > _MOST_PER_CORE * cores:
+    here, cores = sum(host in LOCAL for host in topology.hosts), machine.cores()
+    if here > _MAX_PER_CORE * cores:
         raise OptionError(
-            f"--num-instances {where.instances}: {here} would run on this host, whose {cores} cores carry "
-            f"{_MOST_PER_CORE * cores} at most, {_MOST_PER_CORE} each; give fewer, or more hosts"
+            f"--num-instances {topology.instances}: {here} would run on this host, whose {cores} cores carry "
+            f"{_MAX_PER_CORE * cores} at most, {_MAX_PER_CORE} each; give fewer, or more hosts"
         )
-    if where.local and shutil.which(program[0], path=environ.get("PATH")) is None:
+    if topology.local and shutil.which(program[0], path=environ.get("PATH")) is None:
         raise OptionError(f"no program '{brief(program[0])}' is found; check its name and PATH")
 
 
 def mpi_command(
-    mpirun: str, where: Topology, program: Sequence[str], environ: Mapping[str, str], *, shown: int | None = None,
-    numa: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (), marked: bool = False,
+    mpirun: str, topology: Topology, program: Sequence[str], environ: Mapping[str, str], *,
+    only_output_from: int | None = None,
+    numa_aware: bool = True, global_args: Sequence[str] = (), local_args: Sequence[str] = (), marked: bool = False,
 ) -> list[str]:  # fmt: skip
-    """The command that starts every instance, one context of mpirun for each. `shown`: the one whose output is wanted;
-    `marked`: they are told which process starts them, as `run` does."""
+    """The command that starts every instance, one context of mpirun for each. `only_output_from`: an instance, of
+    which alone the output is wanted; `marked`: they are told which process starts them, as `run` does."""
     head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0)]
     if not any("bind-to" in word for word in (*global_args, *local_args)):
-        head += ["--bind-to", "numa" if numa and numa_nodes() > 1 and where.instances > 1 else "none"]
+        head += ["--bind-to", "numa" if numa_aware and numa_nodes() > 1 and topology.instances > 1 else "none"]
     head += ["--oversubscribe", *global_args]
     passed = [word for name in _PASSED if name in environ for word in ("-x", name)]
     passed += ["-x", orphans.MARK] * marked
     command = head
-    for k, host in enumerate(where.hosts):
-        variables = [word for name, value in where.variables(k).items() for word in ("-x", f"{name}={value}")]
-        placed = [] if where.local else ["--host", host]
+    for k, host in enumerate(topology.hosts):
+        variables = [word for name, value in topology.variables(k).items() for word in ("-x", f"{name}={value}")]
+        placed = [] if topology.local else ["--host", host]
         command = [*command, *[":"] * (k > 0), "--np", "1", *placed, *variables, *passed, *local_args]
-        command += [*_silenced(k, shown), *program]
+        command += [*_silenced(k, only_output_from), *program]
     return command
 
 
-def answers(mpirun: str, host: str, global_args: Sequence[str] = ()) -> bool:
+def host_is_reachable(mpirun: str, host: str, global_args: Sequence[str] = ()) -> bool:
     """Return whether mpirun can start a program on a host, within a while."""
     head = [mpirun, *["--allow-run-as-root"] * (os.geteuid() == 0), *global_args]
     with suppress(subprocess.TimeoutExpired):
@@ -188,8 +196,8 @@ def answers(mpirun: str, host: str, global_args: Sequence[str] = ()) -> bool:
     return False
 
 
-def _silenced(instance: int, shown: int | None) -> list[str]:
-    return [] if shown in (None, instance) else [sys.executable, str(_SILENT)]
+def _silenced(instance: int, only_output_from: int | None) -> list[str]:
+    return [] if only_output_from in (None, instance) else [sys.executable, str(_SILENT)]
 
 
 def numa_nodes() -> int:
@@ -197,13 +205,23 @@ def numa_nodes() -> int:
     return max(1, len(list(_NODES.glob("node[0-9]*"))))
 
 
-def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_mpirun: bool = False) -> Ending:
+def run_mpirun(command: Sequence[str], addresses: Sequence[str]) -> ExitStatus:
+    """Run mpirun to its end, or to that of all its instances where a host has gone; signals go on to the instances, whose
+    servers listen at the addresses."""
+    with ServerProbe(addresses) as probe:
+        own = {name: value for name, value in _mca_variables(command).items() if name not in os.environ}
+        return run(command, own, lambda: probe.all_gone, through_mpirun=True)
+
+
+def run(
+    command: Sequence[str], more: Mapping[str, str] | None = None, abandoned: Callable[[], bool] = lambda: False, *,
+    through_mpirun: bool = False,
+) -> ExitStatus:  # fmt: skip
     """Run a command to its end; signals go on to the command, or to mpirun's instances. `more`: for the command's
-    environment."""
-    with _Children(through_mpirun) as children:
-        environ = {**_patience(command), **os.environ} if through_mpirun else os.environ
+    environment; `abandoned`: whether it will not end by itself."""
+    with _Children(through_mpirun, abandoned) as children:
         try:
-            children.start(command, {**environ, **(more or {}), orphans.MARK: orphans.mark()}, Path(command[0]).name)
+            children.start(command, {**os.environ, **(more or {}), orphans.MARK: orphans.mark()}, Path(command[0]).name)
         except OSError as error:
             if error.errno != errno.E2BIG:
                 raise
@@ -214,39 +232,41 @@ def run(command: Sequence[str], more: Mapping[str, str] | None = None, through_m
         return children.wait()
 
 
-def _patience(command: Sequence[str]) -> Mapping[str, str]:
+def _mca_variables(command: Sequence[str]) -> Mapping[str, str]:
     """Return the variables with which mpirun gives the other instances of a command time when one is lost."""
-    watching = any(Path(word).name in _WATCHING for word in command)
-    return {**_PATIENT, **(_LEAVING_ALONE if watching else {})}
+    return {**_KILL_LATE, **(_KILL_NONE if LaunchedProgram.of(command).ends_by_itself else {})}
 
 
 def run_directly(
-    where: Topology,
+    topology: Topology,
     program: Sequence[str],
     environ: Mapping[str, str],
-    shown: int | None = None,
+    only_output_from: int | None = None,
     executable: str | None = None,
-) -> Ending:
-    """Starts every instance on this host without MPI; when one fails, the others are ended."""
+) -> ExitStatus:
+    """Start every instance on this host without MPI; when one fails, the others are ended."""
     path = executable or shutil.which(program[0], path=environ.get("PATH")) or program[0]
     with _Children() as children:
-        for k in range(where.instances):
-            variables = {**environ, **where.variables(k), orphans.MARK: orphans.mark()}
-            hidden = subprocess.DEVNULL if shown not in (None, k) else None
+        for k in range(topology.instances):
+            variables = {**environ, **topology.variables(k), orphans.MARK: orphans.mark()}
+            hidden = subprocess.DEVNULL if only_output_from not in (None, k) else None
             children.start([path, *program[1:]], variables, f"instance {k}", hidden)
         return children.wait()
 
 
 class _Children:
-    """Processes to which every signal goes on that would end this one, between `with`; should it be killed, the kernel tells
+    """Child processes that get every signal that would end this one, inside `with`; should it be killed, the kernel tells
     them where it can. They are in sessions of their own, or a terminal's Ctrl-C would come to them twice."""
 
-    def __init__(self, through_mpirun: bool = False) -> None:
+    def __init__(self, through_mpirun: bool = False, abandoned: Callable[[], bool] = lambda: False) -> None:
+        self._abandoned = abandoned
         self._started: list[subprocess.Popen] = []
         self._names: list[str] = []
-        self._first = ""  # the first that failed, in words
+        self._first_failure = ""  # the first that failed, in words
         self._received: list[int] = []
         self._through_mpirun = through_mpirun
+        self._relay: threading.Thread | None = None
+        self._lost_host = False
 
     def __enter__(self) -> _Children:
         ending = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
@@ -264,14 +284,18 @@ class _Children:
         if self._received:
             return
         child = subprocess.Popen(
-            command, env=environ, stdout=stdout, start_new_session=True, preexec_fn=ending_with_this_process()
-        )
+            command, env=environ, stdout=stdout, stderr=subprocess.PIPE if self._through_mpirun else None,
+            start_new_session=True, preexec_fn=ending_with_this_process(),
+        )  # fmt: skip
+        if self._through_mpirun:
+            self._relay = threading.Thread(target=self._relay_errors, args=(child.stderr,), daemon=True)
+            self._relay.start()
         self._started.append(child)
         self._names.append(name)
         for number in self._received:  # while it was being started
             child.send_signal(self._heard(number))
 
-    def wait(self) -> Ending:
+    def wait(self) -> ExitStatus:
         """Wait until all have ended."""
         failed, last, end = 0, [signal.SIGTERM, signal.SIGKILL], math.inf
         while [child for child in self._started if child.poll() is None]:  # all of them are asked
@@ -280,22 +304,39 @@ class _Children:
                 end = time.monotonic() + (orphans.GRACE if self._received else _GRACE)
             if self._received and len(last) > 1:  # they have been told, and may be saving
                 last, end = last[1:], time.monotonic() + orphans.GRACE if failed else math.inf
+            if not self._first_failure and self._abandoned():
+                self._first_failure = "no instance answers, but mpirun waits for a host that it cannot reach, and was killed"
+                self._send(signal.SIGKILL)
             if time.monotonic() > end and last:
                 self._send(last.pop(0))
                 end = time.monotonic() + _GRACE
             time.sleep(0.05)
+        if self._relay:
+            self._relay.join(_GRACE)  # unless something that outlives mpirun holds the pipe
         code = failed or self._failed()
+        if self._lost_host and not code:  # which OpenMPI 5 ends well after
+            self._first_failure, code = "mpirun lost a host", 1
         if self._received and (not self._started or (code and self._through_mpirun)):  # whose own code says little
-            return Ending(128 + self._received[0], True, self._first)
-        return Ending(code if code >= 0 else 128 - code, bool(self._received), self._first)
+            return ExitStatus(128 + self._received[0], True, self._first_failure)
+        return ExitStatus(code if code >= 0 else 128 - code, bool(self._received), self._first_failure)
 
     def _failed(self) -> int:
         """The first exit code that is not 0."""
         failed = [(name, child.returncode) for name, child in zip(self._names, self._started) if child.returncode]
-        if failed and not self._first:
+        if failed and not self._first_failure:
             name, code = failed[0]
-            self._first = f"{name} {_killed(-code) if code < 0 else f'ended with exit code {code}'}"
+            self._first_failure = f"{name} {_killed(-code) if code < 0 else f'ended with exit code {code}'}"
         return failed[0][1] if failed else 0
+
+    def _relay_errors(self, errors: IO[bytes]) -> None:
+        """Relay mpirun's standard error as it comes, and look for a lost host there."""
+        end = b""  # of what came
+        while came := os.read(errors.fileno(), 1 << 16):
+            end += came
+            self._lost_host |= _LOST_HOST in end
+            end = end[-len(_LOST_HOST) :]
+            with suppress(OSError):
+                os.write(2, came)
 
     def _forward(self, number: int, frame: object) -> None:
         self._received.append(number)
@@ -335,8 +376,3 @@ def ending_with_this_process() -> Callable[[], None] | None:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     return begin
-
-
-def joined(command: Sequence[str]) -> str:
-    """Return a command as a person would type it."""
-    return shlex.join(command)

@@ -26,22 +26,16 @@ def _switch(text: str) -> bool:
     return switches[text.lower()]
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) < 1:
-        raise ValueError("a whole number from 1 on")
-    return int(text)
+def _whole(least: int, kind: str = "a whole number") -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) < least:
+            raise ValueError(f"{kind} from {least} to 99999")
+        return int(text)
+
+    return read
 
 
-def _place(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise ValueError("the number of an instance")
-    return int(text)
-
-
-def _restarts(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise ValueError("a whole number from 0 on")
-    return int(text)
+_count = _whole(1)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -82,13 +76,15 @@ OPTIONS: Mapping[str, PoprunOption] = {
     "num-instances": PoprunOption(_count, 1, "processes; the replicas are divided evenly among them"),
     "ipus-per-replica": PoprunOption(_count, 1, "IPUs of a replica: the program's --shards"),
     "numa-aware": PoprunOption(_switch, True, "bind instances to NUMA nodes, where there are several"),
-    "only-output-from-instance": PoprunOption(_place, None, "show the standard output of this instance only"),
+    "only-output-from-instance": PoprunOption(
+        _whole(0, "the number of an instance,"), None, "show the standard output of this instance only"
+    ),
     "mpi-global-args": PoprunOption(_words, (), "further arguments of mpirun"),
     "mpi-local-args": PoprunOption(_words, (), "arguments of mpirun for each instance, as -x NAME"),
     "print-topology": PoprunOption(_switch, False, "print where every instance is, and its replicas"),
     "first-port": PoprunOption(_count, None, "instance k listens on this port + k; default: free ports"),
     "max-restarts": PoprunOption(
-        _restarts, 0, "start all again so often when one is lost; the program goes on with its run"
+        _whole(0), 0, "start all again so often when one is lost; the program goes on with its run"
     ),
     "min-instances": PoprunOption(_count, None, "at a restart, fewer where hosts do not answer; default: --num-instances"),
     "export-config": PoprunOption(str, None, "write these options to a YAML file"),
@@ -131,7 +127,8 @@ def parse(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
             given[name] = True
             continue
         if not equals:
-            if not words or (words[0].startswith("-") and name not in DASHED):
+            negative = words and re.fullmatch(r"-[0-9.]+", words[0])
+            if not words or (words[0].startswith("-") and name not in DASHED and not negative):
                 raise OptionError(f"--{name} needs a value: {_kind(option)}")
             text = words.pop(0)
         given[name] = _read(name, option, text)

@@ -5,7 +5,6 @@ A run in one process is a team of one, for which nothing here costs anything.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,17 +16,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from base import plugins
 from base.bounds import json_value
 from base.errors import OptionError
-from base.fields import PER_INSTANCE
-from base.process import commands, tf_runtime, versions
+from base.process import commands, tf_runtime
 from base.process.signals import Signals, StopRequest, for_others
-from emulator.native import library
 from emulator.plan import machine
 from harness.cluster.cluster import ALONE, SLURM, Cluster
-from harness.options.sections import with_trait
-from harness.processes import heartbeat, job_token
+from harness.processes import bind_address, consistency, heartbeat, job_token
 from harness.run.run import Run
 
 if TYPE_CHECKING:
@@ -35,10 +30,8 @@ if TYPE_CHECKING:
 
     from ipu_utils import WorkerGroup
 
-_FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
-_PACKAGES = ("tensorflow", "numpy")
-_SEEN = 20.0  # seconds in which another instance reads what this one has published, however busy its host
-_LOST = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
+_NOTICE_SECONDS = 20.0  # seconds in which another instance reads what this one has published, however busy its host
+_PEER_ERRORS = ("Aborted", "Cancelled", "DeadlineExceeded", "FailedPrecondition", "Internal", "Unavailable")
 
 
 class Team:
@@ -49,11 +42,11 @@ class Team:
         self.cluster, self.size, self.instance = cluster, cluster.size, cluster.instance
         self.group: WorkerGroup | None = None
         self.before_exit: Callable[[str], None] | None = None
-        self._told = threading.Lock()  # held from the first call of `before_exit` on
+        self._exit_lock = threading.Lock()  # held from the first call of `before_exit` on
         self.configs: list[dict[str, Any]] = []  # each instance's name of the run, and the folder that it is to write into
         self.agreed_to_stop = False  # all instances know that the run is to end here
         self._prog, self._timeout = commands.prog(prog), timeout
-        self._heart: heartbeat.Heartbeat | None = None
+        self._heartbeat: heartbeat.Heartbeat | None = None
         self._leaving = threading.Event()
 
     @property
@@ -65,52 +58,53 @@ class Team:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        if self._heart is None:
+        if self._heartbeat is None:
             return
         try:
             self._leave(error)
         except StopRequest as request:  # an instance is lost, and the launcher ends the others before the heartbeat tells
-            request.hinted = request.hinted or self._tell(str(request))
+            request.hinted = request.hinted or self._call_before_exit(str(request))
             raise
 
     def _leave(self, error: BaseException | None) -> None:
-        """Ends together with the other instances, as far as they are there still."""
+        """End together with the other instances, as far as they are there still."""
         if self.agreed_to_stop and error is not None:
             try:
                 self.shut_down()
             except Exception as late:  # what all agreed to end with has been told
-                if not self.lost_others(late):
+                if not self.is_peer_failure(late):
                     raise
         elif isinstance(error, StopRequest):  # the others may be anywhere, and are not told by a host step
-            self.group.announce(f"{self.instance} {error.number}", self._heart.answering())
+            self.group.announce(f"{self.instance} {error.number}", self._heartbeat.responsive())
         if _of_tensorflow(error):
             # most likely because an instance is lost: then the heartbeat names it, and ends this process
             self._leaving.wait(min(15.0, self._timeout))
         if self._leaving.is_set():
             time.sleep(self._timeout)
-        self._heart.stop()
-        if self.lost_others(error):
+        self._heartbeat.stop()
+        if self.is_peer_failure(error):
             reason = self._why_lost(error)
-            self._tell(reason)
-            raise heartbeat.WorkerError(reason) from error
+            self._call_before_exit(reason)
+            raise heartbeat.PeerError(reason) from error
 
-    def lost_others(self, error: BaseException | None) -> bool:
-        """Return whether it is TensorFlow's word that this instance can compute with the others no longer."""
-        return bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _LOST
+    def is_peer_failure(self, error: BaseException | None) -> bool:
+        """Return whether the error is TensorFlow's of a peer that is lost."""
+        return bool(self.group and _of_tensorflow(error)) and type(error).__name__.removesuffix("Error") in _PEER_ERRORS
 
     def _why_lost(self, error: BaseException) -> str:
         """Return a line on an error of the runtime between the instances, and on those that are not there."""
-        there = self._heart.answering()
+        there = self._heartbeat.responsive()
         silent = [self.cluster.named(k) for k in range(self.size) if k not in (self.instance, *there)]
         others = f"{' and '.join(silent)} {'do' if len(silent) > 1 else 'does'} not answer" if silent else "all answer"
         own = self.cluster.named(self.instance)
         return f"{own} cannot go on with the others, of which {others}: {tf_runtime.device_error(error)}"
 
     def rendezvous(self, run: Run) -> int:
-        """Starts the server, waits for all instances and compares their calls; the seed that all use."""
+        """Start the server, wait for all instances and compare their calls; return the seed that all use."""
         if self.size == 1:
             return run.seed
         check_port(self.cluster)
+        addresses = bind_address.listening_addresses(run.options.training.bind, self.cluster)
         job_token.check(os.environ)
         tf_runtime.import_tensorflow("3")  # its servers say at length what the heartbeat says in a line
         from ipu_utils import WorkerGroup
@@ -121,19 +115,21 @@ class Team:
         except Exception:
             check_port(self.cluster)  # which another process may have taken meanwhile
             raise
-        self._heart = heartbeat.Heartbeat(self.cluster, self._timeout, self._lost)
+        if addresses:
+            bind_address.restrict_listeners(port_of(self.cluster), addresses)
+        self._heartbeat = heartbeat.Heartbeat(self.cluster, self._timeout, self._end_process)
         self._meet()
-        self._heart.watch()
-        self.configs = [json.loads(text) for text in self.group.all_gather(json.dumps(_config(run)))]
-        _compare(self.configs, self.cluster)
+        self._heartbeat.watch()
+        self.configs = [json.loads(text) for text in self.group.all_gather(json.dumps(consistency.config(run)))]
+        consistency.compare(self.configs, self.cluster)
         return self.configs[0]["seed"]
 
     def _meet(self) -> None:
-        """Waits for all instances, and until each has met the same ones; OptionError if one has met others, as it belongs
-        to another run, of which nothing is called but its server's answers."""
+        """Wait for all instances, and until each has met the same ones. OptionError for an instance that has met others: it
+        belongs to another run, and is left undisturbed."""
         own = {"addresses": self.cluster.addresses}
         self.group.publish(json.dumps(own))
-        identity = self._heart.gather()
+        identity = self._heartbeat.wait_for_all()
         self.group.join(identity)
         proof = job_token.proof(os.environ, identity, self.instance)
         self.group.publish(json.dumps({**own, "met": identity, "proof": proof}))
@@ -146,7 +142,7 @@ class Team:
                 if notice.get("met", identity) != identity:
                     raise heartbeat.foreign(self.cluster, k, others)
                 if "met" not in notice and time.monotonic() > end:
-                    raise heartbeat.WorkerError(
+                    raise heartbeat.PeerError(
                         f"{self.cluster.named(k)} met another process than this one, or none, within {self._timeout:g} s "
                         f"(--worker-timeout): {others}; give all instances the same addresses"
                     )
@@ -166,9 +162,9 @@ class Team:
         return notice if isinstance(notice, dict) else {}
 
     def _wait_for_refusal(self, instance: int, own: Mapping[str, Any]) -> None:
-        """Waits until another instance has refused this one as well, or has gone, and needs this one's notice no more."""
+        """Wait until another instance has refused this one as well, or has gone, and needs this one's notice no more."""
         self.group.publish(json.dumps({**own, "refused": instance}))
-        end = time.monotonic() + min(_SEEN, self._timeout)
+        end = time.monotonic() + min(_NOTICE_SECONDS, self._timeout)
         while time.monotonic() < end:
             if self.group.published(instance) is None or "refused" in self._notice(instance):
                 return
@@ -178,15 +174,19 @@ class Team:
         """Return instance 0's text, in every instance."""
         return self.group.all_gather(text if self.first else "")[0] if self.group else text
 
+    def broadcast_json(self, value: Any = None) -> Any:
+        """Return instance 0's value of JSON, in every instance."""
+        return json.loads(self.broadcast_text(json.dumps(value)))
+
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """Return instance 0's values, in every instance."""
         return self.group.broadcast(values if self.first else None) if self.group else dict(values or {})
 
-    def totals(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums over all instances."""
-        return self.group.totals(values) if self.group else dict(values)
+    def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the sums over all instances."""
+        return self.group.all_reduce_sum(values) if self.group else dict(values)
 
-    def largest(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         """Return the largest of all instances' values."""
         return max(map(float, self.group.all_gather(repr(value)))) if self.group else value
 
@@ -196,38 +196,38 @@ class Team:
         if self.group is None:
             signals.raise_if_received()
             return
-        stopping = self.group.where(signals.received is not None)
+        stopping = self.group.all_gather_flag(signals.received is not None)
         if stopping:
             self.agree_to_stop(signals, stopping[0])
             signals.raise_if_received()
 
     def agree_to_stop(self, signals: Signals, instance: int) -> None:
-        """Has every instance end as this one does, which got a signal: all call this when they know of it."""
+        """End every instance as this one, which got a signal, ends: all call this when they know of it."""
         self.agreed_to_stop = True
         numbers = self.group.all_gather(str(signals.received or 0))
         signals.agree_to_stop(instance, int(numbers[instance]))
 
     def shut_down(self) -> None:
-        """Waits until all instances have come to the end."""
+        """Wait until all instances have come to the end."""
         if self.group:
             self.group.all_gather("done")
-            self._heart.stop()
+            self._heartbeat.stop()
             time.sleep(0.2)  # for values that the others have yet to fetch from here
 
-    def _tell(self, reason: str) -> bool:
-        """Calls `before_exit`, once; returns whether there was anything to do."""
-        if self.before_exit and self._told.acquire(blocking=False):
+    def _call_before_exit(self, reason: str) -> bool:
+        """Call `before_exit`, once; return whether there was anything to do."""
+        if self.before_exit and self._exit_lock.acquire(blocking=False):
             self.before_exit(reason)
         return self.before_exit is not None
 
-    def _lost(self, reason: str) -> None:
+    def _end_process(self, reason: str) -> None:
         """End the process, whose main thread may be waiting for the lost one for good; called in the heartbeat's thread."""
         self._leaving.set()
         announced = (re.fullmatch(r"([0-9]{1,6}) ([0-9]{1,2})", text) for text in self.group.announced())
-        told = next((match for match in announced if match), None)  # an instance, and the signal that it got
-        stop = StopRequest(for_others(int(told[2])), int(told[1])) if told else None
+        stopped = next((match for match in announced if match), None)  # an instance, and the signal that it got
+        stop = StopRequest(for_others(int(stopped[2])), int(stopped[1])) if stopped else None
         message = str(stop or f"{reason}: no instance can go on without it")
-        worker = threading.Thread(target=self._tell, args=(message,), daemon=True)
+        worker = threading.Thread(target=self._call_before_exit, args=(message,), daemon=True)
         worker.start()
         worker.join(0.2 * self._timeout)
         print(f"{self._prog}: {f'stopped by {stop}' if stop else f'error: {message}'}", file=sys.stderr, flush=True)
@@ -242,8 +242,7 @@ def _of_tensorflow(error: BaseException | None) -> bool:
 
 def check_port(cluster: Cluster) -> None:
     """OptionError if another program listens where this instance is to."""
-    address = cluster.addresses[cluster.instance]
-    port = int(address.rsplit(":", 1)[1])
+    port = port_of(cluster)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -258,59 +257,19 @@ def check_port(cluster: Cluster) -> None:
             ) from None
 
 
-def introduction(cluster: Cluster, wire: str = "fp32") -> list[str]:
-    """Return lines for the head of the log. `wire`: the format in which gradients go between the instances."""
+def port_of(cluster: Cluster) -> int:
+    """Return the port on which this instance listens."""
+    return int(cluster.addresses[cluster.instance].rsplit(":", 1)[1])
+
+
+def introduction(cluster: Cluster, wire: str = "fp32", bind: str | None = None) -> list[str]:
+    """Return lines for the head of the log. `wire`: the format in which gradients go between the instances; `bind`: as the
+    option."""
     if cluster.size == 1:
         return []
-    port = cluster.addresses[cluster.instance].rsplit(":", 1)[1]
+    where = " and ".join(map(str, bind_address.listening_addresses(bind, cluster))) or "every network interface"
     return [
         f"{cluster.size} instances by {cluster.source}: {', '.join(cluster.addresses)}; this is instance {cluster.instance}",
-        f"listening on port {port} of every network interface, without authentication: for private networks only",
+        f"listening on port {port_of(cluster)} of {where}, without authentication: for private networks only",
         *[f"gradients go between the instances, and are added, in {wire}"] * (wire != "fp32"),
     ]
-
-
-def code_version() -> str:
-    """A digest of the project's source files, and the versions of what computes."""
-    digest = hashlib.blake2b(digest_size=6)
-    packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
-    for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
-        digest.update(file.name.encode() + file.read_bytes())
-    versions_of = [f"{name} {versions.installed(name)}" for name in _PACKAGES]
-    return ", ".join([digest.hexdigest(), *versions_of, library.identity() or "no native kernels"])
-
-
-def _config(run: Run) -> dict[str, Any]:
-    """Return the values that all instances must have in common, and those that instance 0 decides."""
-    spec = run.data_source.spec
-    own = with_trait(PER_INSTANCE)
-    options = {name: value for name, value in run.options.values().items() if name not in own}
-    data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
-    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated ones have none
-    logging = run.options.logging
-    place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
-    return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
-
-
-def _compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
-    """OptionError that names the first instance that differs from instance 0, and in what."""
-    leader = configs[0]
-    for k, config in enumerate(configs):
-        who = cluster.named(k)
-        if config["code"] != leader["code"]:
-            raise OptionError(
-                f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}; install the same "
-                "everywhere"
-            )
-        for what, shown in (("options", "--{}"), ("data", "data set: {}")):
-            other = [name for name in leader[what] if config[what].get(name) != leader[what][name]]
-            if other:
-                pairs = [(shown.format(n.replace("_", "-")), config[what].get(n), leader[what][n]) for n in other[:4]]
-                differences = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
-                raise OptionError(
-                    f"{who} was started with something else than instance 0: {differences}; start all of them alike"
-                )
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) or "(none)" if isinstance(value, list) else str(value)

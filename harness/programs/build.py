@@ -12,44 +12,48 @@ import tensorflow.compat.v1 as tf
 import ipu_utils
 from Datasets._spec import ReadRequest
 from Datasets.formats import class_names
-from Datasets.pipeline import augmentation, batching
+from Datasets.pipeline import augmentation, batching, normalisation
 from Datasets.pipeline.mixing import Mixing
 from Datasets.sources.generated import synthetic
 from harness.objective import losses, metrics, optimisers
 from harness.options.sections import TrainingOptions
-from harness.options.update_rules import UPDATE_RULES
+from harness.options.update_rules import unscales_in_rate
 from harness.programs import embedded
 from harness.programs.embedded import Batches
 from harness.run.run import Run
 from ipu_utils import (
     CacheEntry,
     Features,
-    Inference,
     InferenceProgram,
+    InferenceSpec,
     LossScale,
     ObservingProgram,
     Score,
     Seed,
     Stream,
-    Training,
     TrainingProgram,
+    TrainingSpec,
     WorkerGroup,
 )
 
 
 def training_program(
-    run: Run, start: int, recording: bool = False, group: WorkerGroup | None = None, cache_entry: CacheEntry | None = None
+    run: Run,
+    first_update: int,
+    recording: bool = False,
+    group: WorkerGroup | None = None,
+    cache_entry: CacheEntry | None = None,
 ) -> TrainingProgram:
-    """The training program, its data stream beginning at weight update `start`; `recording`: of its cells' times; `group`:
-    the instances that train together; `cache_entry`: its place in the program cache."""
-    stream = _stream(run, run.training_request(start), training=True)
-    return ipu_utils.compile_training(training(run, recording, group), stream, cache_entry)
+    """The training program, its data stream beginning at weight update `first_update`; `recording`: of its cells'
+    times; `group`: the instances that train together; `cache_entry`: its place in the program cache."""
+    stream = _stream(run, run.training_request(first_update), training=True)
+    return ipu_utils.compile_training(training_spec(run, recording, group), stream, cache_entry)
 
 
-def training(run: Run, recording: bool = False, group: WorkerGroup | None = None) -> Training:
+def training_spec(run: Run, recording: bool = False, group: WorkerGroup | None = None) -> TrainingSpec:
     """Everything that decides the numbers of a run's training."""
     options = run.options.training
-    return ipu_utils.Training(
+    return ipu_utils.TrainingSpec(
         segments=run.segments,
         trace=run.trace,
         plan=run.plan,
@@ -57,7 +61,7 @@ def training(run: Run, recording: bool = False, group: WorkerGroup | None = None
         loss=partial(_loss, options.label_smoothing or 0.0),
         correct=metrics.correct,
         optimiser=optimisers.make(options, run.plan.global_batch),
-        scale=_loss_scale(options),
+        loss_scale=_loss_scale(options),
         weight_decay=options.weight_decay,
         decayed=run.decayed,
         trained=run.trained,
@@ -67,14 +71,14 @@ def training(run: Run, recording: bool = False, group: WorkerGroup | None = None
 
 
 def _loss_scale(training: TrainingOptions) -> LossScale:
-    linear, rule = UPDATE_RULES[training.optimiser].linear, training.automatic_loss_scaling or ""
-    return LossScale(training.loss_scaling, linear and not rule, rule, training.loss_scaling_period)
+    rule = training.automatic_loss_scaling or ""
+    return LossScale(training.loss_scaling, unscales_in_rate(training), rule, training.loss_scaling_period)
 
 
 def observing_program(run: Run) -> ObservingProgram:
     """A program that observes the network's numbers over the pictures of the first pass of the training."""
     return ipu_utils.ObservingProgram(
-        ipu_utils.Observed(
+        ipu_utils.ObservationSpec(
             segments=run.segments,
             variables=run.trace.variables,
             loss=partial(_loss, run.options.training.label_smoothing or 0.0),
@@ -87,11 +91,11 @@ def observing_program(run: Run) -> ObservingProgram:
 
 def validation_program(run: Run, cache_entry: CacheEntry | None = None) -> InferenceProgram:
     """The validation program; sums are correct samples, those correct within five, loss and the number of real samples."""
-    score = Score(("correct", "samples", "top5", "loss"), _scores)
-    return ipu_utils.compile_inference(_inference(run, score), _validation_stream(run), cache_entry)
+    score = Score(("correct", "samples", "top5", "loss"), _validation_metrics)
+    return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run), cache_entry)
 
 
-def answering_program(run: Run, most: int) -> InferenceProgram:
+def top_k_program(run: Run, most: int) -> InferenceProgram:
     """A program whose step(k, k + 1) tells of each picture of the k-th micro-batch of the validation set: its label, below 0
     for filling, then its `most` most probable classes, then their probabilities: "answers" [batch, 1 + 2 * most]."""
 
@@ -101,24 +105,24 @@ def answering_program(run: Run, most: int) -> InferenceProgram:
         return {"answers": tf.concat(columns, axis=1)}
 
     score = Score(("answers",), answers, (run.validation_batch, 1 + 2 * most))
-    return ipu_utils.compile_inference(_inference(run, score), _validation_stream(run))
+    return ipu_utils.compile_inference(_inference_spec(run, score), _validation_stream(run))
 
 
-def validation_pictures(run: Run, records: Sequence[int]) -> list[np.ndarray]:
+def validation_images_at(run: Run, records: Sequence[int]) -> list[np.ndarray]:
     """Some records of the validation set as the network sees them, before anything is normalised: uint8 [side, side, 3]."""
     size = run.data_source.spec.validation_images
-    request = replace(run.validation_request(), batch_size=1, eight_bit=True)
+    request = replace(run.validation_request(), batch_size=1, eight_bit_io=True)
     pictures = []
     with tf.Graph().as_default(), tf.Session() as session:
         for record in records:  # a stream of one micro-batch
-            only = replace(request, start=record, block=1, period=size)
+            only = replace(request, start=record, shard_block=1, shard_stride=size)
             iterator = tf.data.make_initializable_iterator(run.data_source.validation(only))
             session.run(iterator.initializer)
             pictures.append(session.run(iterator.get_next()["image"])[0])
     return pictures
 
 
-def first_pictures(run: Run, start: int, most: int) -> dict[str, bytes]:
+def first_training_images(run: Run, start: int, most: int) -> dict[str, bytes]:
     """The first pictures of this instance's training from update `start` on, augmented and mixed as the network sees them,
     as PNG files by number and class. A stream of their own gives them: as draws are keyed, the training's is the same."""
     request, names = run.training_request(start), class_names.of(run.data_source.spec)
@@ -127,7 +131,7 @@ def first_pictures(run: Run, start: int, most: int) -> dict[str, bytes]:
         iterator = tf.data.make_initializable_iterator(stream.dataset()) if stream.dataset else None
         at = tf.constant(start, tf.int64), tf.constant(0, tf.int64)
         features = stream.features(run.seed, iterator.get_next() if iterator else {}, *at)
-        shown = augmentation.visible(features["image"][:most], request, run.data_source.spec.standardised)
+        shown = normalisation.visible(features["image"][:most], request, run.data_source.spec.standardised)
         encoded = tf.map_fn(tf.io.encode_png, shown, fn_output_signature=tf.string)
         if iterator:
             session.run(iterator.initializer)
@@ -138,7 +142,7 @@ def first_pictures(run: Run, start: int, most: int) -> dict[str, bytes]:
 
 def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: str) -> bytes:
     """A frozen program that takes bytes, with the weights `values`, or the initial ones."""
-    request = replace(run.validation_request(), eight_bit=True)
+    request = replace(run.validation_request(), eight_bit_io=True)
     return ipu_utils.freeze(
         run.segments,
         run.trace.variables,
@@ -153,31 +157,31 @@ def frozen_program(run: Run, values: Mapping[str, np.ndarray] | None, identity: 
 
 def portable_graph(run: Run, values: Mapping[str, np.ndarray]) -> tf.GraphDef:
     """The network with the weights `values` as a graph for other runtimes, which takes bytes and normalises them itself."""
-    request = replace(run.validation_request(), eight_bit=True)
+    request = replace(run.validation_request(), eight_bit_io=True)
 
     def prepare(images: tf.Tensor) -> tf.Tensor:
         if run.data_source.spec.standardised:
-            return augmentation.sized(augmentation.standardise_in_floats(images), request.image_size)
+            return augmentation.sized(normalisation.standardise_in_floats(images), request.image_size)
         return run.data_source.on_device(images, request)
 
     side = embedded.shape(run)[1]
     return ipu_utils.portable_graph(run.segments, run.trace.variables, side=side, prepare=prepare, values=values)
 
 
-def training_bytes(run: Run, count: int) -> np.ndarray:
+def training_images_uint8(run: Run, count: int) -> np.ndarray:
     """The first `count` pictures of the training, or all if there are fewer, in evaluation's preprocessing, uint8
     [count, side, side, 3], in host memory."""
     count = min(count, run.data_source.spec.train_images)
-    request = replace(run.request(count), eight_bit=True, augment=False)
+    request = replace(run.request(count), eight_bit_io=True, augment=False)
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.data_source.train(request))
         session.run(iterator.initializer)
         return session.run(iterator.get_next()["image"])
 
 
-def byte_batches(run: Run, count: int) -> Batches:
+def validation_batches_uint8(run: Run, count: int) -> Batches:
     """The first `count` micro-batches of the validation set, or all if there are fewer, in host memory."""
-    request = replace(run.validation_request(), eight_bit=True)
+    request = replace(run.validation_request(), eight_bit_io=True)
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = tf.data.make_initializable_iterator(run.data_source.validation(request).take(count))
         session.run(iterator.initializer)
@@ -210,12 +214,12 @@ def prediction_program(run: Run, request: ReadRequest, pictures: Iterable[np.nda
         ("probabilities",), lambda logits, _: {"probabilities": tf.nn.softmax(logits)[0]},
         (run.trace.operations[-1].result.elements,),
     )  # fmt: skip
-    return ipu_utils.compile_inference(_inference(run, probabilities), ipu_utils.stream_of(dataset, prepare))
+    return ipu_utils.compile_inference(_inference_spec(run, probabilities), ipu_utils.stream_of(dataset, prepare))
 
 
-def _inference(run: Run, score: Score) -> Inference:
+def _inference_spec(run: Run, score: Score) -> InferenceSpec:
     """Everything that decides the numbers of a run's validation."""
-    return Inference(
+    return InferenceSpec(
         segments=run.segments,
         trace=run.trace,
         score=score,
@@ -259,7 +263,7 @@ def _mixing(run: Run, seed: Seed) -> Mixing:
         mixup_alpha=options.mixup_alpha,
         cutmix_lambda=options.cutmix_lambda,
         cutmix_version=options.cutmix_version,
-        micro_batch=run.plan.micro_batch,
+        micro_batch_size=run.plan.micro_batch_size,
         seed=seed,
     )
 
@@ -269,11 +273,12 @@ def _synthetic_stream(
 ) -> Stream:
     """Data made on the device. Samples past the validation set's end are marked as filling."""
     limit = None if training else run.data_source.spec.validation_images
-    first_update = replace(request, start=run.training_request(0).start) if training else request
+    of_run = replace(request, start=run.training_request(0).start) if training else request
 
-    def features(seed: Seed, _: Features, step: tf.Tensor, m: tf.Tensor) -> Features:
-        sample = step * run.plan.micro_batch * run.plan.micro_batches + tf.cast(m, tf.int64) * request.batch_size
-        position = batching.place(first_update, sample + tf.range(request.batch_size, dtype=tf.int64))
+    def features(seed: Seed, _: Features, step: tf.Tensor, pass_index: tf.Tensor) -> Features:
+        samples_per_update = run.plan.micro_batch_size * run.plan.micro_batches
+        sample = step * samples_per_update + tf.cast(pass_index, tf.int64) * request.batch_size
+        position = batching.sample_position(of_run, sample + tf.range(request.batch_size, dtype=tf.int64))
         image, label = synthetic(run.data_source.spec, replace(request, seed=seed), position)
         if limit is not None:
             label = tf.where_v2(position < limit, label, -1)
@@ -282,7 +287,7 @@ def _synthetic_stream(
     return Stream(features)
 
 
-def _scores(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+def _validation_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     real = tf.cast(labels >= 0, tf.float32)
     loss = losses.cross_entropy(logits, tf.maximum(labels, 0)) * real
     return {

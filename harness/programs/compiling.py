@@ -41,7 +41,7 @@ def validation_program(run: Run, log: RunLog) -> InferenceProgram:
 
 
 def _import_builder(run: Run) -> list[PhaseEnd]:
-    """Imports TensorFlow and the module that builds graphs; the ends of the run's preparation and of the imports."""
+    """Import TensorFlow and the module that builds graphs; return the ends of the run's preparation and of the imports."""
     prepared = PhaseEnd(compilation.PREPARED, time.perf_counter())
     program_cache.import_tensorflow(run)
     from harness.programs import build  # noqa: F401
@@ -56,7 +56,7 @@ def _compile(
     log: RunLog,
     line: str,
 ) -> None:
-    """Makes a program ready to run. `line`: of the log, with the seconds since the imports."""
+    """Make a program ready to run. `line`: of the log, with the seconds since the imports."""
     program.compile()
     program.phase_ends[:0] = imports
     for text in (line.format(time.perf_counter() - imports[-1].at), *(cache_entry.report() if cache_entry else ())):

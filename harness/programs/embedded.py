@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ipu_utils import FrozenProgram
 
 SUFFIX = ".frozen.pb"
-MOST_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
-MOST_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
+MAX_BYTES = 2**31 - 1  # of a program: the largest message that protobuf reads
+MAX_BATCHES = 64  # micro-batches of pictures that are kept ready; longer runs go through them again
 _SHOWN = (("avg", None), ("99th percentile", 99.0), ("99.9th percentile", 99.9), ("max", 100.0))  # which programs parse
 
 
@@ -52,7 +52,7 @@ class Served:
     micro_batches: tuple[int, ...] = ()  # that those pictures are
 
     def latency(self, percentile: float) -> float:
-        """Milliseconds within which so many per cent of the calls ended."""
+        """Milliseconds within which `percentile` per cent of the calls ended."""
         ordered = sorted(self.latencies)
         place = max(0, math.ceil(round(percentile / 100 * len(ordered), 6)) - 1)
         return 1000 * ordered[place]
@@ -145,7 +145,7 @@ def load(path: Path, identity: str) -> tuple[FrozenProgram | None, str]:
     from ipu_utils import FrozenProgram
 
     try:
-        program = FrozenProgram(input_files.content(path, MOST_BYTES))
+        program = FrozenProgram(input_files.content(path, MAX_BYTES))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:

@@ -36,14 +36,14 @@ from base.process import tf_runtime
 from base.storage import cache as user_cache
 from base.storage import files, input_files
 from harness.options.sections import with_trait
-from harness.processes.team import code_version
+from harness.processes.consistency import code_version
 from harness.run.run import Run
 
 if TYPE_CHECKING:
     from emulator.program.optimised_graph import OptimisedGraph
 
 SUFFIX, _KERNELS = ".program", "passes/"
-MOST_BYTES = 1 << 30  # of an entry, packed and unpacked
+MAX_BYTES = 1 << 30  # of an entry, packed and unpacked
 _DIGEST = 64  # characters of it, before the archive
 _XLA_FLAGS = "TF_XLA_FLAGS"
 _KERNELS_FLAG = "--tf_xla_persistent_cache_"  # the beginning of those that are of kernels on the disk
@@ -54,13 +54,13 @@ _ROOM = 256 << 20  # bytes free, for the kernels of any network here
 _POPLAR_FLAGS, _POPLAR_FLAG = "TF_POPLAR_FLAGS", "--executable_cache_path"
 _VARIABLES = ("TF_", "XLA_", "DNNL_", "ONEDNN_", "OMP_", "CUDA_")  # of the environment, that TensorFlow's work depends on
 _NO_MATTER = ("TF_CPP_MIN_LOG_LEVEL", _XLA_FLAGS, _POPLAR_FLAGS, "TF_CONFIG")
-_OF_STREAM = ("seed", "shuffle_block", "parallel_calls", "cache")  # and not of a micro-batch
+_OF_STREAM = ("seed", "shuffle_block", "pipeline_num_parallel", "dataset_cache")  # and not of a micro-batch
 _OF_DATA = ("name", "num_classes", "image_size", "train_images", "validation_images", "standardised")
 _SECTIONS = ("dataset", "training", "device", "model")
 
 
 def import_tensorflow(run: Run) -> None:
-    """Imports TensorFlow for a run whose programs are cached: TensorFlow is told where XLA finds its kernels, and to be
+    """Import TensorFlow for a run whose programs are cached: TensorFlow is told where XLA finds its kernels, and to be
     silent of how (XLA tries a text first, and names features of the processor that only tune the code)."""
     talks = "tensorflow" in sys.modules and os.environ.get(tf_runtime.LEVEL, "") < "3"  # it was imported for something else
     if folder(run, os.environ) is None or talks:
@@ -128,7 +128,7 @@ class DiskCacheEntry:
         from emulator.program.optimised_graph import OptimisedGraph
 
         try:
-            members = _unpacked(input_files.content(self.path, MOST_BYTES), self._text)
+            members = _unpacked(input_files.content(self.path, MAX_BYTES), self._text)
             self._files = {name: members[name] for name in members if not name.startswith(_KERNELS)}
             executable = OptimisedGraph.of(self._files)
             kernels = {name[len(_KERNELS) :]: members[name] for name in members if name.startswith(_KERNELS)}
@@ -151,12 +151,12 @@ class DiskCacheEntry:
         self.hit = False
 
     def save(self, executable: OptimisedGraph) -> None:
-        """Writes the entry; what XLA compiles later follows when the program has run."""
+        """Write the entry; what XLA compiles later follows when the program has run."""
         self._files = executable.files()
         self._write()
 
     def ran(self) -> None:
-        """Writes the entry, unless nothing has come to it."""
+        """Write the entry, unless nothing has come to it."""
         if self._files and not self._there() <= self._kernels:
             earlier = len(self.warnings)
             self._write()
@@ -177,7 +177,7 @@ class DiskCacheEntry:
         return frozenset()
 
     def _write(self) -> None:
-        """Replaces the entry; a folder that cannot be written is no reason to lose a run."""
+        """Replace the entry; a folder that cannot be written is no reason to lose a run."""
         try:
             self._kernels = self._there()
             kernels = {_KERNELS + name: (_kernels() / name).read_bytes() for name in self._kernels}
@@ -227,7 +227,7 @@ def _cache_key(run: Run, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in vars(getattr(run.options, section)).items()
         if name not in left_out and (kind == "training" or section != "training" or name == "stable_norm")
     }
-    spec, plan = run.data_source.spec, repr(replace(run.plan, updates_per_step=0))
+    spec, plan = run.data_source.spec, repr(replace(run.plan, updates_per_host_step=0))
     request = run.training_request(0)
     if kind != "training":
         plan, request = repr((run.plan.precision, run.plan.stage_devices[0])), run.validation_request()
@@ -275,8 +275,8 @@ def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
     if hashlib.sha256(packed).hexdigest().encode() != digest:
         raise ValueError("it is damaged")
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
-            raise ValueError(f"it holds more than {MOST_BYTES} bytes")
+        if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
+            raise ValueError(f"it holds more than {MAX_BYTES} bytes")
         members = {member.filename: archive.read(member) for member in archive.infolist()}
     if members.pop("described.json", b"").decode() != text:
         raise ValueError("it is of another program")
@@ -286,7 +286,7 @@ def _unpacked(content: bytes, text: str) -> dict[str, bytes]:
 
 
 def _trim(place: Path, limit: int, newest: Path) -> None:
-    """Removes the entries that were not used for the longest time, until all take less than the limit."""
+    """Remove the entries that were not used for the longest time, until all take less than the limit."""
     entries = []
     for path in place.glob(f"*{SUFFIX}"):
         with suppress(OSError):  # another process has removed it, or it is a link that leads nowhere

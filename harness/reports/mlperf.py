@@ -115,5 +115,5 @@ def _settings(run: Run) -> dict[str, Any]:
         "lars_opt_base_learning_rate" if lars else "opt_base_learning_rate": run.peak_rate,
         "lars_opt_weight_decay" if lars else "opt_weight_decay": decay or 0.0,
         "opt_learning_rate_warmup_epochs": getattr(run.options.schedule, "warmup_epochs", 0) or 0,
-        "model_bn_span": plan.options.BN_span * plan.micro_batch,
+        "model_bn_span": plan.options.BN_span * plan.micro_batch_size,
     }

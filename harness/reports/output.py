@@ -37,7 +37,7 @@ def check(target: str, elsewhere: str = "give the name of a file elsewhere") -> 
     return path
 
 
-def whole(target: str, text: str) -> None:
+def write_atomically(target: str, text: str) -> None:
     """Write a file, whole or not at all, and through a link or into a pipe or device as such; OptionError where it cannot
     be, OSError where the disk is full or fails."""
     path = check(target)

@@ -23,7 +23,7 @@ Points = list[tuple[float, float]]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 LEFT, RIGHT, EDGE = 64, 16, 14  # pixels: margins around a panel's axes, and around texts
 PANEL, GAP, BOTTOM = 150, 34, 46  # pixels: height of a panel's axes, space above the next panel, space under the last
-MOST_RATES = 4096  # updates whose rates are all looked at, for the highest one
+MAX_RATES = 4096  # updates whose rates are all looked at, for the highest one
 PALE, BLUE, ORANGE, GREEN = "#a9c4e4", "#1f5a99", "#c4561a", "#3b7d4f"
 COLOURS = ((PALE, 6.0), (BLUE, 2.2), (ORANGE, 2.2), (GREEN, 2.2))  # of runs in one picture, and widths: none hides the first
 
@@ -50,8 +50,8 @@ def text_curve(
 def _highest(rate: Callable[[int], float], first: int, end: int) -> tuple[float, int]:
     """The highest rate of the updates [first, end), and the first update that has it: a sampled maximum can miss the tip of
     a warm-up. Samples narrow a long range down first."""
-    while end - first > MOST_RATES:
-        step = (end - first) // (MOST_RATES // 2) + 1
+    while end - first > MAX_RATES:
+        step = (end - first) // (MAX_RATES // 2) + 1
         best = -max((_number(rate(i)), -i) for i in range(first, end, step))[1]
         first, end = max(first, best - step), min(end, best + step + 1)
     peak, at = max((_number(rate(i)), -i) for i in range(first, end))
@@ -117,7 +117,7 @@ def whole_steps(rows: Rows) -> Rows:
 
 
 def write_comparison(runs: Sequence[tuple[str, Path]], title: str, target: Path) -> Path:
-    """Draws (label, run folder) into one picture, in a folder that is made if need be."""
+    """Draw (label, run folder) into one picture, in a folder that is made if need be."""
     rows = [(label, _read(folder / "training.csv"), _read(folder / "validation.csv")) for label, folder in runs]
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(files.encoded(comparison_svg(rows, title)))
@@ -270,7 +270,7 @@ def _number(value: Any, otherwise: float = 0.0) -> float:
 def _read(path: Path) -> Rows:
     """The rows of a CSV; ValueError, with the file named, if they cannot be read."""
     try:
-        text = input_files.content(path, tables.MOST_BYTES).decode("utf-8")
+        text = input_files.content(path, tables.MAX_BYTES).decode("utf-8")
         return list(csv.DictReader(text.splitlines()))
     except FileNotFoundError:
         return []

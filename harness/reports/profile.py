@@ -27,17 +27,18 @@ from emulator.plan.machine import cores
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.timings import CellTiming
+from harness.options.sections import AUTO
 from harness.reports import timeline
 
 FOLDER_VARIABLE = "GC_PROFILE_DIR"
 NONE, DEVICE, IPU, TILE = "NO_PROFILE", "DEVICE_PROFILE", "IPU_PROFILE", "TILE_PROFILE"
-STEM, AUTO = "profile", "auto"
+STEM = "profile"
 EXECUTION, PRINTED = "execution.json", "stdout.txt"
 STAGES_PROCESS = 10_000  # in the trace: a number that TensorFlow's devices do not reach
 
 
 @dataclass(frozen=True)
-class Request:
+class ProfileRequest:
     """The request for a recording: its kind, and the two files' path without its ending."""
 
     kind: str
@@ -50,7 +51,7 @@ class Request:
         return self.kind != DEVICE
 
 
-def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> Request | None:
+def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) -> ProfileRequest | None:
     """The profile that the options or the environment ask for. `folder`: of the run."""
     around = environ.get(FOLDER_VARIABLE)
     if options.gc_profile == NONE or (options.gc_profile is None and options.profile is None and not around):
@@ -60,7 +61,7 @@ def requested(options: DeviceOptions, folder: Path, environ: Mapping[str, str]) 
         named = Path(options.profile)
         inside = named.is_dir() or options.profile.endswith("/")
         target = named / STEM if inside else named.with_suffix("") if named.suffix in (".svg", ".json") else named
-    return Request(options.gc_profile or IPU, target, options.gc_profile is not None or bool(around))
+    return ProfileRequest(options.gc_profile or IPU, target, options.gc_profile is not None or bool(around))
 
 
 def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
@@ -77,14 +78,14 @@ def check_target(options: DeviceOptions, environ: Mapping[str, str]) -> None:
 
 
 def write(
-    request: Request,
+    request: ProfileRequest,
     plan: ExecutionPlan,
     title: str,
     cells: Sequence[CellTiming],
     operations: Sequence[Mapping[str, Any]] = (),
     most_alive: int | None = None,
 ) -> list[str]:
-    """Writes both files; lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
+    """Write both files; return lines about them for the log. `operations`: events of a Chrome trace, in microseconds;
     `most_alive`: bytes of tensors that were alive at once, at most."""
     trace, drawing = (request.target.with_name(request.target.name + ending) for ending in (".json", ".svg"))
     try:
@@ -109,7 +110,7 @@ def write(
     return lines
 
 
-def write_operations(request: Request, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
+def write_operations(request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]]) -> str:
     """The trace of something that has no stages; a line about it."""
     trace = request.target.with_name(request.target.name + ".json")
     try:
@@ -145,7 +146,7 @@ def _measures(plan: ExecutionPlan, cells: Sequence[CellTiming], most_alive: int 
 
 
 def _write_execution(
-    request: Request, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any]
+    request: ProfileRequest, title: str, operations: Sequence[Mapping[str, Any]], measures: Mapping[str, Any]
 ) -> None:
     """execution.json: the measures, and how often each type of operation ran and for how long."""
     if not request.reports:
@@ -181,7 +182,7 @@ class _Copied:
 
 
 @contextlib.contextmanager
-def copied_output(request: Request | None) -> Iterator[None]:
+def copied_output(request: ProfileRequest | None) -> Iterator[None]:
     """Copy everything that is printed meanwhile to stdout.txt beside the profile, if that is wanted."""
     if request is None or not request.reports:
         yield

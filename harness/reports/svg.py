@@ -75,7 +75,7 @@ def text_width(text: str, size: int = SIZE, weight: str = "normal") -> float:
 
 
 def wrapped(text: str, width: float, size: int = SIZE, weight: str = "normal") -> list[str]:
-    """The lines of a text that has so many pixels of room; a longer word is cut."""
+    """The lines of a text in a room of `width` pixels; a longer word is cut."""
     most = max(1, int(width / text_width("x", size, weight)))
     return textwrap.wrap(text, most, break_on_hyphens=False) or [""]
 
@@ -86,7 +86,7 @@ def paragraph(x: float, y: float, lines: Sequence[str], step: float = 21, **styl
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float, right: float) -> tuple[list[str], float]:
-    """Samples, which are markup 24 pixels wide drawn around 0, 0, with their words, in rows of at most so many pixels; and
+    """Samples, which are markup 24 pixels wide drawn around 0, 0, with their words, in rows that end at `right` pixels; and
     the base line below the last row."""
     parts, begin = [], x
     for sample, words in entries:

@@ -18,7 +18,7 @@ _NUMBERS = 15  # pixels: of the passes' numbers
 COLOURS = {FORWARD: "#3d78b5", BACKWARD: "#d9772b"}
 WORDS = {FORWARD: "forward", BACKWARD: "backward"}
 IDLE = "#eef0f2"
-MOST_CLOCKS = 64  # drawn; of a longer schedule the beginning, which is what its rest repeats
+MAX_CLOCKS = 64  # drawn; of a longer schedule the beginning, which is what its rest repeats
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Bar:
 
 def picture(plan: ExecutionPlan, ran: Sequence[CellTiming], title: str, cores: int) -> str:
     """The schedule of one update above the measured one."""
-    timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MOST_CLOCKS))[:MOST_CLOCKS]
+    timeline = schedules.build(plan.schedule, len(plan.stages), min(plan.passes_per_update, MAX_CLOCKS))[:MAX_CLOCKS]
     shown = {action for row in timeline for cell in row for action in cell}
     cut = "" if len(shown) == len(ran) else f" (drawn: its first {len(timeline)} clocks)"
     zero = min((cell.begin for cell in ran), default=0.0)

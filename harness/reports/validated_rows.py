@@ -10,8 +10,8 @@ Row = Mapping[str, Any]
 
 
 def of_checkpoints(rows: Iterable[Row], most: int | None = None) -> list[Row]:
-    """Return the rows of checkpoints in order of their updates, averages aside; with `most` those of so many updates at
-    most. Rows of more than a run has done have no checkpoint: a kill came before it, or it is damaged."""
+    """Return the rows of checkpoints in order of their updates, averages aside; with `most` those up to that
+    update. Rows of more than a run has done have no checkpoint: a kill came before it, or it is damaged."""
     own = [row for row in rows if int(row["iteration"]) >= 0 and (most is None or int(row["iteration"]) <= most)]
     return sorted(own, key=lambda row: int(row["iteration"]))
 

@@ -83,7 +83,7 @@ def arguments(run: Run, command: str, extra: Mapping[str, Any]) -> dict[str, Any
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.values().items()}
     scale, in_rate = run.options.training.loss_scaling, lr_scale(run.options.training)
     derived = {
-        "batch_size": run.plan.micro_batch,
+        "batch_size": run.plan.micro_batch_size,
         "command": command,
         "data_dir": run.data_dir,
         "fold_used": run.plan.fold,

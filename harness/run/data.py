@@ -56,7 +56,7 @@ def channels(options: DatasetOptions) -> int:
 
 
 def open_source(options: DatasetOptions, environ: Mapping[str, str]) -> DataSource:
-    """Finds and counts the data; generated and synthetic data need no files."""
+    """Find and count the data; generated and synthetic data need no files."""
     if options.random_data:
         return described(options)
     return table("DATASETS")[options.dataset](

@@ -98,7 +98,7 @@ def normalised_on_device(resolved: Resolved) -> Iterator[str]:
 
 def mixing(resolved: Resolved) -> Iterator[str]:
     """Mixup and cutmix need two different pictures."""
-    options, micro_batch = resolved.run.options.dataset, resolved.run.plan.micro_batch
+    options, micro_batch_size = resolved.run.options.dataset, resolved.run.plan.micro_batch_size
     words = [f"--mixup-alpha {options.mixup_alpha:g}"] * (options.mixup_alpha > 0)
     words += [f"--cutmix-lambda {options.cutmix_lambda:g}"] * (options.cutmix_lambda < 1)
     if not words:
@@ -106,10 +106,10 @@ def mixing(resolved: Resolved) -> Iterator[str]:
             yield "--hostside-image-mixing changes nothing: no pictures are mixed"
     elif not options.mixes:
         yield f"{' and '.join(words)} is off: all pictures of generated and synthetic data are alike"
-    elif micro_batch < 2:
+    elif micro_batch_size < 2:
         raise OptionError(
-            f"{words[0]} mixes the pictures of one micro-batch, and --micro-batch-size {micro_batch} leaves none to mix "
-            "with; give 2 or more"
+            f"{words[0]} mixes the pictures of one micro-batch, and --micro-batch-size {micro_batch_size} leaves none to "
+            "mix with; give 2 or more"
         )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from base import plugins
 from base.errors import OptionError
 from emulator.native import library
-from emulator.plan.formats import BF16, FP16, FP32
-from emulator.plan.precision import ALL, FIRST, LAST, MAXIMUM, NAMED, OFF, UPDATE, Operands, is_kernel
+from emulator.plan.number_formats import BF16, FP16, FP32, Format, named
+from emulator.plan.precision import ALL, FIRST, LAST, MAXIMUM, NAMED, OFF, UPDATE, Operands, Precision, is_kernel, layer_of
 from harness.cluster import membership
 from harness.options.sections import flag
 from harness.options.update_rules import UPDATE_RULES
 from harness.run.update_checks import check_matched, only_moving, trained_names
 from Models import _norms
+from Models._layers import Variable
 
 if TYPE_CHECKING:
     from harness.run.rule_tables import Resolved, TracedOptions
@@ -149,7 +151,7 @@ def batch_statistics(resolved: Resolved) -> Iterator[str]:
             "warning: --BN-decay 1 leaves the moving statistics as they begin, and validation takes them for those of the "
             "pictures; give less than 1"
         )
-    elif run.plan.micro_batch * run.plan.options.BN_span == 1:
+    elif run.plan.micro_batch_size * run.plan.options.BN_span == 1:
         yield (
             "warning: batch norm takes the statistics of one picture at a time, which are not those of validation; give "
             "--micro-batch-size 2 or more, a --BN-span over replicas, or --group-norm"
@@ -177,6 +179,7 @@ def options_of_several(resolved: Resolved) -> Iterator[str]:
         "ckpt_all_instances",
         "log_all_instances",
         "worker_timeout",
+        "bind",
         "max_cross_replica_buffer_size",
         "all_reduce_format",
     )
@@ -220,9 +223,61 @@ def options_of_half_precision(resolved: Resolved) -> Iterator[str]:
                 yield f"{options.words(name)} changes nothing: with {precision.name} it is {own.name} already"
             elif kind != "weight" and own.contains(precision.compute) and precision.compute != FP32:
                 yield f"{options.words(name)} changes nothing: {kind}s are numbers of {precision.compute.name} already"
+            elif name.endswith("_bias") and precision.scaled_kernels:
+                effect = "changes nothing" if kind == "weight" else "counts in the first update alone"
+                yield f"{options.words(name)} {effect}: --format-scaling moves the range of {kind}s by their largest number"
     if options.given("format_scaling") and device.format_scaling == MAXIMUM and not precision.rounds_operands:
         yield f"{options.words('format_scaling')} changes nothing: no product rounds what it multiplies"
+    yield from _idle_state_formats(resolved)
+    yield from _idle_exceptions(resolved)
     if options.given("slot_format") and not UPDATE_RULES[options.training.optimiser].slots:
         yield f"{options.words('slot_format')} changes nothing: --optimiser {options.training.optimiser} has no slots"
     if single and not precision.rounds_weights and not half:
         yield f"--force-weight-to-fp32 changes nothing: with {precision.name} weights are FP32 already"
+
+
+def _idle_state_formats(resolved: Resolved) -> Iterator[str]:
+    """Formats of weights, slots and sums without which every one of these would be what it is."""
+    run, options, precision = resolved.run, resolved.run.options, resolved.run.plan.precision
+    trained = [v for v in run.trace.variables if v.trainable and not v.proxy and run.trained(v.name)]
+
+    def of(own: Precision) -> dict[str, list[Format]]:
+        masters, slots = [own.master_format(v) for v in trained], [own.slot_format(v) for v in trained]
+        return {"master_format": masters, "slot_format": slots if UPDATE_RULES[options.training.optimiser].slots else []}
+
+    without = {
+        "master_format": replace(precision, master=NAMED[precision.name].master),
+        "slot_format": replace(precision, slot=None),
+    }
+    for name, other in without.items():
+        kept = " and ".join(sorted({each.name for each in of(precision)[name]}))
+        if options.given(name) and kept and of(other) == of(precision):
+            kind = "weights that updates move" if name == "master_format" else "slots"
+            yield f"{options.words(name)} changes nothing: without it the {kind} are {kept} too"
+    if options.given("accumulator_format") and run.plan.passes_per_update * run.plan.instances == 1:
+        yield f"{options.words('accumulator_format')} changes nothing: an update is one pass, whose gradients are no sum"
+
+
+def _idle_exceptions(resolved: Resolved) -> Iterator[str]:
+    """Words of --format-for whose layers earlier words name, or whose layers round neither with them nor without."""
+    run, options, precision = resolved.run, resolved.run.options, resolved.run.plan.precision
+    if not options.given("format_for"):
+        return
+    kernels = [variable for variable in run.trace.variables if is_kernel(variable.name)]
+    ends = {FIRST: f"{layer_of(kernels[0].name)}/", LAST: f"{layer_of(kernels[-1].name)}/"}
+    left = kernels
+    for word in options.device.format_for:
+        part, _, text = word.rpartition("=")
+        decided, own = [v for v in left if ends.get(part, part) in v.name], Operands.all_in(named(text))
+        left = [v for v in left if v not in decided]
+        rounding = {_rounding(precision, v, each) for v in decided for each in (own, precision.operands)}
+        if not decided:
+            yield f"--format-for {word} changes nothing: the words before it name all of its layers"
+        elif len(rounding) == 1 and own != precision.operands and not precision.scaled_kernels:
+            yield f"--format-for {word} changes nothing: every number that its layers multiply is one of {own.weight.name}"
+
+
+def _rounding(precision: Precision, kernel: Variable, operands: Operands) -> Operands:
+    """The formats that a product of that kernel rounds to, and FP32 for those that lose nothing of what they are given."""
+    given = Operands(precision.stored_format(kernel), precision.compute, precision.compute)
+    return Operands(*(FP32 if own.contains(each) else own for own, each in zip(operands, given)))

@@ -23,7 +23,7 @@ _KINDS = {ADDRESSES: "address space", DATA: "writable memory"}
 def of_training(run: Run, plan: ExecutionPlan) -> HostMemory:
     """Training with its validation by this plan, which need not be the run's."""
     options, spec = run.options, run.data_source.spec
-    validated = (options.checkpoint.valid_batch_size or plan.micro_batch) if options.checkpoint.validation else 0
+    validated = replace(run, plan=plan).validation_batch if options.checkpoint.validation else 0
     return process_memory.training(
         run.trace,
         plan,
@@ -91,8 +91,8 @@ def _without_cache(run: Run, limit: Limit) -> list[str]:
 def _smaller_call(run: Run, limit: Limit) -> list[str]:
     """Options of training that take little enough for the same global batch; two of them where one alone does not."""
     plan = run.plan
-    smaller = [replace(plan, micro_batch=size, accumulation=plan.accumulation * plan.micro_batch // size, fold=1)
-               for size in _parts(plan.micro_batch)]  # fmt: skip
+    smaller = [replace(plan, micro_batch_size=size, accumulation=plan.accumulation * plan.micro_batch_size // size, fold=1)
+               for size in _parts(plan.micro_batch_size)]  # fmt: skip
     options = _first_fitting(run, limit, smaller)
     if not plan.options.enable_recomputation:
         options += _first_fitting(run, limit, [_recomputing(plan)])
@@ -117,8 +117,8 @@ def _first_fitting(run: Run, limit: Limit, others: list[ExecutionPlan]) -> list[
 def _words(run: Run, other: ExecutionPlan) -> str:
     """The options of which another plan comes."""
     words = []
-    if other.micro_batch != run.plan.micro_batch:
-        words.append(f"--micro-batch-size {other.micro_batch}")
+    if other.micro_batch_size != run.plan.micro_batch_size:
+        words.append(f"--micro-batch-size {other.micro_batch_size}")
         if run.options.training.global_batch_size is None:
             words.append(f"--gradient-accumulation-count {other.accumulation}")
     words += ["--fold 1"] * (other.fold != run.plan.fold or bool(words))

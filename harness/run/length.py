@@ -1,6 +1,6 @@
 """The length of a training, and the updates after which host steps end and log rows and checkpoints come. Whole numbers
-only, and no place in the run is remembered, so a resumed run gets the unbroken one's. `first`, `end`: updates done before
-a piece of the run, and after it."""
+only: host steps follow from the update's number alone, so that a resumed run has those of an unbroken one. `first`, `end`:
+updates done before a piece of the run, and after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fractions import Fraction
 from base.fields import exact
 from LR_Schedules._schedule import ScheduledRun
 
-MOST_ITERATIONS = 2**31 - 1
+MAX_ITERATIONS = 2**31 - 1
 LOG_FREQ, LOGS_PER_EPOCH = 500, 16  # the defaults for a run measured in iterations and for one measured in epochs
 
 
@@ -25,7 +25,7 @@ class TrainingLength:
     iterations: int
     epochs: float
     log_interval: int  # 0: only the first and the last host step
-    updates_per_step: int
+    updates_per_host_step: int
     iterations_per_ckpt: int  # 0: never
     ckpt_epochs_offset: float = 0
     logs_first_rate: bool = False  # a log row has the learning rate of its host step's first update, not of its last
@@ -42,8 +42,8 @@ class TrainingLength:
         if epochs is None and iterations is None:
             raise ValueError("the length of the run is not given: give epochs or iterations")
         per_epoch = max(1, images // global_batch)
-        if iterations is None and images * epochs / global_batch > MOST_ITERATIONS:
-            raise ValueError(f"{epochs:g} epochs are more than {MOST_ITERATIONS:,} weight updates; give fewer")
+        if iterations is None and images * epochs / global_batch > MAX_ITERATIONS:
+            raise ValueError(f"{epochs:g} epochs are more than {MAX_ITERATIONS:,} weight updates; give fewer")
         if log_freq is None and logs_per_epoch is None:
             log_freq, logs_per_epoch = (None, LOGS_PER_EPOCH) if iterations is None else (LOG_FREQ, None)
         interval = log_freq or (max(1, per_epoch // logs_per_epoch) if logs_per_epoch else 0)
@@ -55,7 +55,7 @@ class TrainingLength:
             epochs=epochs if iterations is None else iterations * global_batch / images,
             log_interval=interval,
             # Without log rows in between the grid follows the epoch: it must not depend on the run's length.
-            updates_per_step=_host_step(interval or per_epoch, batches_per_step),
+            updates_per_host_step=_host_step(interval or per_epoch, batches_per_step),
         )  # fmt: skip
 
     @property
@@ -75,7 +75,7 @@ class TrainingLength:
     @property
     def window_steps(self) -> int:
         """Host steps in the averaging window, about an epoch."""
-        return max(1, self.iterations_per_epoch // self.updates_per_step)
+        return max(1, self.iterations_per_epoch // self.updates_per_host_step)
 
     def epoch(self, i: int) -> float:
         return i * self.global_batch / self.images
@@ -90,63 +90,63 @@ class TrainingLength:
             epochs_per_update=self.epochs_per_update,
         )
 
-    def longer(self, in_iterations: bool) -> list[str]:
+    def extension_flags(self, in_iterations: bool) -> list[str]:
         """The option for a run half as long again, or longer by one epoch or update; none beyond the largest number."""
         if in_iterations:
-            more = min(self.iterations + (self.iterations + 1) // 2, MOST_ITERATIONS)
+            more = min(self.iterations + (self.iterations + 1) // 2, MAX_ITERATIONS)
             return ["--iterations", str(more)] if more > self.iterations else []
         least = -(-(self.iterations + 1) * self.global_batch // self.images)  # an epoch may be less than an update
         epochs = max(math.ceil(1.5 * self.epochs), least)
-        return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MOST_ITERATIONS else []
+        return ["--epochs", str(epochs)] if self.images * epochs / self.global_batch <= MAX_ITERATIONS else []
 
     def logged_update(self, end: int) -> int:
         """The update with the learning rate of the log row after `end` updates."""
-        return self.grid_start(end - 1) if self.logs_first_rate else end - 1
+        return self.host_step_start(end - 1) if self.logs_first_rate else end - 1
 
-    def grid_start(self, first: int) -> int:
+    def host_step_start(self, first: int) -> int:
         """The start of the host step that contains update `first`."""
-        return first - first % self.updates_per_step
+        return first - first % self.updates_per_host_step
 
-    def grid_end(self, first: int) -> int:
-        return min(self.grid_start(first) + self.updates_per_step, self.iterations)
+    def host_step_end(self, first: int) -> int:
+        return min(self.host_step_start(first) + self.updates_per_host_step, self.iterations)
 
-    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+    def host_steps(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Pieces (first, end) that tile [start, stop): host steps, cut at a start or stop off their grid."""
         stop = self.iterations if stop is None else min(stop, self.iterations)
         while start < stop:
-            end = min(self.grid_end(start), stop)
+            end = min(self.host_step_end(start), stop)
             yield start, end
             start = end
 
-    def logs(self, first: int, end: int) -> bool:
+    def log_due(self, first: int, end: int) -> bool:
         """Return whether the piece completes a host step that has a log row. The row is the whole step's: the piece before a
         stop has none, and the piece that completes the step has it."""
-        whole = self.grid_start(first)
-        if end != self.grid_end(first) or not self.log_interval:
-            return end == self.grid_end(first) and (whole == 0 or end == self.iterations)
-        last_two = self.grid_start(self.iterations - 1) - self.updates_per_step
-        return whole == 0 or whole >= last_two or _crosses(self.log_interval, whole, end)
+        start = self.host_step_start(first)
+        if end != self.host_step_end(first) or not self.log_interval:
+            return end == self.host_step_end(first) and (start == 0 or end == self.iterations)
+        last_two = self.host_step_start(self.iterations - 1) - self.updates_per_host_step
+        return start == 0 or start >= last_two or _crosses(self.log_interval, start, end)
 
-    def checkpoints(self, first: int, end: int) -> bool:
-        """Return whether the piece completes a host step after which the weights are saved and validated, as for `logs`: one
-        in which an epoch, or the period of the options, ends, or the run's last one, however near."""
+    def checkpoint_due(self, first: int, end: int) -> bool:
+        """Return whether the piece completes a host step after which the weights are saved and validated, as for
+        `log_due`: one in which an epoch, or the period of the options, ends, or the run's last one, however near."""
         period = self.iterations_per_ckpt
-        if not period or end != self.grid_end(first):
+        if not period or end != self.host_step_end(first):
             return False
-        if end == self.iterations or not _crosses(period, self.grid_start(first), end):
+        if end == self.iterations or not _crosses(period, self.host_step_start(first), end):
             return end == self.iterations
         return end * self.epochs_per_update >= exact(self.ckpt_epochs_offset)
 
     def is_checkpoint(self, iteration: int) -> bool:
         """Return whether an unstopped run saves after `iteration` updates."""
-        first = self.grid_start(iteration - 1) if iteration > 0 else 0
-        return iteration > 0 and self.grid_end(first) == iteration and self.checkpoints(first, iteration)
+        first = self.host_step_start(iteration - 1) if iteration > 0 else 0
+        return iteration > 0 and self.host_step_end(first) == iteration and self.checkpoint_due(first, iteration)
 
     def log_points(self) -> list[int]:
-        return [end for first, end in self.steps() if self.logs(first, end)]
+        return [end for first, end in self.host_steps() if self.log_due(first, end)]
 
     def checkpoint_points(self) -> list[int]:
-        return [end for first, end in self.steps() if self.checkpoints(first, end)]
+        return [end for first, end in self.host_steps() if self.checkpoint_due(first, end)]
 
 
 def _host_step(interval: int, batches_per_step: int) -> int:

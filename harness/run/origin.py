@@ -24,17 +24,17 @@ class Origin:
     total_replicas: int | None = None  # of a run that goes on, which its instances divide anew
     updates: int = 0  # that are done
 
-    def notes(self, options: RunOptions) -> list[str]:
+    def check_source(self, options: RunOptions) -> list[str]:
         """Lines on the weights and options that are taken over; OptionError where these options cannot go on from there."""
         return []
 
-    def check(self, run: Run) -> list[str]:
+    def check_run(self, run: Run) -> list[str]:
         """OptionError, or another error of wrong input, for what would stop this run later; lines for its description."""
         return []
 
 
 class TrainingOrigin(Origin, ABC):
-    """The origin of a training. `train.launch` calls these after the checks, in this order."""
+    """The origin of a training. `train.run_training` calls these after the checks, in this order."""
 
     def completion_report(self, run: Run) -> str | None:
         """The lines that a call prints which has nothing to do; None if it has."""

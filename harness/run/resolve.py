@@ -13,9 +13,9 @@ from base.errors import OptionError
 from base.fields import LENGTH, TRAINING_ONLY, is_text
 from emulator.cost_model.balance import balanced
 from emulator.plan import plan as plans
-from emulator.plan.formats import FP32
 from emulator.plan.ipu_ids import DeviceError
 from emulator.plan.machine import this_machine
+from emulator.plan.number_formats import FP32
 from emulator.plan.options import DeviceOptions
 from emulator.plan.partition import PartitionError
 from emulator.plan.plan import ExecutionPlan, PlanError
@@ -32,7 +32,7 @@ from Models._model import Model
 from Models._segments import Segment
 
 EMBEDDED = "fashion-mnist"
-DEFAULTS = DeviceOptions()
+_DEVICE_DEFAULTS = DeviceOptions()
 ON = ("ON", "ON_prng_stable", "RI_prng_stable")  # spellings of stochastic rounding without its place
 
 
@@ -73,18 +73,18 @@ def prepare(
         not_decayed=model.NOT_DECAYED[family],
         cluster=cluster,
     )
-    if training and plans.cuts_itself(options.device):
+    if training and plans.cuts_automatically(options.device):
         run = replace(run, plan=balanced(run.workload()).plan)
-    checked = rule_tables.check_run(rule_tables.Resolved(run=run, requested=requested, environ=environ))
-    return replace(run, notes=(*notes, *source.spec.notes, *checked))
+    warnings = rule_tables.check_run(rule_tables.Resolved(run=run, requested=requested, environ=environ))
+    return replace(run, notes=(*notes, *source.spec.notes, *warnings))
 
 
 def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int | None) -> DeviceOptions:
     """Return the device's options with poprun's number of replicas, or, unless the command line gives one, with this
     instance's part of `total_replicas`.
 
-    With 16.32 and its like no update rounds, so stochastic rounding that somebody gives is that of results and gradients.
-    Recorded as `all`, it is not taken for the default where the run goes on.
+    Precisions such as 16.32 have FP32 masters, whose updates are not rounded, so that an explicit `ON` means `all` there:
+    results and gradients. `all` is what the run records, so that a resumed run does not take the default.
     """
     device, source = options.device, options.sources.get("stochastic_rounding", "")
     if cluster.replicas is not None:
@@ -92,8 +92,8 @@ def _device_options(options: RunOptions, cluster: Cluster, total_replicas: int |
     elif total_replicas and not options.given("replicas") and total_replicas % cluster.size == 0:
         device = replace(device, replicas=total_replicas // cluster.size)
     explicit = device.stochastic_rounding in ON and source.startswith((COMMAND_LINE, CONFIGURATION))
-    own = NAMED[device.precision]
-    return replace(device, stochastic_rounding="all") if explicit and own.compute != own.master == FP32 else device
+    formats = NAMED[device.precision]
+    return replace(device, stochastic_rounding="all") if explicit and formats.compute != formats.master == FP32 else device
 
 
 def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
@@ -106,9 +106,9 @@ def _trace(segments: list[Segment], image_size: int, channels: int) -> Trace:
 def _plan_and_length(
     options: RunOptions, traced: Trace, images: int, training: bool, cluster: Cluster
 ) -> tuple[ExecutionPlan, TrainingLength]:
-    resolve = _training_plan if training else _validation_plan
+    make_plan = _training_plan if training else _validation_plan
     try:
-        plan = resolve(options, traced, cluster)
+        plan = make_plan(options, traced, cluster)
         length = TrainingLength.of(
             images=images,
             global_batch=plan.global_batch,
@@ -117,7 +117,7 @@ def _plan_and_length(
         )
     except (PlanError, PartitionError, ScheduleError, DeviceError, ValueError) as error:
         raise OptionError(str(error)) from None
-    return replace(plan, updates_per_step=length.updates_per_step if training else 0), length
+    return replace(plan, updates_per_host_step=length.updates_per_host_step if training else 0), length
 
 
 def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> ExecutionPlan:
@@ -126,7 +126,7 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
         options.device,
         traced,
         this_machine(),
-        micro_batch=training.micro_batch_size,
+        micro_batch_size=training.micro_batch_size,
         accumulation=training.gradient_accumulation_count,
         global_batch=training.global_batch_size,
         precision=Precision.of(options.device, training.offload_fp32_weight_copy, _kernels(traced)),
@@ -137,14 +137,14 @@ def _training_plan(options: RunOptions, traced: Trace, cluster: Cluster) -> Exec
 
 def _validation_plan(options: RunOptions, traced: Trace, _: Cluster) -> ExecutionPlan:
     device, training = options.device, options.training
-    own = options.given("select_ipu") or len(device.select_ipu) == 2  # a recorded one may be for training
-    validation_ipu = device.select_ipu[-1] if own and device.select_ipu else "AUTO"
-    one_ipu = {name: getattr(DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
+    chosen = options.given("select_ipu") or len(device.select_ipu) == 2  # a recorded one may be for training
+    validation_ipu = device.select_ipu[-1] if chosen and device.select_ipu else "AUTO"
+    one_ipu = {name: getattr(_DEVICE_DEFAULTS, name) for name in with_trait(TRAINING_ONLY)}
     return plans.resolve(
         replace(device, **one_ipu, select_ipu=("AUTO", validation_ipu)),
         traced,
         this_machine(),
-        micro_batch=training.micro_batch_size,
+        micro_batch_size=training.micro_batch_size,
         precision=Precision.of(device, training.offload_fp32_weight_copy, _kernels(traced)),
     )
 
@@ -178,7 +178,7 @@ def _name(options: RunOptions, model: Model, plan: ExecutionPlan) -> str:
     """The run's name without its random end, and its suffix."""
     name = model.run_name(
         options.model,
-        micro=str(plan.micro_batch),
+        micro=str(plan.micro_batch_size),
         replicas=f"x{plan.total_replicas}r" if plan.total_replicas > 1 else "",
         accumulation=_accumulation_label(plan),
         precision=plan.precision.label,
@@ -199,10 +199,10 @@ def _data_dir(options: DatasetOptions, environ: Mapping[str, str]) -> str | None
     one that no option could name then."""
     reads = not options.random_data and options.dataset != EMBEDDED
     folder = options.data_dir or (environ.get("DATA_DIR") if reads else None)
-    whole = os.path.abspath(folder) if folder else None
-    if whole and not is_text(whole):
+    absolute = os.path.abspath(folder) if folder else None
+    if absolute and not is_text(absolute):
         raise OptionError(
-            f"--data-dir {folder} is {whole} in full, which is no UTF-8 text, so that no run could go on with it; rename "
+            f"--data-dir {folder} is {absolute} in full, which is no UTF-8 text, so that no run could go on with it; rename "
             "the folder, or make a link to it elsewhere"
         )
-    return whole
+    return absolute

@@ -10,7 +10,7 @@ from Datasets._spec import DataSource, ReadRequest
 from emulator.cost_model.workload import Workload
 from emulator.native import library
 from emulator.plan import machine
-from emulator.plan.formats import FP16
+from emulator.plan.number_formats import FP16
 from emulator.plan.plan import ExecutionPlan
 from emulator.plan.process_memory import HostMemory
 from emulator.plan.trace import Trace
@@ -51,8 +51,8 @@ class Run:
     def training_request(self, done: int) -> ReadRequest:
         """Return the request for this instance's training stream, from weight update `done` on."""
         plan = self.plan
-        block, period = plan.share
-        return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, period)
+        block, stride = plan.data_shard
+        return self.request(plan.samples_per_pass, done * plan.global_batch + plan.instance * block, block, stride)
 
     def validation_request(self) -> ReadRequest:
         """Return the request for this instance's validation stream: of n instances, instance k has every n-th micro-batch
@@ -60,7 +60,7 @@ class Run:
         batch, count = self.validation_batch, self.cluster.size
         return self.request(batch, self.cluster.instance * batch, *((batch, count * batch) if count > 1 else (0, 0)))
 
-    def request(self, batch_size: int, start: int = 0, block: int = 0, period: int = 0) -> ReadRequest:
+    def request(self, batch_size: int, start: int = 0, shard_block: int = 0, shard_stride: int = 0) -> ReadRequest:
         """Return the request for a stream of the data source."""
         options = self.options.dataset
         return ReadRequest(
@@ -68,17 +68,17 @@ class Run:
             image_size=self.image_size,
             seed=self.seed,
             start=start,
-            block=block,
-            period=period,
+            shard_block=shard_block,
+            shard_stride=shard_stride,
             augment=not options.train_with_valid_preprocessing,
-            host_normalise=options.hostside_norm and not options.fused_preprocessing,
-            eight_bit=options.eight_bit_io,
-            fused=self.channels == 4,
+            hostside_norm=options.hostside_norm and not options.fused_preprocessing,
+            eight_bit_io=options.eight_bit_io,
+            fused_preprocessing=self.channels == 4,
             shuffle_block=options.shuffle_block,
-            unit_normalise=options.normalise_input,
-            symmetric_normalise=options.symmetric_input,
-            parallel_calls=options.pipeline_num_parallel,
-            cache=options.dataset_cache,
+            normalise_input=options.normalise_input,
+            symmetric_input=options.symmetric_input,
+            pipeline_num_parallel=options.pipeline_num_parallel,
+            dataset_cache=options.dataset_cache,
         )
 
     @property
@@ -94,7 +94,7 @@ class Run:
     @property
     def validation_batch(self) -> int:
         """Samples of one micro-batch in validation."""
-        return self.options.checkpoint.valid_batch_size or self.plan.micro_batch
+        return self.options.checkpoint.valid_batch_size or self.plan.micro_batch_size
 
     def decayed(self, name: str) -> bool:
         """Return whether weight decay applies to a variable."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from base import plugins
 from base.errors import OptionError
-from emulator.plan.formats import FP16, FP32
+from emulator.plan.number_formats import FP16, FP32
 from emulator.plan.precision import is_kernel
 from emulator.plan.trace import Trace
 from harness.options.catalogue import LARGEST

@@ -15,11 +15,11 @@ from base.fields import brief
 from base.plugins import did_you_mean
 from harness.options import sources
 from harness.options.catalogue import LARGEST, Option, Spelling
-from harness.options.configs import MOST_LISTED, ConfigFile, Entry
+from harness.options.configs import MAX_LISTED, ConfigFile, Entry
 
 GRID, RANDOM = "grid", "random"
 TRIALS, SEED = "trials", "seed"  # of a random sweep
-MOST_TRIALS = 1000
+MAX_TRIALS = 1000
 _SCALES = ("linear", "log")
 _LARGEST_SEED = 2**63 - 1
 _ELSEWHERE: Mapping[str, str] = {  # options that a sweep decides itself, and the way to do the same
@@ -103,7 +103,7 @@ def read(path: str, name: str | None) -> Sweep:
         )
     if not name.replace("_", "").replace("-", "").isalnum() or name.startswith("-"):
         raise OptionError(f"{path}: '{brief(name)}' names a folder: give letters, digits, - and _ alone, and no - at first")
-    return _Reader(name, sources.universe("train").spellings).sweep(file.nested(name, 2), path)
+    return _Reader(name, sources.all_options("train").spellings).sweep(file.nested(name, 2), path)
 
 
 def check_own(name: str, written: str) -> None:
@@ -146,7 +146,7 @@ class _Reader:
     def _draws(self, where: str, inner: Mapping[str, Entry]) -> Draws:
         if TRIALS not in inner:
             raise OptionError(f"{where}: {RANDOM} needs {TRIALS}: the number of trials to draw")
-        trials = self._whole(TRIALS, inner[TRIALS], 1, MOST_TRIALS)
+        trials = self._whole(TRIALS, inner[TRIALS], 1, MAX_TRIALS)
         return Draws(trials=trials, seed=self._whole(SEED, inner[SEED], 0, _LARGEST_SEED) if SEED in inner else 0)
 
     @staticmethod
@@ -179,7 +179,12 @@ class _Reader:
         option, value = spelling.option, entry.value
         if isinstance(value, dict) and kind == RANDOM:
             return Axis(option=option, key=_key(key), where=entry.where, range=self._range(key, option, value, entry.where))
-        if not isinstance(value, list) or not value or None in value:
+        if isinstance(value, list) and None in value:
+            raise OptionError(
+                f"{entry.where}: {brief(key)} has null in its list: a trial without the option is none of a {kind}; give "
+                "values alone"
+            )
+        if not isinstance(value, list) or not value:
             ranges = ", or a range, as {low: 0.01, high: 1, scale: log}" * (kind == RANDOM)
             raise OptionError(f"{entry.where}: {brief(key)} is {_shown(value)} but {kind} needs a list of values{ranges}")
         return Axis(option=option, key=_key(key), where=entry.where, choices=tuple(value))
@@ -224,7 +229,7 @@ class _Reader:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join([*map(brief, names[:MOST_LISTED]), *["..."] * (len(names) > MOST_LISTED)])
+    return ", ".join([*map(brief, names[:MAX_LISTED]), *["..."] * (len(names) > MAX_LISTED)])
 
 
 def _key(written: str) -> str:

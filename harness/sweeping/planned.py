@@ -30,7 +30,7 @@ from harness.run.run import Run
 from harness.sweeping import trials
 from harness.sweeping.block import Setting, Sweep
 from harness.sweeping.results import Metric
-from harness.sweeping.sweep_options import Request
+from harness.sweeping.sweep_options import SweepRequest
 from harness.sweeping.trials import Trial
 from harness.training.origins import NewRun
 
@@ -64,7 +64,7 @@ class Planned:
         return self.updates is not None and autoresume.is_complete(self.run, self.folder, self.updates)
 
 
-def of(sweep: Sweep, drawn: Sequence[Trial], request: Request, top: Path) -> list[Planned]:
+def of(sweep: Sweep, drawn: Sequence[Trial], request: SweepRequest, top: Path) -> list[Planned]:
     """Every trial of a sweep, in the folder `top`; OptionError with file, line and trial where one cannot be."""
     given = request.words
     for axis in sweep.axes:
@@ -127,7 +127,7 @@ class _Planner:
             options = replace(
                 options, device=replace(options.device, seed=SEED), sources={**options.sources, "seed": _SEED_SOURCE}
             )
-        notes = (*parsed.notes, *NewRun().notes(options))
+        notes = (*parsed.notes, *NewRun().check_source(options))
         run = prepare(options, os.environ, notes)
         planned = Planned(trial=trial, folder=folder, words=tuple(words), run=run, seeded=seeded)
         self._check_measured(run)
@@ -135,7 +135,7 @@ class _Planner:
         if planned.updates is not None:
             _check_unchanged(run, folder)
         elif not (folder / "arguments.json").exists():
-            NewRun().check(run)
+            NewRun().check_run(run)
         return planned
 
     def _check_measured(self, run: Run) -> None:
@@ -147,7 +147,9 @@ class _Planner:
         option = _OF_COMMAND_LINE.match(message)
         for setting in (*trial.settings, *self.shared):
             if option and option[1] in (f"--{setting.key}", f"--no-{setting.key}", f"--{setting.key.removeprefix('no-')}"):
-                first, *more = (option[3] if option[2] else f"{setting.key}{option[3]}").split("\n")
+                without_subject = option[3].startswith(("takes ", "needs "))  # which the flag before the colon was
+                text = option[3] if option[2] and not without_subject else f"{setting.key} {option[3].lstrip()}"
+                first, *more = text.split("\n")
                 whose = "" if setting in self.shared else f" (trial {trial.name})"
                 return "\n".join((f"{setting.where}: {first}{whose}", *more))
         return f"{self.sweep.where}: trial {trial.name}: {message}"

@@ -20,7 +20,7 @@ _OWN = ("--logs-path", "--jobs", "--metric", "--dry-run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SweepRequest:
     """The call. `name`: None for the only sweep of the file; `words`: options of train.py, by the option's name."""
 
     file: str
@@ -32,19 +32,17 @@ class Request:
     words: Mapping[str, tuple[str, ...]]
 
 
-def parse(argv: list[str], description: str) -> Request:
+def parse(argv: list[str], description: str) -> SweepRequest:
     """The request; prints and ends for --help and --version. OptionError for options that a sweep cannot have."""
     first = next((k for k, word in enumerate(argv) if word.startswith("-")), len(argv))
     places, rest = argv[:first], [_hyphens(word) for word in argv[first:]]
     parser = _parser(description)
     given, others = parser.parse_known_args(rest)
-    if not 1 <= len(places) <= 2:
+    if not 1 <= len(places) <= 2 or not places[0]:
         raise OptionError("give a file of sweeps first, and the name of one if it has several: python sweep.py sweep.yml")
-    if given.logs_path == "":
-        raise OptionError("--logs-path needs the name of a folder")
     if given.jobs > machine.cores():
         raise OptionError(f"--jobs {given.jobs}: each trial has cores of its own, and there are {machine.cores()} here")
-    return Request(
+    return SweepRequest(
         file=places[0], name=places[1] if len(places) > 1 else None, logs_path=Path(given.logs_path), jobs=given.jobs,
         metric=METRICS[ALIASES.get(given.metric, given.metric)], dry_run=given.dry_run, words=_shared(others),
     )  # fmt: skip
@@ -58,7 +56,7 @@ def _hyphens(word: str) -> str:
 
 
 def _shared(given: list[str]) -> dict[str, tuple[str, ...]]:
-    flags, words = sources.universe("train").flags(), {}
+    flags, words = sources.all_options("train").flags(), {}
     for flag, values in sources.tokens(given, flags):
         name = flags[flag].option.name
         block.check_own(name, f"command line: {flag}")
@@ -75,7 +73,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("--logs-path", metavar="DIR", default=FOLDER, help=f"of the sweeps, a folder for each ({FOLDER})")
-    add("--jobs", type=command_line.whole(1), metavar="N", default=1,
+    add("--jobs", type=command_line.int_between(1), metavar="N", default=1,
         help="trials at once, each on its share of the cores (1)")  # fmt: skip
     add("--metric", choices=(*METRICS, *ALIASES), default=next(iter(METRICS)),
         help=f"the measure of the best trial ({next(iter(METRICS))}; loss: validation-loss)")  # fmt: skip

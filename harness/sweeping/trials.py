@@ -16,7 +16,7 @@ from base import keys
 from base.errors import OptionError
 from base.fields import brief
 from harness.options.catalogue import CONVERSIONS, Option
-from harness.sweeping.block import MOST_TRIALS, Axis, Range, Setting, Sweep
+from harness.sweeping.block import MAX_TRIALS, Axis, Range, Setting, Sweep
 
 _LONGEST = 120  # characters of a name; a file system takes 255
 _DIGITS = 4  # of a draw from a range over powers of ten
@@ -62,10 +62,10 @@ def text(option: Option, value: Any) -> str:
 
 def _grid(sweep: Sweep) -> list[Trial]:
     count = math.prod(len(axis.choices) for axis in sweep.axes)
-    if count > MOST_TRIALS:
+    if count > MAX_TRIALS:
         sizes = " x ".join(str(len(axis.choices)) for axis in sweep.axes)
         raise OptionError(
-            f"{sweep.where}: the grid has {sizes} = {count:,} trials, and {MOST_TRIALS:,} at most are made; give fewer"
+            f"{sweep.where}: the grid has {sizes} = {count:,} trials, and {MAX_TRIALS:,} at most are made; give fewer"
         )
     for axis in sweep.axes:
         seen: set[str] = set()

@@ -21,7 +21,7 @@ from base.storage import files, input_files, locks
 from harness.processes import launch
 
 _EVERY = 0.2  # seconds between two looks
-_MOST_OUTPUT = 1 << 26  # bytes of a trial's output that are looked through for its reason
+_MAX_OUTPUT = 1 << 26  # bytes of a trial's output that are looked through for its reason
 Ended = Callable[["Work", int, bool], None]  # told of a trial, its exit code, and whether it was asked to end
 
 
@@ -125,7 +125,7 @@ class Workers:
 def reason(output: Path, code: int) -> str:
     """Why a trial failed: the line of its error, or the signal that ended it."""
     try:
-        lines = input_files.content(output, _MOST_OUTPUT).decode("utf-8", errors="replace").splitlines()
+        lines = input_files.content(output, _MAX_OUTPUT).decode("utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     messages = [line.partition("train.py: error: ")[2] for line in lines if line.startswith("train.py: error: ")]

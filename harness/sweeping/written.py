@@ -19,7 +19,7 @@ from harness.commands import cli, hints
 from harness.options.exclusive import alone_in_their_groups
 from harness.options.sections import COMMAND_LINE, CONFIGURATION, RunOptions, with_trait
 from harness.pages import page, run_folder
-from harness.pages.page import MOST_RUNS, Reported
+from harness.pages.page import MAX_RUNS, Reported
 from harness.sweeping import results
 from harness.sweeping.board import Board
 from harness.sweeping.planned import Planned
@@ -44,7 +44,7 @@ def comparison(top: Path, ordered: Sequence[Result]) -> str:
             reported.append(Reported(run_folder.read(result.folder), missing=commands.spoken(_NOT_HERE)))
         except (OptionError, CheckpointError):  # a trial without rows
             continue
-    shown = reported[:MOST_RUNS]
+    shown = reported[:MAX_RUNS]
     if not shown:
         return f"warning: {target} is not written: no trial has rows"
     try:

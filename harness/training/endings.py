@@ -7,14 +7,14 @@ from harness.checkpoints.write import SaveError
 from harness.commands import hints
 from harness.pages import page
 from harness.reports import plot, prediction, titles
-from harness.training.job import Job
+from harness.training.context import TrainingContext
 from harness.training.validating import Validator
 
 
-def finished(job: Job, done: int, validator: Validator, host_throughput: float) -> None:
+def finished(context: TrainingContext, done: int, validator: Validator, host_throughput: float) -> None:
     """Log the end of a call that has reached its end. `host_throughput`: images a second on this machine."""
-    note, run, folder, length = job.log.note, job.run, job.folder, job.run.length
-    if job.log.folder is None and not job.team.first:
+    note, run, folder, length = context.log.note, context.run, context.folder, context.run.length
+    if context.log.folder is None and not context.team.first:
         return
     validated, best = validator.newest, validator.best
     if validated:
@@ -29,44 +29,44 @@ def finished(job: Job, done: int, validator: Validator, host_throughput: float) 
         note(f"No logs were kept; checkpoints, if any, are in {folder}")
         return
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
-    _write_page(job)
-    if not job.team.first:  # instance 0's folder is the one to go on with
+    _write_page(context)
+    if not context.team.first:  # instance 0's folder is the one to go on with
         return
     if done < length.iterations and not validator.ends_run:
         note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")
         return
-    if not job.saves:
+    if not context.saves:
         return
     if run.data_source.spec.validation_images:
         note(f"Validate again:  {hints.command('validation', *hints.restoring(folder))}")
-    longer = length.longer(run.options.training.iterations is not None)
+    longer = length.extension_flags(run.options.training.iterations is not None)
     if done < length.iterations:
         longer = ["--patience", str(2 * validator.without_gain)]
     if longer:
         note(f"Train further:   {hints.command('restore', *hints.resuming(run, folder), *longer)}")
 
 
-def _write_page(job: Job) -> None:
+def _write_page(context: TrainingContext) -> None:
     """Write the run's page beside its picture, from the rows alone; a line where that fails."""
     try:
-        job.log.note(f"Its page:        {page.write(job.folder)}")
+        context.log.note(f"Its page:        {page.write(context.folder)}")
     except Exception as error:  # whatever is wrong with it, the run is done
-        job.log.note(f"warning: {job.folder / page.FILE} is not written: {bounds.reason(error)}")
+        context.log.note(f"warning: {context.folder / page.FILE} is not written: {bounds.reason(error)}")
 
 
-def stopped(job: Job, call: str, reason: str, *changed: str) -> None:
+def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
     """Log the end of a call that ends early. `call`: the command line that goes on with the run as long as its options are
     not recorded; `changed`: options with which going on is no repetition."""
-    run, folder, log, writer = job.run, job.folder, job.log, job.writer
+    run, folder, log, writer = context.run, context.folder, context.log, context.writer
     log.note(f"Stopped: {reason}")
     try:
         writer.wait_until_finished()
-    except SaveError as error:
+    except (SaveError, OSError) as error:  # of a task that tells of a checkpoint in a log that takes no more
         log.note(f"warning: {error}")
     if not run.options.logging.logs or run.cluster.instance:
         return
-    if writer.newest:
-        log.note(f"The newest checkpoint is {writer.newest}.")
+    if writer.latest:
+        log.note(f"The newest checkpoint is {writer.latest}.")
         recorded = hints.command("restore", *hints.resuming(run, folder), *changed)
         log.note(f"Go on:           {recorded if log.recorded else call}")
     else:

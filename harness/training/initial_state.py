@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from base.fields import LENGTH
 from base.storage.tables import ExpectedRows
-from harness.checkpoints import averages, compatibility, find, read, run_record, saved_state
+from harness.checkpoints import averages, compatibility, find, read, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.checkpoints.read import LoadedCheckpoint, Tensors
 from harness.commands.run_log import command_line
@@ -22,9 +21,9 @@ from harness.processes.team import Team
 from harness.run.arguments import CALLS, CLASSES, RUN_ID, arguments, other_class_names
 from harness.run.length import TrainingLength
 from harness.run.run import Run
-from harness.training.job import Job
+from harness.training.context import TrainingContext
 from harness.training.meter import Meter, state_of_rows
-from harness.training.origins import other_data, overrides
+from harness.training.origins import changed_data_warnings, override_notes
 
 if TYPE_CHECKING:
     from ipu_utils import TrainingProgram
@@ -36,7 +35,7 @@ class InitialState:
     tensors, and the rows of validation.csv by name."""
 
     meter: Meter
-    calls: list[saved_state.Call]
+    calls: list[state_file.Invocation]
     checkpoint: Checkpoint | None = None
     values: Tensors = field(default_factory=dict)
     validated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -47,9 +46,9 @@ class InitialState:
         return self.checkpoint.updates if self.checkpoint else 0
 
 
-def initial_state(job: Job, program: TrainingProgram, saved: LoadedCheckpoint | None) -> InitialState:
-    """Loads the program's variables in every instance; the rest of the state."""
-    return _restored(job, program, saved) if saved else _fresh(job, program)
+def initial_state(context: TrainingContext, program: TrainingProgram, saved: LoadedCheckpoint | None) -> InitialState:
+    """Load the program's variables in every instance; return the rest of the state."""
+    return _restored(context, program, saved) if saved else _new_state(context, program)
 
 
 def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
@@ -73,20 +72,20 @@ def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
     return {CLASSES: digest} if digest else {}
 
 
-def _fresh(job: Job, program: TrainingProgram) -> InitialState:
+def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialState:
     """The initial weights, or those of --init-path."""
-    run, team = job.run, job.team
+    run, team = context.run, context.team
     calls = _calls(team, {}, 0)
     if run.options.training.init_path and team.first:
-        _take_over(job, program)
+        _load_init_path(context, program)
     if team.group:
         program.load(team.broadcast(program.values() if team.first else None))
     return InitialState(Meter(run.length, run.step_increment, run.learning_rate, {}), calls)
 
 
-def _take_over(job: Job, program: TrainingProgram) -> None:
+def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     """The weights of --init-path; a classifier of another number of classes begins anew."""
-    run, log = job.run, job.log
+    run, log = context.run, context.log
     source, values, damaged = read.initial(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
@@ -95,11 +94,11 @@ def _take_over(job: Job, program: TrainingProgram) -> None:
     log.note(f"Begun with the weights of {source.prefix}")
     for line in lines:
         log.note(line)
-    for warning in _differences(run, run_record.arguments(find.run_folder(Path(source.prefix)))):
+    for warning in _preprocessing_mismatches(run, run_record.arguments(find.run_folder(Path(source.prefix)))):
         log.note(f"warning: {warning}")
 
 
-def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+def _preprocessing_mismatches(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """Return lines on the ways in which the weights were trained otherwise that cost accuracy."""
     lines = []
     for name in ("symmetric_input", "normalise_input"):
@@ -117,67 +116,74 @@ def _differences(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _restored(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> InitialState:
+def _restored(context: TrainingContext, program: TrainingProgram, saved: LoadedCheckpoint) -> InitialState:
     """The weights, rows and averages of a checkpoint."""
-    run, team, log, checkpoint = job.run, job.team, job.log, saved.checkpoint
+    run, team, log, checkpoint = context.run, context.team, context.log, saved.checkpoint
     log.note(f"Restoring training from latest checkpoint: {checkpoint.prefix}")
-    for line in (*overrides(run, run_record.options(job.folder)), *other_data(run, run_record.arguments(job.folder))):
+    for line in (
+        *override_notes(run, run_record.options(context.folder)),
+        *changed_data_warnings(run, run_record.arguments(context.folder)),
+    ):
         log.note(line)
     if checkpoint.updates == run.length.iterations:
         log.note(f"All {checkpoint.updates} updates are done; a larger --epochs or --iterations extends the run")
-    values = _load(job, program, saved)
-    meter, calls = _meter(job, checkpoint)
-    # not before it is known that the run can go on
-    log.arguments({**recorded_values(run, job.folder, checkpoint), CALLS: calls}, restored=True)
-    rows = json.loads(team.broadcast_text(json.dumps({row["name"]: row for row in log.rows("validation.csv")})))
+    values = _load(context, program, saved)
+    meter, calls = _restored_rows_and_meter(context, checkpoint)
+    # recorded after everything that may stop a resume
+    log.arguments({**recorded_values(run, context.folder, checkpoint), CALLS: calls}, restored=True)
+    rows = team.broadcast_json({row["name"]: row for row in log.rows("validation.csv")})
     return InitialState(meter, calls, checkpoint, values, rows)
 
 
-def _load(job: Job, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
+def _load(context: TrainingContext, program: TrainingProgram, saved: LoadedCheckpoint) -> Tensors:
     """A checkpoint's tensors, which instance 0 has read, in every instance."""
     tensors: Tensors = {}
-    if job.team.first:
-        tensors, lines = compatibility.resumed_tensors(job.run, saved.checkpoint, saved.values)
+    if context.team.first:
+        tensors, lines = compatibility.resumed_tensors(context.run, saved.checkpoint, saved.values)
         for line in lines:
-            job.log.note(line)
+            context.log.note(line)
     saved.values.clear()
-    values = job.team.broadcast(tensors if job.team.first else None)
+    values = context.team.broadcast(tensors if context.team.first else None)
     program.load(values)
     return values
 
 
-def _meter(job: Job, checkpoint: Checkpoint) -> tuple[Meter, list[saved_state.Call]]:
+def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -> tuple[Meter, list[state_file.Invocation]]:
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
-    run, team, log = job.run, job.team, job.log
-    state = json.loads(team.broadcast_text(json.dumps(saved_state.read(checkpoint)) if team.first else ""))
+    run, team, log = context.run, context.team, context.log
+    state = team.broadcast_json(state_file.read(checkpoint) if team.first else None)
     calls = _calls(team, state, checkpoint.updates)
-    remade = averages.requested(run.options.training) if run.options.checkpoint.validation else []
-    log.tell_of_averages([name for name, _ in remade])
-    states, stays = saved_state.lineage(job.folder, checkpoint), not state.get(saved_state.ROLLING)
-    log.go_on_after(checkpoint.updates, states, stays, expected_rows(run, job.folder))
+    pending = averages.requested(run.options.training) if run.options.checkpoint.validation else []
+    log.tell_of_averages([name for name, _ in pending])
+    lineage, stays = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
+    log.go_on_after(checkpoint.updates, lineage, stays, expected_rows(run, context.folder))
     if team.first:
-        state = meter_state(job, checkpoint, state)
-    state = json.loads(team.broadcast_text(json.dumps(state)))
+        state = meter_state(context, checkpoint, state)
+    state = team.broadcast_json(state)
     return Meter(run.length, run.step_increment, run.learning_rate, state), calls
 
 
-def meter_state(job: Job, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
+def meter_state(context: TrainingContext, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, or may be anything, the state that the rows tell."""
-    if state and not saved_state.unverified(checkpoint):
+    if state and not state_file.unverified(checkpoint):
         return state
     file = checkpoint.state_path.name
     sound = f"anything that vouches for its {file}" if state else f"a sound {file}"
-    job.log.note(f"warning: {checkpoint.name} comes without {sound}: steps and averages go on from the rows of training.csv")
-    return state_of_rows(job.log.rows("training.csv"), job.run.length, job.run.step_increment, checkpoint.updates)
+    context.log.note(
+        f"warning: {checkpoint.name} comes without {sound}: steps and averages go on from the rows of training.csv"
+    )
+    return state_of_rows(
+        context.log.rows("training.csv"), context.run.length, context.run.step_increment, checkpoint.updates
+    )
 
 
 def expected_rows(run: Run, folder: Path) -> dict[str, Callable[[], ExpectedRows]]:
     """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
     recorded = run_record.arguments(folder)
-    starts = [since for _, since in saved_state.calls(recorded)] or [0]
+    starts = [since for _, since in state_file.calls(recorded)] or [0]
     first = run_record.first(folder) if starts[0] == 0 and len(starts) > 1 else {}
     unknown = (starts[1] if first else 0, starts[-1])
-    earlier, last = _points(run, first), _points(run, recorded)
+    earlier, last = _log_points(run, first), _log_points(run, recorded)
     return {name: partial(_expected_rows, earlier[name], last[name], unknown) for name in last}
 
 
@@ -190,7 +196,7 @@ def _expected_rows(
     return ExpectedRows(points + [point for point in last() if point > last_start], unknown)
 
 
-def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
+def _log_points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], list[int]]]:
     """The updates after which a call has rows by table, as its options tell."""
     given = {name: recorded[name] for name in with_trait(LENGTH) if recorded.get(name) is not None}
     try:
@@ -201,6 +207,6 @@ def _points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[], lis
     return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 
-def _calls(team: Team, state: Mapping[str, Any], updates: int) -> list[saved_state.Call]:
+def _calls(team: Team, state: Mapping[str, Any], updates: int) -> list[state_file.Invocation]:
     """The calls of the run up to this one, which all instances name alike."""
-    return saved_state.calls({CALLS: json.loads(team.broadcast_text(json.dumps(saved_state.calls(state, updates))))})
+    return state_file.calls({CALLS: team.broadcast_json(state_file.calls(state, updates))})

@@ -26,7 +26,7 @@ class Meter:
         self._learning_rate = learning_rate
         self._steps = state.get("host_steps", 0)
         self._seconds = state.get("seconds", 0.0)
-        same_grid = state.get("updates_per_step") == length.updates_per_step
+        same_grid = state.get("updates_per_step") == length.updates_per_host_step
         # host steps of another length do not mix: the averages begin anew
         self._window = deque(state.get("window", ()) if same_grid else [], maxlen=length.window_steps)
         self._open = list(state.get("open", ())) if same_grid else []
@@ -40,7 +40,7 @@ class Meter:
         return {
             "host_steps": self._steps,
             "seconds": self._seconds,
-            "updates_per_step": self._length.updates_per_step,
+            "updates_per_step": self._length.updates_per_host_step,
             "window": list(self._window),
             "open": self._open,
         }
@@ -65,7 +65,7 @@ class Meter:
         return self._length.global_batch / seconds_per_update if seconds_per_update else 0.0
 
     def end_host_step(self) -> None:
-        """Closes the host step: its mean enters the window."""
+        """Close the host step: its mean enters the window."""
         self._window.append(tuple(sum(column) / len(self._open) for column in zip(*self._open)))
         self._open = []
         self._steps += 1
@@ -101,7 +101,7 @@ class TimeLeft:
         self._begun = self._first = (done, clock())
 
     def after(self, done: int) -> str:
-        """Return the time left after so many updates, as people say it; an empty text for less than a minute."""
+        """Return the time left after `done` updates, as people say it; an empty text for less than a minute."""
         now = self._clock()
         if self._first == self._begun and done > self._begun[0]:
             self._first = (done, now)
@@ -115,9 +115,9 @@ class TimeLeft:
 def state_of_rows(
     rows: Sequence[Mapping[str, str]], length: TrainingLength, step_increment: int, updates: int
 ) -> dict[str, Any]:
-    """Return the value of `Meter.state` after so many updates, as far as the rows of training.csv tell: the host steps of
+    """Return the value of `Meter.state` after `updates`, as far as the rows of training.csv tell: the host steps of
     the window that have rows. `rows`: up to that update."""
-    per_step = length.updates_per_step
+    per_step = length.updates_per_host_step
     steps = -(-updates // per_step)
     last = rows[-1] if rows else {}
     if last:
@@ -128,7 +128,7 @@ def state_of_rows(
         if int(row["iteration"]) != end or len(window) == length.window_steps:
             break
         window.insert(0, (float(row["loss_batch"]), float(row["train_acc_batch"]) / 100))
-        end = length.grid_start(end - 1)
+        end = length.host_step_start(end - 1)
     return {
         "host_steps": steps,
         "seconds": float(last.get("total_time", 0.0)),

@@ -15,42 +15,42 @@ from harness.checkpoints import write
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.checkpoints.write import SaveError, Writer
 from harness.commands import run_log
+from harness.diagnostics.divergence import remedies
 from harness.evaluation import inference_record
 from harness.processes import folders
 from harness.processes.team import Team
 from harness.reports import mlperf, profile, trackers
 from harness.run.run import Run
 from harness.training import endings
-from harness.training.divergence import remedies
+from harness.training.context import TrainingContext
 from harness.training.initial_state import recorded_values
-from harness.training.job import Job
 from log import RunLog
 
 _TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with which a run ends, and says how to go on
 
 
 @contextmanager
-def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[Job]:
+def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[TrainingContext]:
     """A run in its folder. An early end says where the run is and how to go on. `call`: the command line that goes on with a
     `saved` run as long as its options are not recorded."""
     request = profile.requested(run.options.device, folder, os.environ) if team.first else None
     held = locks.held(folder) if folders.writes(run) else nullcontext()
     newest = saved.checkpoint.name if saved else None
     with held, Signals() as signals, Writer(newest) as writer, profile.copied_output(request):
-        write.sweep(folder)
+        write.remove_unfinished(folder)
         log = _open_log(run, team, folder, saved)
-        job = Job(run, team, folder, log, writer, signals, mlperf.Events(run, log), request)
-        stopped = partial(endings.stopped, job, call)
+        context = TrainingContext(run, team, folder, log, writer, signals, mlperf.Events(run, log), request)
+        stopped = partial(endings.stopped, context, call)
         team.before_exit = stopped  # where another instance is lost
         try:
-            yield job
+            yield context
         except BaseException as error:
             log.ending()
             if isinstance(error, _TOLD):
-                job.mlperf.ended("aborted")
+                context.mlperf.ended("aborted")
                 stopped(str(error), *remedies(error, run))
             if isinstance(error, StopRequest):
-                error.hinted = bool(writer.newest)
+                error.hinted = bool(writer.latest)
             raise
         finally:
             log.close()

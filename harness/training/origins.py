@@ -12,7 +12,7 @@ from typing import Any
 
 from base.errors import OptionError
 from base.fields import ONE_CALL
-from harness.checkpoints import compatibility, find, read, run_record, saved_state, write
+from harness.checkpoints import compatibility, find, read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.checkpoints.read import LoadedCheckpoint
 from harness.cluster import membership
@@ -25,13 +25,14 @@ from harness.run.arguments import ARITHMETIC, RECORDS, RUN_ID, data_identity, ot
 from harness.run.origin import TrainingOrigin
 from harness.run.run import Run
 
-OF_NEW_RUNS, IN_ITS_FOLDER = ("log_dir", "logs_path", "name_suffix"), "a resumed run goes on in its own folder"
+NEW_RUN_OPTIONS = ("log_dir", "logs_path", "name_suffix")
+IN_ITS_FOLDER = "a resumed run goes on in its own folder"
 
 
 class NewRun(TrainingOrigin):
     """Initial weights, or those of --init-path."""
 
-    def notes(self, options: RunOptions) -> list[str]:
+    def check_source(self, options: RunOptions) -> list[str]:
         """CheckpointError for weights that are not there, before an option is refused that suits their network."""
         given = options.training.init_path
         if given and not membership.follows(os.environ, options.training.distributed):
@@ -47,7 +48,7 @@ class NewRun(TrainingOrigin):
         run = replace(run, run_id=team.broadcast_text(_new_id()))
         return *folders.begin(run, team), checkpoint
 
-    def check(self, run: Run) -> list[str]:
+    def check_run(self, run: Run) -> list[str]:
         """Weights to begin with that are not there or do not fit, and a folder that cannot be this run's."""
         given, logging = run.options.training.init_path, run.options.logging
         if logging.autoresume and not logging.logs:
@@ -68,7 +69,7 @@ class SavedRun(TrainingOrigin):
         """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again."""
         self._follows = membership.call_follows(argv, script)
         if not self._follows:
-            find.of_run(folder)  # without them there is no run, whatever else is there
+            find.of_run(folder)  # a folder without checkpoints is no run
         self.folder, self._repeated = folder, repeated
         self.recorded = entry.recorded_options(folder, argv, script)
         self.total_replicas = self.recorded.get("total_replicas")
@@ -78,23 +79,23 @@ class SavedRun(TrainingOrigin):
         """The newest whole checkpoint and a line on each newer one; or, where another instance may have them, why there is
         none here."""
         try:
-            return *read.latest(self.folder), None
+            return *read.find_latest(self.folder), None
         except CheckpointError as error:
             if not self._follows:
                 raise
             return None, [], error
 
     @property
-    def newest(self) -> Checkpoint | None:
+    def latest(self) -> Checkpoint | None:
         """The checkpoint; None if another instance has it."""
         return self._latest[0]
 
     @property
     def updates(self) -> int:
         """The number of updates that are done."""
-        return self.newest.updates if self.newest else 0
+        return self.latest.updates if self.latest else 0
 
-    def notes(self, options: RunOptions) -> list[str]:
+    def check_source(self, options: RunOptions) -> list[str]:
         """Lines on damaged checkpoints and lost records; OptionError if nothing tells the seed."""
         file = run_record.file(self.folder)
         if options.device.seed is None:
@@ -102,31 +103,31 @@ class SavedRun(TrainingOrigin):
                 f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
                 "it, or give --seed"
             )
-        ignored = [name for name in OF_NEW_RUNS if options.given(name)] if not self._repeated else []
+        ignored = [name for name in NEW_RUN_OPTIONS if options.given(name)] if not self._repeated else []
         lines = [f"{options.words(name)} changes nothing: {IN_ITS_FOLDER}" for name in ignored]
         if options.given("init_path") and options.training.init_path != self.recorded.get("init_path"):
             lines.append(f"{options.words('init_path')} changes nothing: a run that goes on has weights of its own")
         run_id = run_record.run_id(self.folder)
         if run_id and not run_record.arguments(self.folder).get(RUN_ID):
             lines.append(f"warning: {file} does not tell the run's {RUN_ID}: {run_id}, as in its states")
-        lost = find.missing_newest(self.folder)
-        if lost and self.newest and lost.updates > self.updates:
+        lost = find.missing_latest(self.folder)
+        if lost and self.latest and lost.updates > self.updates:
             lines.append(
                 f"warning: {lost.name}, the newest that the run saved, is missing or has another name: the updates after "
-                f"{self.newest.name} are done again"
+                f"{self.latest.name} are done again"
             )
         return [*lines, *self._latest[1]]
 
     def _is_complete(self, run: Run) -> bool:
         """Return whether a repeated call has nothing to do."""
-        return self._repeated and self.newest is not None and autoresume.is_complete(run, self.folder, self.updates)
+        return self._repeated and self.latest is not None and autoresume.is_complete(run, self.folder, self.updates)
 
     def completion_report(self, run: Run) -> str | None:
         """Warnings, the options that differ from the recorded ones, and the end of the run, of a repeated call."""
         if not self._is_complete(run):
             return None
         warnings = [line for line in run.notes if line.startswith("warning")]
-        differing = overrides(run, self.recorded)
+        differing = override_notes(run, self.recorded)
         end = f"The run in {self.folder} is complete, after {self.updates} updates"
         unused = "; the options above change nothing" if differing else ""
         length = "epochs" if run.options.training.iterations is None else "iterations"  # the two exclude each other
@@ -134,8 +135,8 @@ class SavedRun(TrainingOrigin):
         larger = length if self.updates == run.length.iterations else limit
         return "\n".join([*warnings, *differing, f"{end}{unused}; a larger --{larger} extends it\n"])
 
-    def check(self, run: Run) -> list[str]:
-        """Raise an OptionError for options that the run cannot go on with; return the lines of `overrides`."""
+    def check_run(self, run: Run) -> list[str]:
+        """Raise an OptionError for options that the run cannot go on with; return the lines of `override_notes`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
         if run.options.given("init_path") and not self._repeated:
@@ -155,18 +156,18 @@ class SavedRun(TrainingOrigin):
                 f"the run's network has {before:,} parameters, that of this call {now:,}: leave the options of the model "
                 "as they were, or begin a new run, which --init-path can give weights to"
             )
-        newest, _, missing = self._latest
-        if newest:
-            _check_seed(run, newest)
-            compatibility.resumed_tensors(run, newest, read.tensors(newest, verified=True))
+        latest, _, read_error = self._latest
+        if latest:
+            _check_seed(run, latest)
+            compatibility.resumed_tensors(run, latest, read.tensors(latest, verify=False))
         if not self._is_complete(run):
             last_update(run, self.updates)
-        if missing and run.cluster.instance == 0:
-            raise missing
+        if read_error and run.cluster.instance == 0:
+            raise read_error
         check_writable(self.folder, goes_on=True)
         write.check_writable(self.folder, self.updates)
-        elsewhere = _other_arithmetic(run, newest) if newest and not self._is_complete(run) else []
-        return [*overrides(run, self.recorded), *other_data(run, recorded), *elsewhere]
+        elsewhere = _changed_arithmetic_notes(run, latest) if latest and not self._is_complete(run) else []
+        return [*override_notes(run, self.recorded), *changed_data_warnings(run, recorded), *elsewhere]
 
     def _check_repeated(self, run: Run, recorded: Mapping[str, Any]) -> None:
         """OptionError for a repeated call with other data, if they are of another folder, or the run is complete: whoever
@@ -184,7 +185,7 @@ class SavedRun(TrainingOrigin):
         (instance 0 only; None on the others)."""
         if run.cluster.instance:
             return run, None
-        checkpoint, values, damaged = read.newest(self.folder, verified=self.newest)
+        checkpoint, values, damaged = read.load_latest(self.folder, verified=self.latest)
         lines = [line for line in damaged if line not in run.notes]
         return replace(run, notes=(*run.notes, *lines)), LoadedCheckpoint(checkpoint, values)
 
@@ -195,7 +196,7 @@ class SavedRun(TrainingOrigin):
         run = replace(run, options=replace(run.options, training=training))
         known = run_record.run_id(self.folder) if team.first else ""
         run = replace(run, run_id=team.broadcast_text(known or _new_id()))
-        updates = int(team.broadcast_text(str(checkpoint.updates) if checkpoint else ""))
+        updates = team.broadcast_json(checkpoint.updates if checkpoint else None)
         checkpoint = checkpoint or LoadedCheckpoint(Checkpoint.at(self.folder, updates), {})  # tensors come from instance 0
         return *folders.resume(run, team, self.folder), checkpoint
 
@@ -210,7 +211,7 @@ def last_update(run: Run, done: int) -> int:
     return min(total, stop_after or total)
 
 
-def other_data(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+def changed_data_warnings(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A warning where the data are not those that the run recorded: order, length and rates follow from their number."""
     changed = _changed_data(run, recorded)
     if not changed:
@@ -245,9 +246,9 @@ def _check_classes(run: Run, recorded: Mapping[str, Any]) -> None:
         )
 
 
-def overrides(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+def override_notes(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     """A line on each option that was given, and is not as the run recorded it; of one call's own there is no record."""
-    values, besides = run.options.values(), {*with_trait(ONE_CALL), *OF_NEW_RUNS, "init_path"}
+    values, besides = run.options.values(), {*with_trait(ONE_CALL), *NEW_RUN_OPTIONS, "init_path"}
     if recorded.get("data_dir") == run.data_dir:  # the same folder, whatever path was given
         besides.add("data_dir")
     as_recorded = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -258,9 +259,9 @@ def overrides(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check_seed(run: Run, newest: Checkpoint) -> None:
+def _check_seed(run: Run, latest: Checkpoint) -> None:
     """Refuse a seed that the record tells and the checkpoints' training states do not: nobody asked for it."""
-    saved: Sequence[int] = run_record.seeds(Path(newest.prefix).parent, newest)
+    saved: Sequence[int] = run_record.seeds(Path(latest.prefix).parent, latest)
     source = run.options.sources.get("seed", "")
     if saved and run.seed not in saved and source.startswith(RECORDED):
         raise OptionError(
@@ -269,13 +270,13 @@ def _check_seed(run: Run, newest: Checkpoint) -> None:
         )
 
 
-def _other_arithmetic(run: Run, newest: Checkpoint) -> list[str]:
+def _changed_arithmetic_notes(run: Run, latest: Checkpoint) -> list[str]:
     """A line where a checkpoint was computed in another way than this call computes."""
-    before = saved_state.read(newest).get(ARITHMETIC)
+    before = state_file.read(latest).get(ARITHMETIC)
     if before in (None, run.arithmetic):
         return []
     return [
-        f"{newest.name} was computed with {before}, this call computes with {run.arithmetic}: from here on the last places "
+        f"{latest.name} was computed with {before}, this call computes with {run.arithmetic}: from here on the last places "
         "of sums may differ from those of a run that was not stopped"
     ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.reports import compilation, profile, titles
 from harness.reports.compilation import Compilation, FirstUpdates
-from harness.training.job import Job
+from harness.training.context import TrainingContext
 
 if TYPE_CHECKING:
     from ipu_utils import Metrics, TrainingProgram
@@ -19,15 +19,15 @@ Progress = Callable[[float, float], None]  # called with loss and accuracy of ev
 class UpdateProfiler:
     """Times the first updates of a call, and records one, where that is asked for."""
 
-    def __init__(self, job: Job, program: TrainingProgram, recorded: bool, first: int, last: int) -> None:
+    def __init__(self, context: TrainingContext, program: TrainingProgram, recorded: bool, first: int, last: int) -> None:
         """`recorded`: whether one update is, in any instance; `first`: the call's first update; `last`: the one that it ends
         after."""
-        self._job, self._program, self._request = job, program, job.profile
+        self._context, self._program, self._request = context, program, context.profile
         # the first update of a call warms caches up
         self._update = -1 if not recorded else first + 1 if first + 1 < last else first
         self._first_updates: FirstUpdates | None = None
-        if job.run.options.device.profile_compilation:
-            trace = compilation.target(job.folder, os.environ) if job.team.first else None
+        if context.run.options.device.profile_compilation:
+            trace = compilation.target(context.folder, os.environ) if context.team.first else None
             self._first_updates = FirstUpdates(Compilation(program.phase_ends, trace), first)
 
     @property
@@ -49,8 +49,8 @@ class UpdateProfiler:
         return update == self._update and self._request is not None
 
     def record(self, update: int, learning_rate: float, report: Progress) -> Metrics:
-        """Carries the update out, and writes when its cells and operations ran."""
-        run, request = self._job.run, self._request
+        """Carry the update out, and write when its cells and operations ran."""
+        run, request = self._context.run, self._request
         profiled = self._program.profile(learning_rate, request.operations, report)
         title = f"{titles.of_run(run.options.values())}: update {update + 1} of {run.name}"
         self._note(profile.write(request, run.plan, title, profiled.cells, profiled.operations, profiled.most_alive))
@@ -62,4 +62,4 @@ class UpdateProfiler:
 
     def _note(self, lines: Sequence[str] | Iterator[str]) -> None:
         for line in lines:
-            self._job.log.note(line)
+            self._context.log.note(line)

@@ -13,7 +13,7 @@ from harness.evaluation import early_stopping
 from harness.evaluation.validate import validate
 from harness.programs import compiling
 from harness.reports import validated_rows
-from harness.training.job import Job
+from harness.training.context import TrainingContext
 
 if TYPE_CHECKING:
     from ipu_utils import InferenceProgram
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Validator:
     """Validates each checkpoint once."""
 
-    def __init__(self, job: Job, validated: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, context: TrainingContext, validated: Mapping[str, Mapping[str, Any]]) -> None:
         """`validated`: rows of validation.csv by checkpoint that the run has already."""
-        self._job = job
+        self._context = context
         self.rows = dict(validated)
         self._built = ExitStack()
 
@@ -37,11 +37,11 @@ class Validator:
     @cached_property
     def _program(self) -> InferenceProgram:
         """Built when the first checkpoint comes."""
-        return self._built.enter_context(compiling.validation_program(self._job.run, self._job.log))
+        return self._built.enter_context(compiling.validation_program(self._context.run, self._context.log))
 
     def validate(self, checkpoint: Checkpoint, values: Tensors) -> None:
         """A checkpoint's accuracy on the validation set, unless it is known or not wanted."""
-        run, log = self._job.run, self._job.log
+        run, log = self._context.run, self._context.log
         if (
             not run.options.checkpoint.validation or not run.data_source.spec.validation_images
         ):  # the log's head tells of these
@@ -49,16 +49,16 @@ class Validator:
         if checkpoint.name in self.rows:
             log.note(f"Validation of {checkpoint.name} is skipped: validation.csv has it already")
             return
-        self.rows[checkpoint.name] = self._job.mlperf.evaluated(
+        self.rows[checkpoint.name] = self._context.mlperf.evaluated(
             checkpoint.updates,
             lambda: validate(
-                run, self._program, checkpoint, values, run.plan.global_batch, log, self._job.team, self._job.signals
+                run, self._program, checkpoint, values, run.plan.global_batch, log, self._context.team, self._context.signals
             ),
         )
         log.validation_row(self.rows[checkpoint.name])
 
     def stop(self) -> None:
-        """Ends a validation at its next micro-batch."""
+        """End a validation at its next micro-batch."""
         if "_program" in self.__dict__:
             self._program.stop()
 
@@ -80,7 +80,7 @@ class Validator:
     @property
     def ends_run(self) -> bool:
         """True if validations have brought no better accuracy for longer than --patience."""
-        return early_stopping.patience_is_over(self._of_updates, self._job.run.options.checkpoint.patience)
+        return early_stopping.patience_is_over(self._of_updates, self._context.run.options.checkpoint.patience)
 
     @property
     def newest(self) -> Mapping[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -83,7 +84,7 @@ def test_every_record_once_per_epoch_in_another_order(cifar_dir):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"batch_size": 1}, {"batch_size": 7}, {"batch_size": 450}, {"parallel_calls": 1}, {"cache": False}],
+    [{"batch_size": 1}, {"batch_size": 7}, {"batch_size": 450}, {"pipeline_num_parallel": 1}, {"dataset_cache": False}],
     ids=str,
 )
 def test_batch_size_threads_and_cache_change_no_bit(cifar_dir, changes):
@@ -99,9 +100,21 @@ def test_resumed_stream_is_the_later_part_and_blocks_are_shares(cifar_dir):
     unbroken = joined(take(lambda: source.train(request()), 30))
     resumed = joined(take(lambda: source.train(request(start=16 * 17)), 13))
     assert_equal({name: x[16 * 17 :] for name, x in unbroken.items()}, resumed)
-    shares = [joined(take(lambda k=k: source.train(request(start=32 * k, block=32, period=64)), 8)) for k in (0, 1)]
+    shares = [
+        joined(take(lambda k=k: source.train(request(start=32 * k, shard_block=32, shard_stride=64)), 8)) for k in (0, 1)
+    ]
     merged = {n: np.stack([s[n].reshape(4, 32, *s[n].shape[1:]) for s in shares], 1) for n in unbroken}
     assert_equal({n: x[:256] for n, x in unbroken.items()}, {n: x.reshape(256, *x.shape[3:]) for n, x in merged.items()})
+
+
+def test_files_that_are_cut_short_while_they_are_read_are_named(cifar_dir):
+    source = opened("cifar-10", cifar_dir)
+    for file in cifar_dir.iterdir():
+        os.truncate(file, 3073)
+    with pytest.raises(tf.errors.OpError, match=r"data_batch_\d.bin cannot be read: the file has become shorter"):
+        take(lambda: source.train(request(dataset_cache=False)), 2)
+    with pytest.raises(DataError, match="test_batch.bin cannot be read: the file has become shorter"):
+        source.validation(request())
 
 
 def test_seeds_differ(cifar_dir):
@@ -139,7 +152,7 @@ def test_bytes_standardised_on_the_device_are_the_float_stream(cifar_dir, change
     source = opened("cifar-10", cifar_dir)
     for split in (source.train, source.validation):
         floats = joined(take(lambda split=split: split(request(**changes)), 2))["image"]
-        sent = joined(take(lambda split=split: split(request(eight_bit=True, **changes)), 2))
+        sent = joined(take(lambda split=split: split(request(eight_bit_io=True, **changes)), 2))
         assert sent["image"].dtype == np.uint8 and sent["image"].shape[1] == 32
         with tf.Graph().as_default(), tf.Session() as session:
             device = session.run(
@@ -312,7 +325,7 @@ def test_imagenet_is_counted_and_permuted_and_crops_are_keyed(imagenet_dir):
     assert stream["image"].min() >= 0 and 100 < stream["image"].max() <= 255
     assert Counter(stream["label"][:12].tolist()) == Counter(stream["label"][12:].tolist())
     assert len({image.tobytes() for image in stream["image"]}) == 24  # the second epoch crops otherwise
-    for other, count in ((small(batch_size=3, parallel_calls=1, cache=False), 8), (small(batch_size=24), 1)):
+    for other, count in ((small(batch_size=3, pipeline_num_parallel=1, dataset_cache=False), 8), (small(batch_size=24), 1)):
         assert_equal(stream, joined(take(lambda other=other: source.train(other), count)))
     resumed = joined(take(lambda: source.train(small(start=8)), 4))
     assert_equal({name: x[8:] for name, x in stream.items()}, resumed)
@@ -322,7 +335,7 @@ def test_imagenet_is_counted_and_permuted_and_crops_are_keyed(imagenet_dir):
 
 def test_imagenet_validation_pads_crops_centrally_and_takes_every_image_once(imagenet_dir):
     source = opened("imagenet", imagenet_dir)
-    elements = take(lambda: source.validation(small(host_normalise=True)))
+    elements = take(lambda: source.validation(small(hostside_norm=True)))
     got = joined(elements)
     assert len(elements) == 2 and (got["label"][:7] >= 0).all() and got["label"][7] == -1
     assert not got["image"][7].any() and got["image"][:7].any((1, 2, 3)).all()
@@ -339,10 +352,10 @@ def test_imagenet_validation_pads_crops_centrally_and_takes_every_image_once(ima
 @pytest.mark.parametrize("unit", [False, True])
 def test_imagenet_normalisation_is_the_same_on_host_and_device(imagenet_dir, unit):
     source = opened("imagenet", imagenet_dir)
-    host = take(lambda: source.train(small(host_normalise=True, unit_normalise=unit)), 1)[0]["image"]
+    host = take(lambda: source.train(small(hostside_norm=True, normalise_input=unit)), 1)[0]["image"]
     raw = take(lambda: source.train(small()), 1)[0]["image"]
     with tf.Graph().as_default(), tf.Session() as session:
-        device = session.run(source.on_device(tf.constant(raw), small(unit_normalise=unit)))
+        device = session.run(source.on_device(tf.constant(raw), small(normalise_input=unit)))
     np.testing.assert_allclose(host, device, atol=1e-5)
     mean, deviation = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if unit else ([123.68, 116.78, 103.94], [1, 1, 1])
     np.testing.assert_allclose(host, (raw.astype(np.float64) / (255 if unit else 1) - mean) / deviation, atol=2e-5)
@@ -351,7 +364,7 @@ def test_imagenet_normalisation_is_the_same_on_host_and_device(imagenet_dir, uni
 def test_imagenet_bytes_are_the_floats_cut_off(imagenet_dir):
     source = opened("imagenet", imagenet_dir)
     raw = take(lambda: source.train(small()), 1)[0]["image"]
-    asked = small(eight_bit=True, host_normalise=True)
+    asked = small(eight_bit_io=True, hostside_norm=True)
     sent = take(lambda: source.train(asked), 1)[0]["image"]
     np.testing.assert_array_equal(sent, raw.astype(np.uint8))
     with tf.Graph().as_default(), tf.Session() as session:
@@ -462,7 +475,7 @@ def test_generated_data_is_one_sample_and_equals_synthetic_data(name):
         device = session.run(source.on_device(made[0], asked))
     np.testing.assert_array_equal(image, got["image"])
     np.testing.assert_array_equal(label, got["label"])
-    sent = joined(take(lambda: source.train(replace(asked, eight_bit=True)), 2))
+    sent = joined(take(lambda: source.train(replace(asked, eight_bit_io=True)), 2))
     assert sent["image"].dtype == np.uint8
     with tf.Graph().as_default(), tf.Session() as session:
         moments = tf.constant(sent["moments"]) if "moments" in sent else None

@@ -36,7 +36,7 @@ def encoded(picture: Image.Image, form: str, **options) -> bytes:
 
 
 def scanned(scans: int, behind: bytes = b"") -> bytes:
-    """A JPEG with so many scans, each with a few bytes, and what a phone may put behind the picture."""
+    """A JPEG with a number of scans, each with a few bytes, and what a phone may put behind the picture."""
     whole = encoded(Image.new("L", (64, 64)), "JPEG", progressive=True)
     at = whole.index(b"\xff\xda")
     return whole[:at] + whole[at:-2] * scans + b"\xff\xd9" + behind

@@ -21,7 +21,7 @@ from Datasets import imagenet
 from Datasets._spec import OpenRequest
 from Datasets.formats import tfrecord
 from Datasets.formats.tfrecord import RecordIndex
-from Datasets.pipeline import augmentation, batching
+from Datasets.pipeline import batching, normalisation
 
 TRAIN = ("--dataset", "imagenet", "--model", "resnet", "--model-size", 10, "--image-size", 32, "--batch-size", 4, "--precision",
          "32.32", "--seed", 3, "--iterations", 3, "--valid-batch-size", 4)  # fmt: skip
@@ -77,14 +77,16 @@ def test_one_record_a_block_is_the_old_order():
 # --- On the way to the device ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"unit_normalise": True}, {"symmetric_normalise": True}])
+@pytest.mark.parametrize("changes", [{}, {"normalise_input": True}, {"symmetric_input": True}])
 def test_four_channels_are_three_and_zeros(changes, folder):
     source = opened("imagenet", folder)
     asked = small(**changes)
     batch = take(lambda: source.train(asked), 1)[0]
     with tf.Graph().as_default(), tf.Session() as session:
         image = tf.constant(batch["image"])
-        three, four = session.run([source.on_device(image, asked), source.on_device(image, replace(asked, fused=True))])
+        three, four = session.run(
+            [source.on_device(image, asked), source.on_device(image, replace(asked, fused_preprocessing=True))]
+        )
     assert four.shape == (*three.shape[:-1], 4)
     np.testing.assert_array_equal(four[..., :3], three)
     assert not four[..., 3].any()
@@ -93,7 +95,9 @@ def test_four_channels_are_three_and_zeros(changes, folder):
 def test_normalising_to_unit_deviation_divides_by_the_deviation(folder):
     image = np.full([1, 2, 2, 3], 200.0, np.float32)
     with tf.Graph().as_default(), tf.Session() as session:
-        found = session.run(augmentation.normalise(tf.constant(image), small(unit_normalise=True, fused=True)))
+        found = session.run(
+            normalisation.normalise(tf.constant(image), small(normalise_input=True, fused_preprocessing=True))
+        )
     expected = (200 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     np.testing.assert_allclose(found[0, 0, 0, :3], expected, rtol=1e-5)
 
@@ -292,7 +296,7 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
     cache = tmp_path_factory.mktemp("cache")
     files = sorted(copy.glob("train-*"))
     environ = {"XDG_CACHE_HOME": str(cache)}
-    monkeypatch.setattr(tfrecord, "_LEAST_CACHED", 0)
+    monkeypatch.setattr(tfrecord, "_MIN_CACHED", 0)
     first = RecordIndex(files, environ=environ)
     (kept,) = cache.rglob("records-*.npz")
     with monkeypatch.context() as patched:
@@ -308,7 +312,7 @@ def test_the_index_of_a_large_set_is_kept_and_renewed(copy, tmp_path_factory, mo
 def test_an_index_that_cannot_be_kept_is_done_without(folder, tmp_path, monkeypatch):
     """A home that is a file, or that the process may not enter."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(tfrecord, "_LEAST_CACHED", 0)
+    monkeypatch.setattr(tfrecord, "_MIN_CACHED", 0)
     assert len(RecordIndex(sorted(folder.glob("train-*")), environ={"XDG_CACHE_HOME": str(tmp_path / "file")})) == 20
 
 

@@ -30,52 +30,55 @@ def mixed(mixing: Mixing, batch: int, start: int = 0) -> dict[str, np.ndarray]:
 
 
 def mixing(**kinds) -> Mixing:
-    return Mixing(**{"mixup_alpha": 0.0, "cutmix_lambda": 1.0, "cutmix_version": 1, "micro_batch": 4, "seed": 7, **kinds})
+    return Mixing(
+        **{"mixup_alpha": 0.0, "cutmix_lambda": 1.0, "cutmix_version": 1, "micro_batch_size": 4, "seed": 7, **kinds}
+    )
 
 
-@pytest.mark.parametrize("micro_batch", [2, 3, 8])
+@pytest.mark.parametrize("micro_batch_size", [2, 3, 8])
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 @pytest.mark.parametrize(("kept", "version"), [(1.0, 1), (0.7, 1), (0.7, 2)])
-def test_shares_are_what_is_in_the_picture(micro_batch, alpha, kept, version):
+def test_shares_are_what_is_in_the_picture(micro_batch_size, alpha, kept, version):
     if alpha == 0 and kept == 1:
         return
     found = mixed(
-        mixing(mixup_alpha=alpha, cutmix_lambda=kept, cutmix_version=version, micro_batch=micro_batch), 3 * micro_batch
+        mixing(mixup_alpha=alpha, cutmix_lambda=kept, cutmix_version=version, micro_batch_size=micro_batch_size),
+        3 * micro_batch_size,
     )
     np.testing.assert_allclose(found["shares"].sum(1), 1, rtol=1e-6)
     mean = found["image"].mean((1, 2, 3), dtype=np.float64)
     np.testing.assert_allclose(mean, (found["shares"] * found["labels"]).sum(1), rtol=1e-5)
     np.testing.assert_array_equal(found["labels"][:, 0], found["label"])
     assert found["labels"].shape[1] == (2 if alpha else 1) * (2 if kept < 1 else 1)
-    together = (found["labels"] - 1) // micro_batch
+    together = (found["labels"] - 1) // micro_batch_size
     assert (together == together[:, :1]).all()  # partners are of the same micro-batch
 
 
 def test_mixups_partner_is_the_one_before_and_the_picture_itself_prevails():
-    found = mixed(mixing(mixup_alpha=0.3, micro_batch=4), 8)
+    found = mixed(mixing(mixup_alpha=0.3, micro_batch_size=4), 8)
     np.testing.assert_array_equal(found["labels"], [[1, 4], [2, 1], [3, 2], [4, 3], [5, 8], [6, 5], [7, 6], [8, 7]])
     assert (found["shares"][:, 0] >= 0.5).all()
 
 
-@pytest.mark.parametrize("micro_batch", [2, 5])
-def test_cutmix_pastes_one_box_of_the_partner(micro_batch):
-    found = mixed(mixing(cutmix_lambda=0.75, cutmix_version=2, micro_batch=micro_batch), micro_batch * 4)
+@pytest.mark.parametrize("micro_batch_size", [2, 5])
+def test_cutmix_pastes_one_box_of_the_partner(micro_batch_size):
+    found = mixed(mixing(cutmix_lambda=0.75, cutmix_version=2, micro_batch_size=micro_batch_size), micro_batch_size * 4)
     image, labels = found["image"], found["labels"]
-    shift = 1 if micro_batch == 2 else 2
+    shift = 1 if micro_batch_size == 2 else 2
     np.testing.assert_array_equal(
-        labels.reshape(4, micro_batch, 2)[..., 1], np.roll(labels.reshape(4, micro_batch, 2)[..., 0], shift, 1)
+        labels.reshape(4, micro_batch_size, 2)[..., 1], np.roll(labels.reshape(4, micro_batch_size, 2)[..., 0], shift, 1)
     )
     pasted = image[..., 0] == labels[:, 1, None, None]
-    for group in pasted.reshape(4, micro_batch, SIDE, SIDE):
+    for group in pasted.reshape(4, micro_batch_size, SIDE, SIDE):
         assert (group == group[0]).all()  # one box for the whole micro-batch
         rows, columns = np.flatnonzero(group[0].any(1)), np.flatnonzero(group[0].any(0))
         assert len(rows) == len(columns) == SIDE // 2 and np.ptp(rows) == SIDE // 2 - 1 and group[0].sum() == SIDE**2 // 4
-    assert len({tuple(np.argwhere(group[0])[0]) for group in pasted.reshape(4, micro_batch, SIDE, SIDE)}) > 1
+    assert len({tuple(np.argwhere(group[0])[0]) for group in pasted.reshape(4, micro_batch_size, SIDE, SIDE)}) > 1
 
 
 @pytest.mark.parametrize(("alpha", "share"), [(5e-324, 1.0), (1e-320, 1.0), (1e-30, 1.0), (1e30, 0.5), (1.7e308, 0.5)])
 def test_extreme_alphas_mix_by_their_limits(alpha, share):
-    found = mixed(mixing(mixup_alpha=alpha, micro_batch=4), 8)
+    found = mixed(mixing(mixup_alpha=alpha, micro_batch_size=4), 8)
     np.testing.assert_allclose(found["shares"][:, 0], share, atol=1e-6)
 
 
@@ -105,7 +108,7 @@ def test_version_1_varies_the_part_that_is_kept(kept):
             "label": tf.zeros([2 * batches], tf.int32),
             "position": tf.constant(position),
         }
-        found = session.run(mixing(cutmix_lambda=kept, micro_batch=2)(features)["shares"])[::2, 0]
+        found = session.run(mixing(cutmix_lambda=kept, micro_batch_size=2)(features)["shares"])[::2, 0]
     whole = 1.55 * kept - 0.96
     parts = found[found < 1]
     # a part so large that its box rounds to nothing is whole as well: side 64, less than half a pixel
@@ -116,7 +119,7 @@ def test_version_1_varies_the_part_that_is_kept(kept):
 
 
 def test_seed_and_position_decide_alone():
-    kinds = {"mixup_alpha": 0.4, "cutmix_lambda": 0.6, "micro_batch": 4}
+    kinds = {"mixup_alpha": 0.4, "cutmix_lambda": 0.6, "micro_batch_size": 4}
     whole = mixed(mixing(**kinds), 12)
     for first in (0, 4, 8):
         part = mixed(mixing(**kinds), 4, start=first)

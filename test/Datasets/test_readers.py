@@ -295,7 +295,7 @@ def test_what_tensorflow_writes_is_read_without_it(tmp_path):
     kinds = (*tensor_bundle._TYPES.values(), *(getattr(ml_dtypes, name) for name in tensor_bundle._ML_DTYPES.values()))
     values = {f"{k}/{np.dtype(kind)}": np.arange(6).reshape(2, 3).astype(kind) for k, kind in enumerate(kinds)}
     values |= {f"{k:03d} {'x' * 2000}": np.full((k % 3, 2), k, np.float32) for k in range(300)}
-    write.replace(tmp_path / "x", {**values, "scalar": np.int64(3)})
+    write.write_checkpoint(tmp_path / "x", {**values, "scalar": np.int64(3)})
     reader = tf.train.NewCheckpointReader(str(tmp_path / "x"))
     read = tensor_bundle.tensors(tmp_path / "x.index")
     assert_same_bits(read, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})
@@ -309,7 +309,7 @@ IDX = bytes((0, 0, 8, 3)) + b"".join(size.to_bytes(4, "big") for size in (5, 4, 
 
 
 def test_packed_images_have_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(idx, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(idx, "_MAX_BYTES", 1 << 20)
     file = tmp_path / "train-images-idx3-ubyte.gz"
     file.write_bytes(gzip.compress(bytes(64 << 20), 1))
     tracemalloc.start()
@@ -348,10 +348,10 @@ def test_idx_files_of_something_else_are_named(images, labels, told, tmp_path):
 def test_lists_have_a_bound(tmp_path, monkeypatch):
     (tmp_path / "list.csv").write_text("a.jpg,x\n")
     assert len(listings.read_rows(tmp_path / "list.csv")) == 1
-    monkeypatch.setattr(listings, "_MOST_BYTES", 7)
+    monkeypatch.setattr(listings, "_MAX_BYTES", 7)
     with pytest.raises(DataError, match="more than the 7 bytes that are read of a list"):
         listings.read_rows(tmp_path / "list.csv")
-    monkeypatch.setattr(class_names, "_MOST_BYTES", 7)
+    monkeypatch.setattr(class_names, "_MAX_BYTES", 7)
     (tmp_path / "labels.txt").write_text("a\nb\n")
     assert class_names.read(tmp_path) == ("a", "b")
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")

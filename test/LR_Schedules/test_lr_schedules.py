@@ -29,7 +29,7 @@ def scheduled(peak=1.0, iterations=1000, epochs=100.0, iterations_per_epoch=None
 
 
 def of_data(images, batch, peak=1.0, **length):
-    """A run on so many images."""
+    """A run on a number of images."""
     return TrainingLength.of(images=images, global_batch=batch, **length).scheduled(peak)
 
 

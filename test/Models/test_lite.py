@@ -167,11 +167,11 @@ def test_training_begins_with_the_bundled_weights(tmp_path, kept):
 @pytest.mark.parametrize("host", [False, True])
 def test_symmetric_input(host):
     """Nought is 127, as the padding of EfficientNet-Lite wants it; the same on host and device."""
-    from Datasets.pipeline import augmentation
+    from Datasets.pipeline import normalisation
 
-    request = ReadRequest(batch_size=1, image_size=2, seed=0, symmetric_normalise=True, host_normalise=host)
+    request = ReadRequest(batch_size=1, image_size=2, seed=0, symmetric_input=True, hostside_norm=host)
     with tf.Graph().as_default(), tf.Session() as session:
-        made = session.run(augmentation.normalise(tf.constant([0, 127, 255], tf.uint8), request))
+        made = session.run(normalisation.normalise(tf.constant([0, 127, 255], tf.uint8), request))
     np.testing.assert_array_equal(made, np.array([-127 / 128, 0, 1], np.float32))
 
 

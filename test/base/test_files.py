@@ -56,7 +56,7 @@ def lock(file: Path) -> None:
 
 
 def print_copied(file: Path) -> None:
-    with profile.copied_output(profile.Request("operations", file.with_name("profile"), reports=True)):
+    with profile.copied_output(profile.ProfileRequest("operations", file.with_name("profile"), reports=True)):
         print("copied")
 
 

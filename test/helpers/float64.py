@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
     import ipu_utils
 
-    ipu_utils.Training = partial(ipu_utils.Training, dtype=tf.float64)
+    ipu_utils.TrainingSpec = partial(ipu_utils.TrainingSpec, dtype=tf.float64)
     script, words = sys.argv[1], sys.argv[2:]
     sys.argv = [script, *words]
     sys.exit(entry.run_command(script, {"train": train.main, "restore": restore.main}[script], words))

@@ -106,6 +106,19 @@ def test_no_file_is_too_strange_to_walk(tmp_path, content):
     ) == bool(content)
 
 
+def test_a_shard_that_is_cut_short_under_a_walk_is_named(tmp_path, monkeypatch):
+    file, masked = tmp_path / "train-00000-of-00001", checksums.masked
+    file.write_bytes(b"".join(framed(bytes([65 + i]) * 8192) for i in range(3)))
+
+    def cutting(payload: bytes) -> int:
+        os.truncate(file, 8192)
+        return masked(payload)
+
+    monkeypatch.setattr(checksums, "masked", cutting)
+    with pytest.raises(DataError, match="train-00000-of-00001 cannot be read: the file has become shorter"):
+        tfrecord_recovery.walk(file, payloads=True)
+
+
 def test_lengths_alone_lead_past_every_kind_of_damage(tmp_path):
     payloads = [bytes([65 + i]) * (700 + i) for i in range(5)]
     parts = [framed(payload) for payload in payloads]
@@ -204,7 +217,7 @@ def test_odd_pictures_are_decoded_whole_and_in_crops(kind):
     with tf.Graph().as_default(), tf.Session() as session:
         got = session.run(decoding.whole(tf.constant(data))).astype(float)
         zero, payload = tf.constant(0, tf.int64), tf.constant(tf_example.serialised(data, 1, "any"))
-        element = {"payload": payload, "due": zero, "record": zero, "epoch": zero, "position": zero}
+        element = {"payload": payload, "expected": zero, "record": zero, "epoch": zero, "position": zero}
         element |= photograph_stream._drawn(zero, zero, request())
         crops = [
             session.run(photograph_stream._prepared(element, request(), 1, distort)["image"]) for distort in (False, True)
@@ -672,7 +685,7 @@ REFUSED = {  # the call, made in a folder with a tree of nine pictures called pe
     "two ways": (lambda t: _call(t, "--validation", 0.5, "--validation-dir", t / "pets"), "not allowed with"),
     "no second tree": (lambda t: _call(t, "--validation-dir", t / "no"), "no is not a folder"),
     "validation twice": (lambda t: (_split_tree(t / "both"), t / "out", "--validation", 0.5), "of its own"),
-    "no option": (lambda t: _call(t, "--shard-size", 1), "unrecognized arguments"),
+    "no option": (lambda t: _call(t, "--shard-size", 1), "unknown option --shard-size"),
 }
 
 

@@ -112,7 +112,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("target", metavar="TARGET", help="a new or empty folder, or one of an interrupted conversion")
     add(
         "--shards",
-        type=command_line.whole(1, conversion_info.MOST_SHARDS),
+        type=command_line.int_between(1, conversion_info.MAX_SHARDS),
         metavar="N",
         help="training files (default: 128 MiB each)",
     )
@@ -124,10 +124,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="part of every class for validation",
     )
     validation.add_argument("--validation-dir", metavar="DIR", help="a second tree, for validation")
-    add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="shards written at once")
+    jobs = command_line.int_between(1, 256)
+    add("--jobs", type=jobs, metavar="N", default=os.cpu_count() or 1, help="shards written at once")
     add(
         "--seed",
-        type=command_line.whole(0, 2**31 - 1),
+        type=command_line.int_between(0, 2**31 - 1),
         metavar="S",
         default=0,
         help="of the order and of --validation (default 0)",

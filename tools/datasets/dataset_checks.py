@@ -14,11 +14,10 @@ import numpy as np
 
 from base.errors import DataError
 from base.storage import input_files
-from Datasets._spec import regular_size
 from Datasets.formats import class_names, conversion_info, image_folder, image_headers, tfrecord, tfrecord_recovery
-from Datasets.formats.binary import RecordLayout
+from Datasets.formats.binary import RecordFile, RecordLayout
 from Datasets.formats.conversion_info import ConversionInfo
-from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.formats.tfrecord_recovery import Damage
 from Datasets.sources import catalogue, locate
 
@@ -149,11 +148,14 @@ def _binary_check(layout: RecordLayout, classes: int) -> Check:
     """Return a check of lengths and labels, as there are no checksums."""
 
     def check(file: Path) -> Checked:
-        size, each = regular_size(file), layout.record_bytes
+        try:
+            records = RecordFile(file, layout)
+            labels = records.labels()
+        except DataError as error:
+            return Checked(0, [Finding(file, None, str(error).removeprefix(f"{file} "))])
+        size, each, whole = records.size, layout.record_bytes, len(records)
         if not size:
             return Checked(0, [Finding(file, None, "is empty")])
-        whole = size // each
-        labels = np.memmap(file, np.uint8, mode="r")[: whole * each].reshape(-1, each)[:, layout.label_at]
         findings = [
             Finding(file, int(k), f"its label is {labels[k]}, outside 0 to {classes - 1}")
             for k in np.flatnonzero(labels >= classes)
@@ -175,7 +177,7 @@ def _tree(folder: Path, new_checker: Callable[[], ExampleChecker]) -> Work | Non
         reason = image_headers.file_fault(file)
         if reason is None:
             try:
-                decoding_fault = checker.picture(input_files.content(file, MOST_BYTES))
+                decoding_fault = checker.picture(input_files.content(file, MAX_BYTES))
             except OSError as error:
                 decoding_fault = f"cannot be read: {error.strerror}"
             reason = decoding_fault and f"it {decoding_fault}"

@@ -20,7 +20,7 @@ _SPLITS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "val": V
 _HEADINGS = {"path": 0, "file": 0, "filename": 0, "image": 0, "label": 1, "class": 1, "split": 2, "set": 2}
 _LONGEST_NAME = 200
 _LONGEST_PATH = 4096  # of Linux
-_MOST_BYTES = 1 << 30  # of a list: some ten million pictures
+_MAX_BYTES = 1 << 30  # of a list: some ten million pictures
 
 
 class _Row(NamedTuple):
@@ -43,8 +43,8 @@ def read_rows(file: Path) -> list[_Row]:
     """The rows of a CSV file: path, label and maybe split, with or without a line of headings."""
     rows: list[_Row] = []
     order: Sequence[int] = ()
-    if file.stat().st_size > _MOST_BYTES:
-        raise DataError(f"{file} has more than the {_MOST_BYTES:,} bytes that are read of a list")
+    if file.stat().st_size > _MAX_BYTES:
+        raise DataError(f"{file} has more than the {_MAX_BYTES:,} bytes that are read of a list")
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)

@@ -24,7 +24,7 @@ _FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rebuilds, or with --check compares."""
+    """Rebuild, or with --check compare."""
     parser = argparse.ArgumentParser(description="rebuild the embedded Fashion-MNIST selection")
     parser.add_argument("--idx-dir", type=Path, default=idx.DEBIAN_FOLDER, help="folder of the four IDX files")
     parser.add_argument("--check", action="store_true", help="compare only; exit code 1 if the content differs")

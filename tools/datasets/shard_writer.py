@@ -25,7 +25,7 @@ from base.process.progress import Progress
 from base.storage import files, input_files
 from Datasets.formats import class_names, conversion_info, file_names, tfrecord
 from Datasets.formats.image_folder import Listing, Picture
-from Datasets.formats.image_headers import MOST_BYTES
+from Datasets.formats.image_headers import MAX_BYTES
 from Datasets.sources.splits import shuffled
 
 PARTIAL = ".partial"
@@ -91,7 +91,7 @@ def plan(
 
 @contextmanager
 def exclusive(target: Path, plan: Plan) -> Iterator[list[Shard]]:
-    """Locks the folder for this conversion; yields the shards that it lacks, or has cut short."""
+    """Lock the folder for this conversion; yield the shards that it lacks, or has cut short."""
     target.mkdir(parents=True, exist_ok=True)
     folder = os.open(target, os.O_RDONLY)
     try:
@@ -131,7 +131,7 @@ def _is_whole(file: Path, pictures: int) -> bool:
 
 
 def write(target: Path, plan: Plan, missing: list[Shard], jobs: int) -> None:
-    """Writes the shards, `jobs` at once; the first failure stops all."""
+    """Write the shards, `jobs` at once; the first failure stops all."""
     tf_runtime.import_tensorflow()
     stop = threading.Event()
     with Progress("pictures", sum(len(shard.pictures) for shard in missing)) as progress, ThreadPoolExecutor(jobs) as pool:
@@ -178,14 +178,14 @@ def _new(file: Path) -> Path:
 
 
 def _content(file: Path, size: int) -> bytes:
-    content = input_files.content(file, MOST_BYTES)
+    content = input_files.content(file, MAX_BYTES)
     if len(content) != size:
         raise DataError(f"{file} changed while it was converted; begin again with an empty target")
     return content
 
 
 def _finish(file: Path) -> None:
-    """Renames a whole file from its temporary name, once its bytes are on the disc."""
+    """Rename a whole file from its temporary name, once its bytes are on the disc."""
     partial = file.with_name(file.name + PARTIAL)
     for path in (partial, file.parent):
         if path == file.parent:
@@ -216,7 +216,7 @@ def _check_content(target: Path, plan: Plan) -> None:
 
 def _shard_count(split: str, pictures: int, size: int, wanted: int | None) -> int:
     if wanted is None:
-        return max(1, min(pictures, conversion_info.MOST_SHARDS, -(-size // _SHARD_BYTES)))
+        return max(1, min(pictures, conversion_info.MAX_SHARDS, -(-size // _SHARD_BYTES)))
     if wanted > pictures:
         raise DataError(f"--shards {wanted} is more than the {pictures} pictures for {split}; give at most that many")
     return wanted

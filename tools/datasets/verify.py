@@ -71,11 +71,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--decode", action=argparse.BooleanOptionalAction, default=True, help="decode every picture (default)")
     add(
         "--num-classes",
-        type=command_line.whole(1, 2**31 - 1),
+        type=command_line.int_between(1, 2**31 - 1),
         metavar="N",
         help="labels are from 1 to N (default: labels.txt, else 1000)",
     )
-    add("--jobs", type=command_line.whole(1, 256), metavar="N", default=os.cpu_count() or 1, help="files checked at once")
+    jobs = command_line.int_between(1, 256)
+    add("--jobs", type=jobs, metavar="N", default=os.cpu_count() or 1, help="files checked at once")
     return parser.parse_args(argv)
 
 

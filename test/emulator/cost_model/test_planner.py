@@ -167,13 +167,13 @@ def test_grouped_takes_the_slowest_forward_and_the_slowest_backward():
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 12), st.sampled_from([0.1, 0.2, 0.4, 0.6]), st.booleans())
-def test_more_work_takes_more(micro_batch, proportion, recomputation):
+def test_more_work_takes_more(micro_batch_size, proportion, recomputation):
     base = planned(B4).workload
     options = replace(
         base.plan.options, available_memory_proportion=(proportion,), enable_recomputation=recomputation
     )  # fmt: skip
-    work = replace(base, plan=replace(base.plan, micro_batch=micro_batch, options=options))
-    more = replace(work, plan=replace(work.plan, micro_batch=micro_batch + 1))
+    work = replace(base, plan=replace(base.plan, micro_batch_size=micro_batch_size, options=options))
+    more = replace(work, plan=replace(work.plan, micro_batch_size=micro_batch_size + 1))
     assert of(more).timing.seconds > of(work).timing.seconds
     assert all(a.total > b.total for a, b in zip(of(more).memories, of(work).memories))
     longer = replace(work, plan=replace(work.plan, accumulation=work.plan.accumulation + 4))
@@ -359,7 +359,7 @@ def test_the_search_finds_the_published_cuts_or_better_ones():
     assert plan.global_batch == given.workload.plan.global_batch
     assert plan.options.shards * plan.options.replicas == 4
     assert tuple(name for stage in plan.stages for name in stage) == given.workload.trace.segments
-    kinds = [(len(p.stages), p.options.shards, p.micro_batch) for p in (each.workload.plan for each in found.frontier)]
+    kinds = [(len(p.stages), p.options.shards, p.micro_batch_size) for p in (each.workload.plan for each in found.frontier)]
     assert len(set(kinds)) == len(kinds)  # the fastest of each
     assert {each.timing.host_limit for each in found.frontier} == {given.timing.host_limit}
     assert best is max(found.frontier, key=lambda each: each.timing.images_per_second)

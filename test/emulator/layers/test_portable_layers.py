@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from emulator.program import frozen
+from emulator.inference import frozen
 from harness.commands import cli
-from harness.export.formats import PLAIN
+from harness.export.file_formats import PLAIN
 from harness.programs import build, embedded
 from harness.run.resolve import prepare
 

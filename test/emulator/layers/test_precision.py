@@ -13,22 +13,22 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 from networks import options_of
 
-from emulator.layers import grid, policy, proxy_norm
-from emulator.layers.grid import Rounding
+from emulator.layers import policy, proxy_norm
 from emulator.layers.rounded_layers import RoundedLayers
+from emulator.layers.rounding import Rounding, add_rounded, round_without_gradient
 from emulator.layers.tensor_layers import initial_value
 from emulator.layers.watch import GradientWatch
-from emulator.plan.formats import BF16, E4M3FNUZ
 from emulator.plan.machine import Machine
+from emulator.plan.number_formats import BF16, E4M3FNUZ
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
 from emulator.plan.precision import ALL, OFF, named
 from emulator.plan.trace import trace
-from emulator.program import stages
+from emulator.program import forward_backward
 from emulator.program.cells import Cells, StageOrder
+from emulator.program.forward_backward import PassNetwork, stage_blocks
+from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import new_graph, session_config
-from emulator.program.stages import Network, chunks
-from emulator.program.training import LossScale
 from harness.commands import cli
 from harness.run.resolve import prepare
 from Models._layers import ProxyRule
@@ -56,7 +56,7 @@ NEAREST = Rounding()
 def rounded(values: np.ndarray, rounding: Rounding = NEAREST, noise: int | None = None) -> np.ndarray:
     with new_graph().as_default():
         counters = () if noise is None else (tf.constant(noise, tf.uint64),)
-        return evaluated(grid.on_grid(tf.constant(values), rounding, counters))[0]
+        return evaluated(round_without_gradient(tf.constant(values), rounding, counters))[0]
 
 
 def as_numpy(values: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ def test_accumulation_is_numpys_in_half(count):
     expected = (total[0] + share).astype(np.float32)
     with new_graph().as_default():
         tensors = tf.constant(total[0].astype(np.float32)), tf.constant(x)
-        (found,) = evaluated(grid.added(*tensors, count, NEAREST, NEAREST))
+        (found,) = evaluated(add_rounded(*tensors, count, NEAREST, NEAREST))
     assert same_bits(found, expected)
 
 
@@ -284,7 +284,9 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     module, options = options_of(model, family, **({"model_size": size} if size else {}), **changes)
     segments = module.build(options, family, 10, False)
     counted = trace(segments, side)
-    plan = resolve(DeviceOptions(enable_recomputation=recompute), counted, Machine(2, 0), micro_batch=4, precision=precision)
+    plan = resolve(
+        DeviceOptions(enable_recomputation=recompute), counted, Machine(2, 0), micro_batch_size=4, precision=precision
+    )
     trained = {}
     for o in counted.operations:
         trained[o.segment] = trained.get(o.segment, ()) + tuple(v.name for v in o.variables if v.trainable)
@@ -296,8 +298,8 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     def loss(logits, features):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=features["label"], logits=logits)
 
-    network = Network(stages=chunks(plan, segments, trained), plan=plan, policy=policy.PrecisionPolicy(precision, 1), loss=loss,
-                      correct=lambda logits, label: tf.zeros([4]), scaled=lambda x: 128 * x)  # fmt: skip
+    network = PassNetwork(stages=stage_blocks(plan, segments, trained), plan=plan, policy=policy.PrecisionPolicy(precision, 1), loss=loss,
+                      correct=lambda logits, label: tf.zeros([4]), scale_loss=lambda x: 128 * x)  # fmt: skip
     draw = np.random.default_rng(3).normal(size=(4, side, side, 3))
     features = {"image": tf.constant(draw.astype(np.float16).astype(np.float32)), "label": tf.constant([1, 2, 3, 4]),
                 "position": tf.range(4, dtype=tf.int64)}  # fmt: skip
@@ -305,7 +307,7 @@ def called(name: str, precision, listeners: list, recompute: bool = False):
     weights = {v.name: _used(v) for v in counted.variables}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "RoundedLayers", listening)
-        return stages.run_pass(network, weights, features, cells, GradientWatch({}))
+        return forward_backward.run_pass(network, weights, features, cells, GradientWatch({}))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import tensorflow.compat.v1 as tf
 from commands import assert_same_bits, run, succeed, variables
 
 from emulator.layers.watch import GradientWatch
-from emulator.plan.formats import FP16
+from emulator.plan.number_formats import FP16
 from emulator.program.runtime import new_graph
 from harness.commands import cli
+from harness.diagnostics import divergence, lost_gradients
 from harness.programs.build import training_program, validation_program
 from harness.run.resolve import prepare
-from harness.training import divergence, lost_gradients
 
 BASE = (
     "--dataset fashion-mnist --model-size 8 --batch-size 8 --seed 3 --optimiser momentum --precision 16.16 --no-validation"

@@ -14,7 +14,7 @@ from commands import succeed, timeless
 from base.plugins import ROOT
 from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.gradient_rules import gradients
-from emulator.layers.grid import Rounding
+from emulator.layers.rounding import Rounding
 from emulator.native import build, library
 from emulator.program.runtime import new_graph
 from Models._norms import GroupNorm
@@ -72,6 +72,7 @@ def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: 
 
 
 @needs_kernels
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_group_norm_is_that_of_float64(shape, activation):

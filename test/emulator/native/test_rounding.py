@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from emulator.layers import activations, batch_norm, grid, group_norm
+from emulator.layers import activations, batch_norm, group_norm
 from emulator.layers.gradient_rules import gradients
-from emulator.layers.grid import Rounding
+from emulator.layers.rounding import Rounding, rounded, value_and_gradient_rounded
 from emulator.native import library
 from emulator.program.runtime import new_graph
 from Models._norms import GroupNorm
@@ -56,13 +56,13 @@ def test_bits_are_those_of_the_fallback(rounding, monkeypatch):
     with new_graph().as_default():
         x = tf.placeholder(tf.float32, numbers.shape)
 
-        def rounded() -> list[tf.Tensor]:
+        def in_all_ways() -> list[tf.Tensor]:
             ways = [(), (noise_of(3),), (tf.constant(7, tf.uint64),)]
-            return [grid.rounded(each, rounding, noise, salt) for each in (x, -x) for noise in ways for salt in (0, 1)]
+            return [rounded(each, rounding, noise, salt) for each in (x, -x) for noise in ways for salt in (0, 1)]
 
-        native = rounded()
+        native = in_all_ways()
         assert {y.op.type for y in native} == {"EmulatorRounding"}
-        assert_bits(native, without_kernels(monkeypatch, rounded), {x: numbers})
+        assert_bits(native, without_kernels(monkeypatch, in_all_ways), {x: numbers})
 
 
 @needs_kernels
@@ -70,7 +70,7 @@ def test_random_rounding_has_both_neighbours_and_keeps_the_mean():
     """A quarter of the way from one number of FP16 to the next."""
     with new_graph().as_default(), tf.Session() as session:
         x = tf.fill([64, 32, 32, 4], tf.constant(1 + 2.0**-12))
-        found = session.run(grid.rounded(x, Rounding(stochastic=True), (noise_of(64),)))
+        found = session.run(rounded(x, Rounding(stochastic=True), (noise_of(64),)))
     assert set(np.unique(found)) == {1.0, 1 + 2.0**-10}
     assert np.mean(found != 1) == pytest.approx(0.25, abs=0.005)
 
@@ -79,7 +79,7 @@ def test_fallback_is_chosen_without_kernels(monkeypatch):
     monkeypatch.setenv(library.SWITCH, "off")
     with new_graph().as_default() as graph, tf.Session() as session:
         x = tf.constant([[1 + 2.0**-11, 70000.0, -(2.0**-25)]])
-        y = grid.value_and_gradient_rounded(x, Rounding(saturate=True))
+        y = value_and_gradient_rounded(x, Rounding(saturate=True))
         (dx,) = gradients([y], [x], [x])
         assert y.op.type == "PartitionedCall"
         assert not [op for op in graph.get_operations() if op.type == "EmulatorRounding"]

@@ -23,7 +23,7 @@ def test_an_observation_is_numpys():
     )
     precision = Precision.of(options, kernels=KERNELS)
     weights, pictures, targets = numbers()
-    observed = ipu_utils.Observed(
+    observed = ipu_utils.ObservationSpec(
         segments=network(), variables=trace(network(), 1, 2).variables, loss=loss, precision=precision
     )
     with ipu_utils.ObservingProgram(observed, ipu_utils.Stream(features), 1) as program:

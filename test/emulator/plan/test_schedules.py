@@ -18,10 +18,10 @@ from emulator.plan.schedules import (
     grouped,
     idle_fraction,
     idle_share,
-    interleaved,
     live,
     max_in_flight,
     needs,
+    one_forward_one_backward,
     order,
     parse,
     phases,
@@ -93,17 +93,17 @@ def clocks_of(timeline):
             stage 1  .    1F0  1F1      1F2+1B0  1F3+1B1  1F4+1B2  1B3      1B4  .
             stage 2  .    .    2F0+2B0  2F1+2B1  2F2+2B2  2F3+2B3  2F4+2B4  .    .
         """),
-        (interleaved, 1, 2, """
+        (one_forward_one_backward, 1, 2, """
             clock    0    1    2    3
             stage 0  0F0  0B0  0F1  0B1
         """),
-        (interleaved, 3, 2, """
+        (one_forward_one_backward, 3, 2, """
             clock    0    1    2    3    4    5    6    7
             stage 0  0F0  0F1  .    .    .    0B0  .    0B1
             stage 1  .    1F0  1F1  .    1B0  .    1B1  .
             stage 2  .    .    2F0  2B0  2F1  2B1  .    .
         """),
-        (interleaved, 3, 5, """
+        (one_forward_one_backward, 3, 5, """
             clock    0    1    2    3    4    5    6    7    8    9    10   11   12   13
             stage 0  0F0  0F1  0F2  .    .    0B0  0F3  0B1  0F4  0B2  .    0B3  .    0B4
             stage 1  .    1F0  1F1  .    1B0  1F2  1B1  1F3  1B2  1F4  1B3  .    1B4  .
@@ -140,27 +140,29 @@ def test_rendered():
         "stage 0  0F0  0F1      0F2+0B0  0B1      0B2\n"
         "stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  ."
     )
-    assert render(interleaved(1, 1), arrow=1) == ("clock    0    1\nramp     up   down\nstage 0  0F0  0B0\n              ^")
+    assert render(one_forward_one_backward(1, 1), arrow=1) == (
+        "clock    0    1\nramp     up   down\nstage 0  0F0  0B0\n              ^"
+    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rendered_timeline_reads_back(name):
     for stages, count in ((1, 1), (2, 3), (3, 4), (5, 2), (4, 11)):
         timeline = build(name, stages, count)
-        assert table(render(timeline, most=len(timeline))) == timeline
+        assert table(render(timeline, max_clocks=len(timeline))) == timeline
 
 
 def test_a_long_timeline_is_drawn_in_part():
-    lines = render(sequential(2, 1000), most=6).splitlines()
+    lines = render(sequential(2, 1000), max_clocks=6).splitlines()
     assert lines[0].split() == ["clock", "0", "1", "2", "...", "3997", "3998", "3999"]
     assert lines[1].split() == ["ramp", "up", "up", "up", "...", "down", "down", "down"]
     assert lines[2].split() == ["stage", "0", "0F0", ".", ".", "...", ".", ".", "0B999"]
-    assert render(sequential(2, 1000), most=6, arrow=9).splitlines()[0].split()[1:] == [
+    assert render(sequential(2, 1000), max_clocks=6, arrow=9).splitlines()[0].split()[1:] == [
         "...",
         *map(str, range(6, 12)),
         "...",
     ]
-    assert render(sequential(2, 1000), most=6, arrow=1).splitlines()[0].split()[1:] == [*"012345", "..."]
+    assert render(sequential(2, 1000), max_clocks=6, arrow=1).splitlines()[0].split()[1:] == [*"012345", "..."]
 
 
 # --- properties
@@ -190,7 +192,7 @@ def test_the_clocks_of_grouped_are_those_of_the_design(stages, count):
 
 @pytest.mark.parametrize(("stages", "count"), GRID)
 def test_interleaved_and_sequential_do_one_thing_at_a_time(stages, count):
-    assert max(len(found) for row in interleaved(stages, count) for found in row) == 1
+    assert max(len(found) for row in one_forward_one_backward(stages, count) for found in row) == 1
     assert [sum(map(len, row)) for row in sequential(stages, count)] == [1] * (2 * stages * count)
 
 
@@ -289,7 +291,7 @@ def arrow_clock(message):
         ({(5, 0): "."}, 5, "the timeline ends without 0B1"),
         ({(4, 0): "0F0"}, 4, "0F0: done before, at clock 0"),
         ({(5, 1): "1B0"}, 5, "1B0: done before, at clock 2"),
-        ({(1, 0): ".", (1, 1): "0F1"}, 1, "0F1: stands in the cell of stage 1"),
+        ({(1, 0): ".", (1, 1): "0F1"}, 1, "0F1: stands in the slot of stage 1"),
         ({(0, 0): "0F0+0F1", (1, 0): "."}, 0, "0F1: the stage does another action of this kind in the same clock"),
         ({(2, 0): "0F2"}, 2, "0F2: the micro-batches are 0 to 1"),
     ],
@@ -314,8 +316,8 @@ def test_a_forward_and_a_backward_may_share_a_clock_of_the_last_stage():
     ("timeline", "stages", "count", "clock", "fault"),
     [
         (PLAIN, 2, 3, 5, "the timeline ends without 0F2"),
-        (PLAIN, 3, 2, 0, "the row has 2 cells for 3 stages"),
-        (PLAIN[:2] + (PLAIN[2][:1],) + PLAIN[3:], 2, 2, 2, "the row has 1 cells for 2 stages"),
+        (PLAIN, 3, 2, 0, "the row has 2 slots for 3 stages"),
+        (PLAIN[:2] + (PLAIN[2][:1],) + PLAIN[3:], 2, 2, 2, "the row has 1 slots for 2 stages"),
         ((((Action(0, "X", 0),),),), 1, 1, 0, "0X0: the kind must be F or B"),
     ],
 )
@@ -353,7 +355,7 @@ def test_no_action_can_be_left_out_or_done_twice_or_swapped_with_one_it_needs(na
 
 
 def test_the_arrow_finds_its_clock_in_a_long_timeline():
-    timeline = interleaved(4, 100)
+    timeline = one_forward_one_backward(4, 100)
     k = clocks_of(timeline)[Action(2, "B", 57)]
     with pytest.raises(ScheduleError) as caught:
         validate(changed(timeline, {(k, 2): "2F57"}), 4, 100)
@@ -369,7 +371,7 @@ def test_the_arrow_finds_its_clock_in_a_long_timeline():
 def test_action_and_text():
     assert str(Action(0, "F", 0)) == "0F0"
     assert parse("12B345") == Action(12, "B", 345)
-    for action in clocks_of(interleaved(12, 13)):
+    for action in clocks_of(one_forward_one_backward(12, 13)):
         assert parse(str(action)) == action
     with pytest.raises(dataclasses.FrozenInstanceError):
         Action(0, "F", 0).stage = 1

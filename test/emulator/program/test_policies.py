@@ -10,14 +10,14 @@ import tensorflow.compat.v1 as tf
 from two_layers import BATCH, PASSES, features, loss, network, numbers
 
 import ipu_utils
-from emulator.plan import formats
-from emulator.plan.checkpoint_tensors import FORMAT_MAXIMA
+from emulator.plan import number_formats
+from emulator.plan.checkpoint_tensors import AMAX_HISTORY
 from emulator.plan.machine import Machine
 from emulator.plan.options import DeviceOptions
 from emulator.plan.plan import resolve
 from emulator.plan.precision import NAMED, Precision
 from emulator.plan.trace import trace
-from emulator.program.update import FADING
+from emulator.program.update import AMAX_DECAY
 from harness.objective.optimisers import Momentum
 
 KINDS = {
@@ -39,10 +39,10 @@ SCALE, RATE, MOMENTUM = 4.0, 0.25, 0.5
 LARGEST = [[2.2, 40.0], [3.3, 30.0]]  # so far, of activations and gradients
 
 
-def cast(number_format: formats.Format, x: np.ndarray) -> np.ndarray:
+def cast(number_format: number_formats.Format, x: np.ndarray) -> np.ndarray:
     """ml_dtypes' cast; a bias shifts the exponent of the format that it is of."""
     usual = next(
-        each for each in formats.TABLE if each[1:3] == number_format[1:3] and each.specials == number_format.specials
+        each for each in number_formats.TABLE if each[1:3] == number_format[1:3] and each.specials == number_format.specials
     )
     shift = 2.0 ** (number_format.bias - usual.bias)
     with np.errstate(all="ignore"):
@@ -54,15 +54,15 @@ def updated(precision: Precision) -> dict[str, np.ndarray]:
     weights, segments = numbers()[0], network()
     counted = trace(segments, 1, 2)
     plan = resolve(
-        DeviceOptions(fold="1"), counted, Machine(2, 0), micro_batch=BATCH, accumulation=PASSES, precision=precision
+        DeviceOptions(fold="1"), counted, Machine(2, 0), micro_batch_size=BATCH, accumulation=PASSES, precision=precision
     )
 
-    training = ipu_utils.Training(
+    training = ipu_utils.TrainingSpec(
         segments=segments, trace=counted, plan=plan, seed=1, loss=loss, correct=lambda logits, labels: tf.zeros([BATCH]),
-        optimiser=Momentum(MOMENTUM), scale=ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
+        optimiser=Momentum(MOMENTUM), loss_scale=ipu_utils.LossScale(SCALE, True), weight_decay=0.0, decayed=lambda name: True,
     )  # fmt: skip
     program = ipu_utils.compile_training(training, ipu_utils.Stream(features))
-    scaling = {FORMAT_MAXIMA: np.float32(LARGEST)} if precision.scaled_kernels else {}
+    scaling = {AMAX_HISTORY: np.float32(LARGEST)} if precision.scaled_kernels else {}
     program.load({**program.values(), **{name: value.astype(np.float32) for name, value in weights.items()}, **scaling})
     program.step([RATE])
     values = program.values()
@@ -70,7 +70,7 @@ def updated(precision: Precision) -> dict[str, np.ndarray]:
     return {name: np.float64(np.float32(value)) for name, value in values.items()}
 
 
-def moved(number_format: formats.Format, x: np.ndarray, largest: float) -> np.ndarray:
+def moved(number_format: number_formats.Format, x: np.ndarray, largest: float) -> np.ndarray:
     """The cast of numbers that are moved by a power of two, after which the largest has the last but one exponent."""
     factor = 2.0 ** (number_format.top_exponent - 1 - np.floor(np.log2(largest)))
     return cast(number_format, x * factor) / factor
@@ -97,9 +97,9 @@ def scaled(precision: Precision) -> dict[str, np.ndarray]:
             totals[name] = cast(precision.compute, totals[name] + cast(precision.compute, gradient) / PASSES)
         seen = [[np.abs(x).max(), np.abs(dy).max()], [np.maximum(z, 0).max(), np.abs(dy_2).max()]]
         largest = np.maximum(largest, seen)
-    largest = np.maximum(np.float32(largest), np.float32(LARGEST) * np.float32(FADING))
+    largest = np.maximum(np.float32(largest), np.float32(LARGEST) * np.float32(AMAX_DECAY))
     kernels = {name: np.float32(weights[name] - RATE / SCALE * total) for name, total in totals.items()}
-    return kernels | {FORMAT_MAXIMA: largest}
+    return kernels | {AMAX_HISTORY: largest}
 
 
 def expected(precision: Precision) -> dict[str, np.ndarray]:

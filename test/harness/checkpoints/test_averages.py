@@ -29,7 +29,7 @@ def draw(seed: int) -> dict[str, np.ndarray]:
 def written(folder: Path, numbers: tuple[int, ...], stem: str = "ckpt") -> list[dict[str, np.ndarray]]:
     """Checkpoints of these numbers; their values."""
     for number in numbers:
-        write.weights(folder / f"{stem}-{number}", draw(number))
+        write.save_weights_only(folder / f"{stem}-{number}", draw(number))
     return [draw(number) for number in numbers]
 
 
@@ -57,6 +57,8 @@ def test_the_mean_is_numpys(tmp_path):
     assert (latest.code, latest.err) == (0, "")
     assert run("weight_avg", *words, "--decay", 0.5).err == "--decay 0.5 changes nothing: --mode is mean\n"
     assert_same_bits(tensors(tmp_path / "two"), expected_mean(values[1:]))
+    first = run("weight_avg", *words[:2], "--mode", "exponential", "-N", 2, "--decay", 1, "--filename", tmp_path / "first")
+    assert first.err == "--decay 1 is the first checkpoint, and takes nothing of the others; give less than 1\n"
     latin = tmp_path / os.fsdecode(b"lat\xe9")  # a name that is no UTF-8
     succeed("weight_avg", *words[:-1], latin / "two")
     assert_same_bits(tensors(latin / "two"), expected_mean(values[1:]))
@@ -85,7 +87,7 @@ def test_only_numbered_checkpoints_in_the_folder_itself_count(tmp_path):
     values = written(tmp_path, (3, 4))
     written(tmp_path, (0,))  # the initial weights
     for other in ("sub/ckpt-9", "other-7", "ckpt-8x"):
-        write.weights(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
+        write.save_weights_only(Path(tmp_path / other).parent.mkdir(exist_ok=True) or tmp_path / other, draw(9))
     out = succeed("weight_avg", "--restore-path", tmp_path, "--filename", tmp_path / "a", "--mode", "mean").out
     assert (
         "Found 3 checkpoints" in out
@@ -144,7 +146,7 @@ def test_no_average_goes_through_a_link(tmp_path):
         ("--mode mean --filename .", "--filename .: give a name for the checkpoint"),
         ("--mode mean --filename ..", "give a name for the checkpoint"),
         ("--mode mean --filename /", "give a name for the checkpoint"),
-        ("--mode mean --filename=", "give a name for the checkpoint"),
+        ("--mode mean --filename=", "--filename needs a value: the given one is empty"),
         ("--mode mean --filename nowhere/", "give a name for the checkpoint"),
         ("--mode mean --filename .index", "give a name for the checkpoint"),
         ("--mode mean --filename /tmp", "--filename /tmp is a folder: give a name in it"),
@@ -175,7 +177,7 @@ def test_folders_that_cannot_be_averaged(tmp_path):
     missing = run("weight_avg", "--restore-path", tmp_path / "no", "--mode", "mean", "--filename", "x")
     assert missing.code == 2 and "is not a folder" in missing.err
     written(tmp_path, (1,))
-    write.weights(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
+    write.save_weights_only(tmp_path / "ckpt-2", {**draw(2), "v/float32": np.zeros(7, np.float32)})
     differing = run("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "--filename", tmp_path / "x")
     assert differing.code == 2 and "v/float32 is not the same in both" in differing.err
     assert not (tmp_path / "x.index").exists()
@@ -186,9 +188,9 @@ def test_what_cannot_be_averaged_is_left_out(tmp_path):
     (good,) = written(tmp_path, (1,))
     spoilt = draw(2)
     spoilt["v/float16"][1, 1] = np.inf
-    write.weights(tmp_path / "ckpt-2", spoilt)
-    write.weights(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
-    write.weights(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
+    write.save_weights_only(tmp_path / "ckpt-2", spoilt)
+    write.save_weights_only(tmp_path / "ckpt-3", {**draw(3), "v/text": np.array(["a", "b"], object)})
+    write.save_weights_only(tmp_path / "ckpt-4", {**draw(4), "global_step": np.array("4", object)})
     words = ("weight_avg", "--restore-path", tmp_path, "--mode", "mean", "-N", 1, "--filename", tmp_path / "x")
     result = succeed(*words)
     assert result.err.splitlines() == [

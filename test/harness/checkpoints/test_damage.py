@@ -17,7 +17,7 @@ from commands import assert_same_bits, rows, run, succeed, timeless, variables
 
 from base.storage import input_files, tensor_bundle
 from base.storage.run_tables import TRAINING_COLUMNS
-from harness.checkpoints import find, manifest, pruning, read, run_record, saved_state, write
+from harness.checkpoints import find, manifest, pruning, read, run_record, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run.arguments import CALLS, RUN_ID
 from log import RunLog
@@ -64,7 +64,7 @@ DAMAGES = {
 def test_damage_of_any_file_is_noticed(damage, folder):
     name, strike, place = DAMAGES[damage]
     strike(folder / f"ckpt-6.{name}", place)
-    found, (warning,) = read.latest(folder)
+    found, (warning,) = read.find_latest(folder)
     assert found.updates == 4 and f"ckpt-6.{name}" in warning and "left out" in warning
 
 
@@ -92,7 +92,17 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_to_the_same_bits(whole, 
     assert_same_bits(variables(whole, 6), variables(folder, 6))
     for file in ("training.csv", "validation.csv"):
         assert timeless(whole / file) == timeless(folder / file)
-    assert read.latest(folder)[0].updates == 6  # they were written anew
+    assert read.find_latest(folder)[0].updates == 6  # they were written anew
+
+
+def test_a_state_has_the_names_that_every_version_writes_and_reads(whole):
+    """Runs of earlier versions go on: a name that is not known any more is a value that is lost, and nothing says so."""
+    names = (
+        "iteration rolling calls run_id seed arithmetic optimiser lr_scale host_steps updates_per_step seconds window open"
+    )
+    assert json.loads((whole / "ckpt-4.state.json").read_text()).keys() == {
+        *names.split(), "training.csv", "validation.csv", "digest"
+    }  # fmt: skip
 
 
 def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
@@ -105,10 +115,10 @@ def test_a_call_is_judged_by_the_newest_whole_checkpoint(folder, monkeypatch):
     assert "Done: 4 of 7 updates" in out and all(f"checkpoint ckpt-{n} is damaged and left out" in out for n in (6, 8))
     refused = run("restore", "--restore-path", folder, "--dry-run", "--stop-after", 4)
     assert refused.code == 2 and "the run has done 4 updates already" in refused.err
-    held, damage = [], manifest.damage
-    monkeypatch.setattr(manifest, "damage", lambda prefix: held.append(prefix.name) or damage(prefix))
-    found, _ = read.latest(folder)
-    read.newest(folder, verified=found)
+    held, damage = [], manifest.find_damage
+    monkeypatch.setattr(manifest, "find_damage", lambda prefix: held.append(prefix.name) or damage(prefix))
+    found, _ = read.find_latest(folder)
+    read.load_latest(folder, verified=found)
     assert held.count("ckpt-4") == 1
 
 
@@ -124,12 +134,20 @@ def test_a_checkpoint_that_may_not_be_read_is_not_written_over(name, folder, mon
 
     monkeypatch.setattr(input_files, "opened", forbidden)
     with pytest.raises(CheckpointError, match=f"{name} cannot be read: Permission denied; make it readable, or move ckpt-6"):
-        read.latest(folder)
+        read.find_latest(folder)
+    if name in ("index", "data-00000-of-00001"):  # what validation reads: nobody knows that it is damaged
+        newest, before = Checkpoint.at(folder, 6), Checkpoint.at(folder, 4)
+        with pytest.raises(CheckpointError, match=f"^{folder}/ckpt-6.{name} cannot be read: Permission denied; make it"):
+            read.tensors(newest)
+        _, (warning,) = read.shapes_of([before, newest], "--restore-path", verify=True)
+        assert warning.startswith(
+            f"warning: checkpoint ckpt-6 is left out: {folder}/ckpt-6.{name} cannot be read: Permission"
+        )
 
 
 def test_without_its_index_a_checkpoint_is_not_there(folder):
     (folder / "ckpt-6.index").unlink()
-    assert read.latest(folder)[0].updates == 4
+    assert read.find_latest(folder)[0].updates == 4
 
 
 def test_nothing_whole_is_one_line(folder):
@@ -146,7 +164,7 @@ def test_nothing_whole_is_one_line(folder):
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"files": 3}', '{"files": {"x": 3}}', "\0", "[" * 50_000])
 def test_a_damaged_manifest_is_damage(text, folder):
     (folder / "ckpt-6.manifest.json").write_text(text)
-    found, (warning,) = read.latest(folder)
+    found, (warning,) = read.find_latest(folder)
     assert found.updates == 4 and "ckpt-6" in warning
 
 
@@ -156,7 +174,7 @@ def test_a_manifest_names_files_beside_it(name, folder):
     path = folder / "ckpt-6.manifest.json"
     listed = json.loads(path.read_text())["files"]
     path.write_text(json.dumps({"files": {**listed, name: next(iter(listed.values()))}}))
-    for look in (manifest.damage, manifest.shortage):
+    for look in (manifest.find_damage, manifest.shortage):
         assert look(folder / "ckpt-6") == "ckpt-6.manifest.json cannot be read"
 
 
@@ -197,12 +215,12 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     if "own" in copy:
         manifest.write(folder / f"ckpt-{target}")
     good, name = (4 if target == 6 else 6), f"ckpt-{target}"
-    chosen, values, (warning,) = read.newest(folder)
+    chosen, values, (warning,) = read.load_latest(folder)
     assert chosen.updates == good and name in warning and "left out" in warning
     assert_same_bits(values, variables(folder, good))
-    shown = read.newest_of(find.select(folder), "--restore-path")  # for --predict
+    shown = read.load_latest_of(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
-    assert read.latest(folder) == (chosen, [warning])
+    assert read.find_latest(folder) == (chosen, [warning])
     begun = read.initial(folder)
     assert begun[0] == chosen and begun[2] == [warning]
     for path in (folder / name, folder / f"{name}.index"):
@@ -216,7 +234,7 @@ def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_
     names, tensor = set(), tensor_bundle._tensor
     monkeypatch.setattr(tensor_bundle, "_tensor", lambda name, *rest: names.add(name) or tensor(name, *rest))
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
-    kept, (warning,) = read.whole(find.numbered(folder), finite=False)
+    kept, (warning,) = read.usable(find.numbered(folder), finite=False)
     assert names == {"global_step"}
     assert [checkpoint.updates for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
@@ -257,11 +275,11 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
         return [spoil(chance, folder) for _ in range(chance.randint(1, 4))] and folder
 
     def restore(folder: Path) -> None:
-        chosen, values, warnings = read.newest(folder)
+        chosen, values, warnings = read.load_latest(folder)
         assert write.fingerprint(values) == wanted[chosen.updates]
         assert all("\n" not in warning for warning in warnings)
         mended = RunLog(folder, console=False)
-        states = saved_state.lineage(folder, chosen)
+        states = state_file.lineage(folder, chosen)
         mended.go_on_after(chosen.updates, states, stays=True)
         mended.close()
         if len([state for _, state in states if state]) <= chosen.updates // 2:
@@ -312,11 +330,11 @@ def test_a_kill_between_any_two_files_lists_whole_checkpoints_only(stops_after, 
 
     monkeypatch.setattr(write.os, "replace", counted)
     try:
-        write.replace(folder / "ckpt-6", values, {"host_steps": 3})
+        write.write_checkpoint(folder / "ckpt-6", values, {"host_steps": 3})
     except KeyboardInterrupt:
         assert len(moved) == stops_after < 4
     monkeypatch.undo()
-    found, warnings = read.latest(folder)
+    found, warnings = read.find_latest(folder)
     assert found.updates == (6 if stops_after >= 4 else 4) and not warnings
     assert not [left for left in folder.iterdir() if left.name.startswith(".saving")]
 
@@ -329,7 +347,7 @@ def test_what_a_killed_process_left_is_swept_away(folder):
     for name in (".arguments.json.77", ".training.csv.8", ".mine.9", ".arguments.json.old"):
         (folder / name).write_text("half")
     succeed("restore", "--restore-path", folder, "--iterations", 8)
-    assert not list(folder.rglob(".saving-*")) and read.latest(folder)[0].updates == 8
+    assert not list(folder.rglob(".saving-*")) and read.find_latest(folder)[0].updates == 8
     hidden = {path.name for path in folder.glob(".*")} - {".lock"}
     assert hidden == {".mine.9", ".arguments.json.old"}
 
@@ -348,27 +366,27 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
 
     def call(begun: Checkpoint | None, ends: dict[int, str]) -> None:
         log = RunLog(folder, console=False)
-        state = saved_state.read(begun) if begun else {}
+        state = state_file.read(begun) if begun else {}
         done = begun.updates if begun else 0
         if begun:
-            log.go_on_after(done, saved_state.lineage(folder, begun), stays=True)
-        calls = saved_state.calls(state, done)
+            log.go_on_after(done, state_file.lineage(folder, begun), stays=True)
+        calls = state_file.calls(state, done)
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
-            kept = {saved_state.ITERATION: end, CALLS: calls, **log.kept(end, stays=True)}
-            write.replace(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
+            kept = {state_file.ITERATION: end, CALLS: calls, **log.kept(end, stays=True)}
+            write.write_checkpoint(folder / f"ckpt-{end}", {"global_step": np.int64(end)}, kept)
         log.close()
 
     shutil.rmtree(folder)
     folder.mkdir()
     call(None, {4: "1", 6: "1"})
     flipped(folder / "ckpt-6.data-00000-of-00001", 0.5)
-    chosen, _ = read.latest(folder)
+    chosen, _ = read.find_latest(folder)
     assert chosen.updates == 4
     call(chosen, {5: "2", 8: "2"})
-    chosen, _ = read.latest(folder)
+    chosen, _ = read.find_latest(folder)
     assert chosen.updates == 8
-    assert [done for done, _ in saved_state.lineage(folder, chosen)] == [4, 5, 8]
+    assert [done for done, _ in state_file.lineage(folder, chosen)] == [4, 5, 8]
     call(chosen, {})
     assert [(row["iteration"], row["lr"]) for row in rows(folder / "training.csv")] == [("4", "1"), ("5", "2"), ("8", "2")]
 
@@ -376,22 +394,22 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
 def test_a_run_keeps_its_name_where_only_its_states_tell_it(folder):
     """An older version, which records none, went on with it: the earlier checkpoints would be another run's otherwise."""
     record = json.loads((folder / "arguments.json").read_text())
-    state = saved_state.read(Checkpoint.at(folder, 6))
+    state = state_file.read(Checkpoint.at(folder, 6))
     own = record.pop(RUN_ID)
     (folder / "arguments.json").write_text(json.dumps(record))
     for name, chosen in (("another", 4), (None, 6)):  # a copy of another run's, and what the older version saved
         given = {RUN_ID: name} if name else {}
         rest = {key: kept for key, kept in state.items() if key != RUN_ID}
-        write.save(Checkpoint.at(folder, 6), variables(folder, 6), {**rest, **given})
-        assert run_record.run_id(folder) == own and read.latest(folder)[0].updates == chosen
+        write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), {**rest, **given})
+        assert run_record.run_id(folder) == own and read.find_latest(folder)[0].updates == chosen
 
 
 def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     """Copied with its state and its manifest, as ckpt-6 of a run of the same network."""
-    state = saved_state.read(Checkpoint.at(folder, 6))
+    state = state_file.read(Checkpoint.at(folder, 6))
     assert state[RUN_ID] == run_record.arguments(folder)[RUN_ID]
-    write.save(Checkpoint.at(folder, 6), variables(folder, 6), {**state, RUN_ID: "another"})
-    for found, *_, (warning,) in (read.latest(folder), read.newest(folder), read.initial(folder)):
+    write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), {**state, RUN_ID: "another"})
+    for found, *_, (warning,) in (read.find_latest(folder), read.load_latest(folder), read.initial(folder)):
         assert found.updates == 4 and "ckpt-6" in warning and "another run's" in warning
     with pytest.raises(CheckpointError, match="another run's"):
         read.tensors(Checkpoint.at(folder, 6))
@@ -401,4 +419,4 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     for file in folder.glob("best.*"):
         file.rename(folder / file.name.replace("best", "ckpt-6"))
     (folder / "arguments.json").unlink()  # nothing is known of the run then
-    assert read.latest(folder)[0].updates == 6
+    assert read.find_latest(folder)[0].updates == 6

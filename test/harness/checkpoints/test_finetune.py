@@ -13,8 +13,8 @@ from commands import assert_same_bits, run, succeed, variables
 
 from base.errors import OptionError
 from base.storage import tensor_bundle
-from emulator.program.weights import Weights
-from harness.checkpoints import compatibility, saved_state, write
+from emulator.program.weights import ProgramVariables
+from harness.checkpoints import compatibility, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.commands import cli
 from harness.options.update_rules import UPDATE_RULES
@@ -161,7 +161,7 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
         asked = prepared(f"{words} --optimiser {rule} --abs-learning-rate 0.1 --variable-filter b3 fc1")
         with tf.Graph().as_default():
             slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
-            weights = Weights(asked.trace.variables, 0, slots, asked.trained, precision=precision)
+            weights = ProgramVariables(asked.trace.variables, 0, slots, asked.trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
         assert {name: list(each.shape) for name, each in compatibility.saved(asked).items()} == kept
 
@@ -234,7 +234,7 @@ def test_a_dry_run_refuses_weights_that_are_not_finite(trained, tmp_path):
     def spoil(number: int) -> None:
         spoilt, values = Checkpoint.at(folder, number), variables(folder, number)
         values[BIAS][3] = np.inf
-        write.save(spoilt, values, saved_state.read(spoilt))
+        write.save_numbered(spoilt, values, state_file.read(spoilt))
 
     def refused(words: tuple[object, ...], way_out: str) -> None:
         result = run(*words)

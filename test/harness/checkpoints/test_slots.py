@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from commands import assert_same_bits, run, succeed, variables
 
-from harness.checkpoints import averages, compatibility, read, saved_state, write
+from harness.checkpoints import averages, compatibility, read, state_file, write
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commands import cli
+from harness.diagnostics.divergence import Divergence, remedies
 from harness.options.update_rules import UPDATE_RULES
 from harness.run.resolve import prepare
-from harness.training.divergence import Divergence, remedies
 
 KERNEL = "all/fc1/dense/kernel"
 BASE = [
@@ -79,8 +79,8 @@ def test_weights_and_slots_of_another_loss_scale_to_begin_with(stopped, tmp_path
 def test_states_of_older_versions_go_by_the_record(stopped, whole, tmp_path):
     folder = shutil.copytree(stopped, tmp_path / "run")
     newest, units = Checkpoint.at(folder, 4), ("optimiser", "lr_scale")
-    state = {name: value for name, value in saved_state.read(newest).items() if name not in units}
-    write.save(newest, read.tensors(newest), state)
+    state = {name: value for name, value in state_file.read(newest).items() if name not in units}
+    write.save_numbered(newest, read.tensors(newest), state)
     succeed("restore", "--restore-path", folder, "--loss-scaling", 128 / SMALL)
     assert_same_bits(variables(folder, 8), in_small_scale(variables(whole, 8)))
 
@@ -115,7 +115,7 @@ def test_momenta_that_a_larger_scale_takes_beyond_half_precision(tmp_path):
     succeed("train", *half, "--iterations", 1, "--logs-path", folder)
     newest, values = Checkpoint.at(folder, 1), variables(folder, 1)
     values[f"{KERNEL}/Momentum"][3, 4] = 6e4
-    write.save(newest, values, saved_state.read(newest))
+    write.save_numbered(newest, values, state_file.read(newest))
     words = ("restore", "--restore-path", folder, "--iterations", 4, "--dry-run", "--loss-scaling")
     refused = run(*words, 256)
     assert refused.code == 2 and f"--loss-scaling 256: {KERNEL}/Momentum of checkpoint" in refused.err
@@ -138,7 +138,11 @@ def test_fp32_copies_are_of_the_weights_to_begin_with(stopped, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "gentler"),
-    [("", "--abs-learning-rate 0.025"), ("--precision 16.16 --loss-scaling 4096", "--loss-scaling 128")],
+    [
+        ("", "--abs-learning-rate 0.025"),
+        ("--precision 16.16 --loss-scaling 4096", "--loss-scaling 128"),
+        ("--precision 8.16 --slot-format e4m3", "--slot-format fp32"),
+    ],
 )
 @pytest.mark.parametrize("together", [True, False])
 def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentler, together):
@@ -152,5 +156,8 @@ def test_slots_that_are_not_finite_end_a_run_before_they_are_saved(words, gentle
     ) as end:
         judge.judge_values(values, 3, together)
     assert remedies(end.value, asked) == gentler.split()
+    assert ("a wider --slot-format than e4m3's 240 may help, and so may a lower learning rate" in str(end.value)) == (
+        "slot" in gentler
+    )
     # a checkpoint for safety is instance 0's own: it would wait for the others, which wait for its next update
     assert team.agreed_to_stop == together

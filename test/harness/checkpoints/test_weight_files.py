@@ -417,7 +417,7 @@ def test_wheels_and_pytorch_files_have_bounds(tmp_path, monkeypatch):
     bomb = patched(zipped(a=b"x"), SIZE, struct.pack("<I", 2**31 - 1))
     for name in ("a.pth", "a.whl"):
         assert "unpacks to 2,147,483,647 bytes" in refused(weight_files.arrays, tmp_path / name, bomb)
-    monkeypatch.setattr(weight_files, "MOST_BYTES", 100)
+    monkeypatch.setattr(weight_files, "MAX_BYTES", 100)
     for name in ("a.pth", "a.safetensors"):
         assert "more than the 100 bytes that are read" in refused(weight_files.arrays, tmp_path / name, bytes(101))
 
@@ -481,7 +481,7 @@ def test_numbers_beyond_what_is_kept():
 
 def test_files_beyond_a_bound_are_not_read(tmp_path):
     with open(tmp_path / "a.pth", "wb") as file:
-        file.truncate(weight_files.MOST_BYTES + 1)  # takes no room on the disc
+        file.truncate(weight_files.MAX_BYTES + 1)  # takes no room on the disc
     tracemalloc.start()
     try:
         with pytest.raises(ImportFailure, match="more than the 1073741824 bytes"):

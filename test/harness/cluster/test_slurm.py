@@ -156,6 +156,7 @@ OUTSIDE = "no task of srun, but the one process of a script or shell of Slurm's 
         (task(NTASKS=4), "SLURM_STEP_NUM_TASKS is 4 and SLURM_PROCID 2: they do not fit together; start with `srun "),
         (task(PROCID=3), "SLURM_STEP_NUM_TASKS is 3 and SLURM_PROCID 3: they do not fit together"),
         (task(PROCID="x"), "SLURM_PROCID is 'x', but must be a whole number; start with srun"),
+        (task(PROCID="1" * 11), "SLURM_PROCID is '11111111111', but must be a whole number of at most 10 digits; start"),
         (task(LOCALID=None), "SLURM_LOCALID is '', but must be a whole number; start with srun"),
         (task(NODEID=0, LOCALID=1), "task 2 is number 1 on node 0 (SLURM_LOCALID, SLURM_NODEID), but number 0 on node 1 by"),
         (task(DISTRIBUTION="cyclic"), "and SLURM_DISTRIBUTION cyclic; start with srun --distribution=block"),

@@ -18,7 +18,7 @@ from commands import Result, rows, run, succeed
 from PIL import Image
 
 from base import plugins
-from harness.checkpoints import read, run_record, saved_state
+from harness.checkpoints import read, run_record, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
 from harness.run import arguments
 from harness.training import origins
@@ -328,7 +328,7 @@ def test_other_records_of_the_same_number_are_warned_of():
     run = SimpleNamespace(data_source=SimpleNamespace(spec=spec, digest=lambda: "b"))
     for digest, said in (("a", True), ("b", False), (None, False)):
         recorded = {"train_images": 3, "validation_images": 2, "records_digest": digest}
-        assert any("others or in another order" in line for line in origins.other_data(run, recorded)) == said
+        assert any("others or in another order" in line for line in origins.changed_data_warnings(run, recorded)) == said
 
 
 def test_a_run_that_was_alone_has_one_instance():
@@ -373,7 +373,7 @@ def test_what_the_record_of_a_run_lacks_is_told(name, without_manifests):
 def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
     """Which its states tell of where the record of that call is lost."""
     newest, record = Checkpoint.at(without_manifests, 1), without_manifests / "arguments_restore.json"
-    state = saved_state.read(newest)
+    state = state_file.read(newest)
     newest.state_path.write_text(json.dumps({**state, "calls": [*state["calls"], ["ab", 0]]}))
     told = f"ckpt-1 is of a later call of the run than {without_manifests}/arguments.json"
     for content in (None, b"", b"{ }\n"):
@@ -431,10 +431,10 @@ def test_a_state_that_cannot_be_is_as_good_as_lost(name, tmp_path):
     found = Checkpoint.at(tmp_path, 1)
     for value in NO_STATE[name]:
         found.state_path.write_text(json.dumps({"iteration": 1, "host_steps": 1, name: value}))
-        assert saved_state.read(found) == {}, value
+        assert state_file.read(found) == {}, value
     sound = {"iteration": 1, "host_steps": 1, "open": [[math.inf, 1]], "calls": [["a", 0]]}
     found.state_path.write_text(json.dumps(sound))
-    assert saved_state.read(found) == sound
+    assert state_file.read(found) == sound
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(finished, tmp_path):
@@ -504,7 +504,7 @@ def without_manifests(finished, tmp_path) -> Path:
 @pytest.mark.parametrize("file, content", [("ckpt-1.state.json", b"[]"), ("ckpt-1.data-00000-of-00001", b"junk")])
 def test_damaged_files_of_a_run_without_manifests(file, content, without_manifests):
     (without_manifests / file).write_bytes(content)
-    chosen, _, (warning,) = read.newest(without_manifests)
+    chosen, _, (warning,) = read.load_latest(without_manifests)
     assert chosen.updates == 0 and "checkpoint ckpt-1 is damaged and left out" in warning
 
 

@@ -510,6 +510,7 @@ def test_a_configuration_may_spell_its_data_set_as_it_likes(tmp_path):
         ("--normalise-input 3", "command line: --normalise-input: takes no value, but was given 3"),
         ("--epochs three", "command line: --epochs: epochs is 'three' but must be a finite number"),
         ("--epochs nan", "command line: --epochs: epochs is 'nan' but must be a finite number"),
+        ("--mtbf-hours 1e300", "command line: --mtbf-hours: mtbf_hours is '1e300' but must be at most 3.4e+38 in size"),
         ("--epochs -inf", "command line: --epochs: epochs is '-inf' but must be a finite number"),
         ("--epochs -3", "command line: --epochs: epochs is '-3' but must be greater than 0"),
         ("--epochs ''", "command line: --epochs: epochs is '' but must be a finite number"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -69,6 +70,19 @@ def test_other_errors_keep_their_traceback(error):
     assert tf_runtime.starved(error) is None
 
 
+def test_of_several_tries_the_one_without_memory_is_told():
+    tries = """('\\nCould not import x, tried: [\\'a.x\\']. \\nErrors: ["No module named \\'a\\'", \\'libx.so: failed to map segment\\']')"""
+    told = tf_runtime.starved(ImportError(tries))
+    assert told.startswith("libx.so: failed to map segment: give more memory (ulimit -v")
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "ImportError('libx.so: failed to map segment from shared object')"])
+def test_too_little_memory_before_a_command_begins_is_one_line(error):
+    code = f"from base.process import startup; startup.begin('runs.py'); raise {error}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and re.fullmatch(r"runs\.py: error: .*: give more .*ulimit -v.*\n", done.stderr)
+
+
 def test_threads_are_tried_before_tensorflow_aborts(monkeypatch):
     start, begun = threading.Thread.start, []
 
@@ -99,7 +113,7 @@ def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch,
         new_run_folder("name", "logs", None, keep=False)
 
 
-@pytest.mark.parametrize("look", [read.latest, find.select, read.initial, averages.candidates])
+@pytest.mark.parametrize("look", [read.find_latest, find.select, read.initial, averages.candidates])
 def test_a_folder_of_another_user_is_not_called_empty(monkeypatch, tmp_path, look):
     def forbidden(path: object = ".") -> list[str]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -118,6 +132,56 @@ def test_a_log_on_a_full_disk_is_named(tmp_path):
             log.note("a line")
         log.note("the console still hears")
     log.close()
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
+def test_an_output_that_takes_no_more_is_named_and_told_of_in_the_log(tmp_path, monkeypatch, number):
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(number, os.strerror(number))
+
+    log = RunLog(tmp_path)
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(OSError, match=f"{os.strerror(number)}: 'standard output'"):
+        log.note("a line")
+    log.ending()
+    log.note("Stopped")
+    log.close()
+    assert (tmp_path / "log.txt").read_text() == "a line\nStopped\n"
+
+
+UNHEARD = """
+import sys
+from pathlib import Path
+from base.process import command_line
+from log import RunLog
+
+def main(words):
+    log = RunLog(Path(words[0]))
+    while True:
+        log.note("a line")
+
+sys.exit(command_line.run("train.py", main, None, ()))
+"""
+
+
+def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
+    piped = '"$0" -c "$1" "$2" | head -1'
+    command = ["bash", "-o", "pipefail", "-c", piped, sys.executable, UNHEARD, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "a line\n")
+    assert done.stderr == "train.py: error: Broken pipe: standard output\n"
+
+
+def test_tensorflow_is_imported_where_standard_error_takes_nothing(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'what a library says')")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from base.process import tf_runtime; tf_runtime._import_quietly('3')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != tf_runtime.LEVEL}
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, cwd=ROOT, env=environment, stderr=full, check=False, timeout=60).returncode == 0
 
 
 OPENING = """

@@ -31,7 +31,7 @@ from harness.cluster.cluster import ALONE
 from harness.processes.team import Team
 from harness.programs import compiling
 from harness.training import endings
-from harness.training.job import Job
+from harness.training.context import TrainingContext
 from log import RunLog
 
 ROOT = plugins.ROOT
@@ -115,7 +115,7 @@ def test_a_run_that_is_stopped_before_it_goes_on_says_how(unbroken, monkeypatch)
     def stopped():
         raise StopRequest(signal.SIGHUP)
 
-    monkeypatch.setattr(read, "newest", lambda *_, **__: stopped())
+    monkeypatch.setattr(read, "load_latest", lambda *_, **__: stopped())
     result = run("restore", "--restore-path", unbroken, "--iterations", 70)
     assert (result.code, result.err) == (129, "restore.py: stopped by SIGHUP\n")
     told = rf"The run is as it was.\nGo on: .*restore\.py --restore-path {unbroken} --iterations 70\n"
@@ -160,8 +160,26 @@ def test_a_run_that_is_stopped_names_what_it_saved_or_went_on_from_last(tmp_path
     none = f"Stopped: SIGTERM\nThere is no checkpoint in {tmp_path}\n"
     for newest, told in (("ckpt-4", "The newest checkpoint is ckpt-4.\nGo on: "), (None, none)):
         with Writer(newest) as writer:
-            endings.stopped(Job(stopped, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "SIGTERM")
+            endings.stopped(
+                TrainingContext(stopped, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "SIGTERM"
+            )
         assert told in capsys.readouterr().out
+
+
+def test_a_run_says_how_to_go_on_where_its_last_checkpoint_could_not_be_told_of(tmp_path, capsys):
+    def task() -> None:
+        writer.latest = "ckpt-4"
+        raise OSError(errno.EPIPE, os.strerror(errno.EPIPE), "standard output")
+
+    run_of = SimpleNamespace(options=SimpleNamespace(logging=SimpleNamespace(logs=True, logs_path=None)), cluster=ALONE)
+    with Writer() as writer:
+        writer.submit(task)
+        endings.stopped(TrainingContext(run_of, Team(), tmp_path, RunLog(None), writer, Signals(), None, None), "", "full")
+    told = capsys.readouterr().out
+    assert "Broken pipe: 'standard output'\nThe newest checkpoint is ckpt-4.\nGo on: " in told
+    writer = Writer()
+    writer.submit(task)
+    writer.__exit__(KeyError, KeyError(), None)  # an error that ends the run stays the one that is told
 
 
 def test_a_second_signal_ends_at_once(tmp_path):

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,9 @@ from tensorflow.lite.tools import flatbuffer_utils
 
 import export
 from base import plugins
-from harness.export import agreement, export_options, formats
+from harness.export import agreement, export_options, file_formats, placed
 from harness.export.agreement import FP16, FP32, INT8
-from harness.export.formats import FORMATS
+from harness.export.file_formats import FORMATS
 
 OWN = "savedmodel,frozen,tflite"  # formats that TensorFlow has itself
 needs_onnx = pytest.mark.skipif(
@@ -148,6 +148,8 @@ def test_an_exported_file_that_cannot_be_asked_is_one_line(trained, photograph, 
     assert "give --predict photographs" in said(folder / "frozen.pb")
     assert "--batch-size: " in said(folder / "frozen.pb", "--batch-size", 4, *asked)
     assert "no such file" in said(folder / "none.tflite", *asked)
+    in_folder = said(folder, *asked)
+    assert f"{folder} is the folder of an export; give a file in it: " in in_folder and f"{folder}/model.tflite" in in_folder
     (folder / "frozen.pb").write_bytes(b"no graph")
     assert "frozen.pb cannot be run" in said(folder / "frozen.pb", *asked)
     reading = tf.GraphDef()
@@ -211,7 +213,7 @@ def test_an_onnx_file_that_is_no_export_is_not_run(kind):
     else:
         model.graph.initializer.add().external_data.add(key="location", value="other")
     with pytest.raises(ValueError, match=f"it holds what no export does: {kind}"):
-        formats._check_plain_onnx(model.SerializeToString())
+        file_formats._check_plain_onnx(model.SerializeToString())
 
 
 @needs_onnx
@@ -235,24 +237,28 @@ def test_eight_bits_are_fitted_to_training_pictures(trained, tmp_path):
 
 
 def test_a_file_that_answers_otherwise_is_not_written(trained, tmp_path, monkeypatch):
-    def halved(content: formats.Content, path: Path) -> None:
+    def halved(content: file_formats.Content, path: Path) -> None:
         kernel = next(node for node in content.graph.node if node.name.endswith("dense/kernel"))
         kernel.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0.5 * tf.make_ndarray(kernel.attr["value"].tensor)))
         path.write_bytes(content.graph.SerializeToString())
 
-    monkeypatch.setattr(formats, "FORMATS", FORMATS)
-    monkeypatch.setitem(FORMATS, "frozen", formats.Format(file="frozen.pb", write=halved, runner=FORMATS["frozen"].runner))
+    monkeypatch.setattr(file_formats, "FORMATS", FORMATS)
+    monkeypatch.setitem(
+        FORMATS, "frozen", file_formats.Format(file="frozen.pb", write=halved, runner=FORMATS["frozen"].runner)
+    )
     result = exported(trained, "--to", "savedmodel,frozen", "--output", tmp_path / "out")
     assert result.code == 1 and "accepted are " in result.err and len(result.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
 def test_a_converter_that_fails_is_one_line(trained, tmp_path, monkeypatch):
-    def broken(content: formats.Content, path: Path) -> None:
+    def broken(content: file_formats.Content, path: Path) -> None:
         path.write_bytes(b"half of")
         raise KeyError("an operation")
 
-    monkeypatch.setitem(FORMATS, "frozen", formats.Format(file="frozen.pb", write=broken, runner=FORMATS["frozen"].runner))
+    monkeypatch.setitem(
+        FORMATS, "frozen", file_formats.Format(file="frozen.pb", write=broken, runner=FORMATS["frozen"].runner)
+    )
     result = exported(trained, "--to", "frozen", "--output", tmp_path / "out")
     assert result.code == 1 and "--to frozen: KeyError: 'an operation'; nothing was written" in result.err
     assert not list(tmp_path.iterdir())
@@ -271,6 +277,37 @@ def test_no_export_of_something_else_is_written_over(trained, tmp_path):
     assert not (folder / "frozen.pb").exists()  # which was of other weights
 
 
+def _put(folder: Path, texts: dict[str, str], force: bool) -> None:
+    placed.check(folder, texts, force)
+    with placed.staged(folder) as staging:
+        (staging / "frozen.pb").write_text(texts["preprocessing.json"])
+        (staging / "saved_model").mkdir()
+        placed.put(staging, folder, texts)
+
+
+@pytest.mark.parametrize("there", ["nothing", "the same", "another"])
+def test_an_export_that_is_killed_while_it_is_put_in_place_goes_on_by_the_same_call(there, tmp_path, monkeypatch):
+    texts, replace = {"labels.txt": "a\n", "preprocessing.json": "{}"}, os.replace
+    for moves in range(12):
+        folder = tmp_path / f"{there} {moves}"
+        if there != "nothing":
+            _put(folder, texts if there == "the same" else dict.fromkeys(texts, "other"), False)
+        left = iter(range(moves))
+
+        def killed(source: Path, target: Path, left=left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", killed)
+        with suppress(KeyboardInterrupt):
+            _put(folder, texts, there == "another")
+        monkeypatch.setattr(os, "replace", replace)
+        _put(folder, texts, there == "another")
+        assert {path.name for path in folder.iterdir()} == {*texts, "frozen.pb", "saved_model"}
+        assert (folder / "frozen.pb").read_text() == "{}"
+
+
 def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tmp_path):
     result = exported(trained, "--to", "frozen", "--generated-data", "--output", tmp_path / "out")
     assert result.code == 0 and "on 64 made-up pictures" in result.out
@@ -286,6 +323,7 @@ def test_without_its_data_a_network_is_held_against_made_up_pictures(trained, tm
         ("", "--to is missing"),
         ("--to ,", "--to is missing"),
         ("--to frozen --int8", "--int8 is for tflite, and --to has frozen"),
+        ("--format onnx", "unknown option --format; did you mean --to?"),
         ("--to frozen --outptu x", "unknown option --outptu; did you mean --output?"),
         ("--to frozen --precision 16.16", "--precision is not an option of export.py"),
         ("--to frozen onnx", "'onnx' is one word too many"),

@@ -50,6 +50,21 @@ def test_a_run_is_observed_and_stays_the_same(tmp_path):
     assert list((watched / "numerics").glob("events.out.tfevents.*"))
 
 
+def test_an_observation_that_a_kill_prevented_is_made_when_the_run_goes_on(tmp_path):
+    """A checkpoint of the same update is written first, and a run that goes on from there never came by that update again."""
+    words, folder = [*WORDS, "--numerics", 2], tmp_path / "run"
+    succeed("train", *words, "--stop-after", 2, "--logs-path", folder)
+    (whole,) = record.read(folder)
+    (folder / record.NAME).unlink()
+    succeed("restore", "--restore-path", folder, "--iterations", 4)
+    assert [each.updates for each in record.read(folder)] == [2, 4] and record.read(folder)[0] == whole
+    again = [*words, "--iterations", 4, "--logs-path", folder, "--autoresume"]
+    assert "is complete" in succeed("train", *again).out
+    record.go_on_after(folder, 2)
+    assert "Numbers observed after update 4" in succeed("train", *again).out
+    assert [each.updates for each in record.read(folder)] == [2, 4] and "is complete" in succeed("train", *again).out
+
+
 def test_weights_are_those_of_the_update(tmp_path):
     succeed("train", *WORDS, "--numerics", 5, "--logs-path", tmp_path / "run")
     (observation,) = record.read(tmp_path / "run")

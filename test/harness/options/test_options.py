@@ -61,7 +61,7 @@ SHARED = {
         "loss_scaling": (float, 128.0), "automatic_loss_scaling": (str, None), "loss_scaling_period": (int, 2000), "label_smoothing": (float, None), "optimiser": (str, "SGD"),
         "momentum": (float, 0.9), "rmsprop_decay": (float, None), "rmsprop_base_decay_exp": (float, None),
         "rmsprop_epsilon": (float, 0.001), "offload_fp32_weight_copy": (bool, False), "variable_filter": (TEXTS, ()),
-        "init_path": (str, None), "distributed": (bool, False), "worker_timeout": (float, 60.0), "syncs_per_epoch": (int, 0),
+        "init_path": (str, None), "distributed": (bool, False), "worker_timeout": (float, 60.0), "bind": (str, None), "syncs_per_epoch": (int, 0),
         "epochs_per_sync": (float, 0.0), "stable_norm": (bool, None), "weight_avg_N": (WHOLES, ()),
         "weight_avg_exp": (REALS, ()), "lars_epsilon": (float, 0.0), "lars_eeta": (float, 0.001),
         "lars_skip_list": (TEXTS, ("beta", "gamma", "bias")), "lars_weight_decay": (float, None),
@@ -476,6 +476,7 @@ ELSEWHERE = {
     "wandb": "test_options.py::test_services_are_told_project_and_run",
     "wandb_project": "test_options.py::test_services_are_told_project_and_run",
     "distributed": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
+    "bind": "test_bind_address.py::test_a_server_takes_connections_to_the_address_alone",
     "worker_timeout": "test_distributed.py::test_an_instance_that_never_comes_is_named",
     "syncs_per_epoch": "test_distributed.py::test_two_instances_of_two_replicas_are_four_replicas",
     "epochs_per_sync": "test_distributed.py::test_poprun_alone_decides_the_replicas",
@@ -580,7 +581,7 @@ def fingerprint(words: str) -> dict[str, object]:
         "rates": [run.learning_rate(i) for i in points],
         "seed": run.seed,
         "name": run.name,
-        "request": run.request(run.plan.micro_batch),
+        "request": run.request(run.plan.micro_batch_size),
         "validation batch": run.validation_batch if "--valid" in words else None,
         "not decayed": run.not_decayed,
         "notes": run.notes,
@@ -652,7 +653,7 @@ def outcomes():
     return find
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("key", BUILT)
 def test_option_changes_what_the_program_does(key, outcomes):
     base, words, expected = BUILT[key]

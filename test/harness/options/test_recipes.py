@@ -140,7 +140,7 @@ def cuts(run: Run) -> list[str]:
 def test_meme(kind, size, micro, shards, replicas, count, splits):
     run = resolved(f"{size}-{kind}_16IPU_{shards}x{replicas}", "--generated-data")
     plan, options = run.plan, run.options
-    assert (plan.micro_batch, plan.options.shards, plan.options.replicas, plan.accumulation) == tuple(
+    assert (plan.micro_batch_size, plan.options.shards, plan.options.replicas, plan.accumulation) == tuple(
         map(int, (micro, shards, replicas, count))
     )
     assert plan.global_batch == 768 and plan.ipus == 16 and plan.schedule == "Grouped" and plan.options.enable_recomputation
@@ -172,7 +172,7 @@ def test_application(name):
     micro, shards, replicas, count, epochs, rate, splits, precision, optimiser, schedule, order = APPLICATION[name]
     run = resolved(name, "--generated-data")
     batch = micro * replicas * count
-    assert (run.plan.micro_batch, run.plan.options.shards, run.plan.options.replicas, run.plan.accumulation) == (
+    assert (run.plan.micro_batch_size, run.plan.options.shards, run.plan.options.replicas, run.plan.accumulation) == (
         micro,
         shards,
         replicas,

@@ -26,7 +26,7 @@ from PIL import Image
 
 from base import plugins
 from base.errors import DataError, OptionError
-from base.storage import run_tables
+from base.storage import run_tables, tables
 from harness.pages import chart, differences, evaluation, measuring, page, run_folder, scores
 from harness.pages.chart import Curve
 from harness.training import endings
@@ -375,6 +375,17 @@ def test_a_page_that_fails_is_a_line(plain, monkeypatch):
     assert lines == [f"warning: {plain / 'report.html'} is not written: integer division or modulo by zero"]
 
 
+def test_rows_without_a_rate_leave_the_median_to_the_others(plain):
+    first, *rest = (plain / "validation.csv").read_text().splitlines()[1:]
+    name = run_tables.VALIDATION_COLUMNS.index("img_per_sec")
+    cells = first.split(",")
+    for missing in ("", "nan"):
+        lines = [",".join(run_tables.VALIDATION_COLUMNS), ",".join([*cells[:name], missing, *cells[name + 1 :]]), *rest]
+        (plain / "validation.csv").write_text("\n".join(lines) + "\n")
+        text = page.of([page.Reported(run_folder.read(plain))])
+        assert "<td>200.0</td>" in text and "<td>nan</td>" not in text
+
+
 # --- bad input ---
 
 
@@ -388,10 +399,14 @@ BAD = {
     "empty": (lambda folder: [file.unlink() for file in folder.iterdir()], "is no run folder"),
     "without rows": (lambda folder: [(folder / n).write_bytes(b"") for n in ("training.csv", "validation.csv")], "has no rows yet"),
     "a head alone": (lambda f: [damaged(f, "training.csv", HEAD), (f / "validation.csv").unlink()], "has no rows yet"),
-    "bytes": (lambda folder: damaged(folder, "training.csv", b"\xff\xfe\x00\n"), "training.csv cannot be read"),
+    "bytes": (lambda folder: damaged(folder, "training.csv", b"\xff\xfe\x00\n"), "byte 0; restore.py makes rows anew"),
     "another head": (lambda folder: damaged(folder, "training.csv", b"a,b\n1,2\n"), "its first line must name the columns"),
+    "a long line": (lambda f: damaged(f, "training.csv", HEAD + b"1" * 100_000 + b"\n"), "line 2 has more than the 65,536 characters"),
+    "many cells": (lambda folder: damaged(folder, "training.csv", b"," * 100_000 + b"\n"), "line 1 has more than the 65,536 characters"),
     "a short row": (lambda folder: damaged(folder, "training.csv", HEAD + b"1,2\n"), "line 2 is no row"),
     "half an update": (lambda f: damaged(f, "training.csv", HEAD + b"1,1.5" + b",1" * 9 + b"\n"), "line 2 is no row"),
+    "other digits": (lambda f: damaged(f, "training.csv", HEAD + "1,1,٣".encode() + b",1" * 8 + b"\n"), "line 2 is no row"),
+    "a joined number": (lambda f: damaged(f, "training.csv", HEAD + b"1_0,1" + b",1" * 9 + b"\n"), "line 2 is no row"),
     "no number": (lambda f: damaged(f, "training.csv", HEAD + b"1,1,one" + b",1" * 8 + b"\n"), "line 2 is no row"),
     "arguments": (lambda folder: damaged(folder, "arguments.json", b"{"), "arguments.json"),
 }  # fmt: skip
@@ -404,6 +419,17 @@ def test_what_is_no_run_is_one_line(kind, plain):
     result = run("report", plain)
     assert result.code == 2 and result.err.startswith("report.py: error: ") and told in result.err
     assert result.err.count("\n") == 1 and not (plain / "report.html").exists()
+
+
+def test_lines_are_counted_before_they_are_divided(plain, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_LINES", 1000)
+    damaged(plain, "training.csv", b"iteration,epoch\n" + b"1,1\n" * 1000)
+    run_folder.read(plain)
+    damaged(plain, "training.csv", b"iteration,epoch\n" + b"1,1\n" * 1001)
+    with pytest.raises(
+        OptionError, match=r"training\.csv is damaged: it has more than the 1,000 lines .*; restore\.py makes"
+    ):
+        run_folder.read(plain)
 
 
 def test_help_and_rows_need_no_tensorflow(plain):
@@ -424,7 +450,7 @@ def test_help_and_rows_need_no_tensorflow(plain):
         ("{run} --html {run}/none/x.html", "there is no folder"),
         ("{run} --html {run}/training.csv", "there is no folder"),
         ("{run} {other}", "give --html FILE"),
-        ("{run} --html=", "needs the name of a file"),
+        ("{run} --html=", "--html needs a value: the given one is empty"),
         ("--html x.html", "RUN"),
         ("{run} --htlm x", "--htlm"),
     ],

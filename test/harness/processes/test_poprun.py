@@ -8,8 +8,10 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -26,7 +28,7 @@ import poprun
 from base import plugins
 from base.errors import OptionError
 from base.process import command_line, orphans
-from harness.processes import launch, poprun_options
+from harness.processes import launch, poprun_options, server_probe
 
 ROOT = plugins.ROOT
 TELL = (  # in one write: an unbuffered print writes a line and its end apart, and another instance's may come between
@@ -76,7 +78,7 @@ def test_printed_commands_are_laid_out(name, monkeypatch):
             "--num-replicas 6 --num-instances 4 python train.py",
             "--num-replicas 6 cannot be divided among --num-instances 4: ",
         ),
-        ("--num-replicas 0 python train.py", "--num-replicas is '0' but must be a whole number from 1 on"),
+        ("--num-replicas 0 python train.py", "--num-replicas is '0' but must be a whole number from 1 to 99999"),
         ("--numa-aware maybe python train.py", "--numa-aware is 'maybe' but must be yes or no"),
         ("--host a,b --num-replicas 1 python train.py", "--host names 2 hosts for --num-instances 1"),
         ("--host a;b python train.py", "--host is 'a;b' but must be host names"),
@@ -100,7 +102,7 @@ def test_printed_commands_are_laid_out(name, monkeypatch):
             "--max-restarts 3 python train.py --config quickstart",
             "give train.py --autoresume and --logs-path, or start restore.py",
         ),
-        ("--max-restarts -1 python restore.py", "--max-restarts needs a value: a whole number from 0 on"),
+        ("--max-restarts -1 python restore.py", "--max-restarts is '-1' but must be a whole number from 0 to 99999"),
         ("--min-instances 1 python restore.py", "--min-instances 1 is for --max-restarts: give both, or neither"),
         ("--max-restarts 1 --min-instances 2 python restore.py", "--min-instances 2 is more than --num-instances 1"),
         ("--import-config nowhere.yml python train.py", "--import-config nowhere.yml: No such file"),
@@ -358,9 +360,52 @@ def test_an_instance_that_is_killed_leaves_the_others_time_where_they_watch_each
 def test_an_older_mpirun_is_told_to_wait_unless_the_user_says_how_long(monkeypatch):
     monkeypatch.delenv("OMPI_MCA_odls_base_sigkill_timeout", raising=False)
     command = ["sh", "-c", 'exit "$OMPI_MCA_odls_base_sigkill_timeout"']
-    assert launch.run(command, through_mpirun=True).code == launch._GRACE > 1
+    assert launch.run_mpirun(command, []).code == launch._GRACE > 1
     monkeypatch.setenv("OMPI_MCA_odls_base_sigkill_timeout", "9")
-    assert launch.run(command, through_mpirun=True).code == 9
+    assert launch.run_mpirun(command, []).code == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "left"), [("python train.py", 1), ("cnn restore", 1), ("python -m cnn_harness validate", 1), ("cnn runs", 0)]
+)
+def test_a_newer_mpirun_leaves_instances_alone_that_watch_each_other(words, left, monkeypatch):
+    monkeypatch.delenv("PRTE_MCA_state_base_recoverable", raising=False)
+    command = ["sh", "-c", 'exit "${PRTE_MCA_state_base_recoverable:-0}"', *words.split()]
+    assert launch.run_mpirun(command, []).code == left
+
+
+def test_an_mpirun_that_waits_for_a_lost_host_is_ended_when_no_instance_is_left(monkeypatch):
+    """Programs without servers, and instances whose servers are there, are waited for."""
+    monkeypatch.setattr(server_probe, "_EVERY", 0.01)
+    monkeypatch.setattr(server_probe, "_GONE_AFTER", 0.3)
+    ports = launch.free_ports(2)
+    with socket.create_server(("127.0.0.1", ports[1])) as server:
+        server.settimeout(60)
+        taken = []
+
+        def serve() -> None:
+            while len(taken) < 100:  # for more than the patience
+                server.accept()[0].close()
+                taken.append(time.monotonic())
+            server.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        ending = launch.run_mpirun(["sleep", "1000"], [f"127.0.0.1:{port}" for port in ports])
+        thread.join()
+    assert ending.code == 128 + signal.SIGKILL and not ending.by_signal and len(taken) == 100
+    assert ending.first_failure == "no instance answers, but mpirun waits for a host that it cannot reach, and was killed"
+    assert launch.run_mpirun(["sleep", "1"], [f"127.0.0.1:{port}" for port in ports]) == launch.ExitStatus(0)
+
+
+@pytest.mark.parametrize(("code", "ended"), [(0, 1), (255, 255)])
+def test_an_mpirun_that_lost_a_host_has_not_ended_well(code, ended, capfd):
+    """OpenMPI 5 ends with code 0 all the same; its words come in pieces."""
+    words = f"printf 'PRTE has lost commu' >&2; sleep 0.2; echo 'nication with a remote daemon.' >&2; exit {code}"
+    ending = launch.run_mpirun(["sh", "-c", words], [])
+    assert (ending.code, ending.by_signal) == (ended, False)
+    assert ending.first_failure == ("mpirun lost a host" if code == 0 else "sh ended with exit code 255")
+    assert capfd.readouterr().err == "PRTE has lost communication with a remote daemon.\n"
 
 
 def test_a_second_interrupt_ends_mpirun_at_once(monkeypatch):

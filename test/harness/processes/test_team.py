@@ -12,7 +12,7 @@ import pytest
 from base.errors import OptionError
 from base.process.signals import Signals, StopRequest
 from harness.cluster.cluster import Cluster
-from harness.processes.heartbeat import WorkerError
+from harness.processes.heartbeat import PeerError
 from harness.processes.team import Team
 
 
@@ -20,7 +20,7 @@ from harness.processes.team import Team
 def test_a_request_to_end_while_another_instance_is_lost_tells_where_the_run_is(begun, monkeypatch):
     """poprun may ask before the heartbeat has noticed: the message is given then, and once."""
     team, told = Team(), []
-    team._heart = SimpleNamespace(stop=lambda: None)
+    team._heartbeat = SimpleNamespace(stop=lambda: None)
 
     def asked(_: object) -> None:
         raise StopRequest(signal.SIGTERM)
@@ -31,7 +31,7 @@ def test_a_request_to_end_while_another_instance_is_lost_tells_where_the_run_is(
     with pytest.raises(StopRequest) as caught:
         team.__exit__(RuntimeError, RuntimeError("Connection reset by peer"), None)
     assert caught.value.hinted is begun
-    late = threading.Thread(target=team._tell, args=("instance 1 is lost",))
+    late = threading.Thread(target=team._call_before_exit, args=("instance 1 is lost",))
     late.start()
     late.join()
     assert told == ["SIGTERM"] * begun
@@ -41,12 +41,12 @@ def test_a_signal_while_an_instance_waits_for_the_others_counts_at_the_next_plac
     """An instance that left alone then would be missed by the others."""
     team, signals, asked = Team(), Signals(), []
 
-    def where(holds: bool) -> list[int]:
+    def all_gather_flag(holds: bool) -> list[int]:
         asked.append(holds)
         signals.received = signal.SIGTERM  # as if it came now
         return [1] if holds else []
 
-    team.group = SimpleNamespace(where=where, all_gather=lambda text: ["0", text])
+    team.group = SimpleNamespace(all_gather_flag=all_gather_flag, all_gather=lambda text: ["0", text])
     team.stop_together(signals)
     assert not team.agreed_to_stop
     with pytest.raises(StopRequest):
@@ -70,8 +70,8 @@ def test_what_is_no_notice_says_nothing(text):
             OptionError,
             r"instance 0 \(a:1\) belongs to another run.* its instances are a:1, c:1; correct",
         ),
-        ([{}], WorkerError, r"instance 0 \(a:1\) met another process than this one.* within 0.2 s.* are a:1, c:1; give all"),
-        ([None], WorkerError, r"instance 0 \(a:1\) met another process than this one, or none, within 0.2 s"),
+        ([{}], PeerError, r"instance 0 \(a:1\) met another process than this one.* within 0.2 s.* are a:1, c:1; give all"),
+        ([None], PeerError, r"instance 0 \(a:1\) met another process than this one, or none, within 0.2 s"),
     ],
 )
 def test_instances_begin_when_each_has_met_the_same_ones(notices, error, message):
@@ -83,7 +83,7 @@ def test_instances_begin_when_each_has_met_the_same_ones(notices, error, message
         now = next(answers, notices[-1])
         return None if now is None else json.dumps({"addresses": ["a:1", "c:1"], **now})
 
-    team._heart = SimpleNamespace(gather=lambda: "these")
+    team._heartbeat = SimpleNamespace(wait_for_all=lambda: "these")
     team.group = SimpleNamespace(publish=published.append, published=notice, join=lambda identity: None)
     if error is None:
         team._meet()

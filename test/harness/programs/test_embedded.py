@@ -15,9 +15,9 @@ from base.errors import OptionError
 from base.process import versions
 from harness.checkpoints import write
 from harness.commands import cli
-from harness.processes import team
+from harness.processes import consistency
 from harness.programs import embedded
-from harness.programs.build import byte_batches, frozen_program
+from harness.programs.build import frozen_program, validation_batches_uint8
 from harness.programs.embedded import Batches, Served, load
 from harness.run.resolve import prepare
 from ipu_utils import FrozenProgram
@@ -106,7 +106,7 @@ def test_a_temporary_program_leaves_nothing(tmp_path, monkeypatch):
 def test_threads_share_one_program():
     asked = prepare(cli.parse(NET.split(), "validation", environ={}).options, {}, training=False)
     program = FrozenProgram(frozen_program(asked, None, "x"))
-    batches = byte_batches(asked, 4)
+    batches = validation_batches_uint8(asked, 4)
     alone = [program.infer(images) for images in batches.images]
     calls = []
 
@@ -169,7 +169,7 @@ def test_what_a_training_recorded_for_itself_is_not_taken_over(trained, tmp_path
 def test_weights_that_are_not_finite_are_told_of(trained, tmp_path, monkeypatch):
     values = variables(trained, 2)
     next(value for name, value in values.items() if name.endswith("kernel"))[:] = np.nan
-    write.weights(tmp_path / "bad", values)
+    write.save_weights_only(tmp_path / "bad", values)
     shutil.copy(trained / "arguments.json", tmp_path)
     monkeypatch.setattr(embedded, "identity", lambda *_: (_ for _ in ()).throw(OptionError("so far")))
     result = run("inference_embedded", "--restore-path", tmp_path / "bad", "--iterations", 1, "--compile-only")
@@ -186,6 +186,6 @@ def test_the_version_of_tensorflow_is_known_whatever_it_was_installed_as(monkeyp
 
     monkeypatch.setattr(versions, "version", version)
     assert versions.installed("tensorflow") == "tensorflow-cpu 7.0"
-    assert "tensorflow tensorflow-cpu 7.0, numpy numpy 7.0" in team.code_version()
+    assert "tensorflow tensorflow-cpu 7.0, numpy numpy 7.0" in consistency.code_version()
     monkeypatch.setattr(versions, "version", lambda name: (_ for _ in ()).throw(PackageNotFoundError(name)))
     assert versions.installed("numpy") == np.__version__ and versions.installed("nothing") == "unknown"

@@ -50,7 +50,7 @@ def test_length_in_iterations_goes_before_epochs():
     ],
 )
 def test_host_steps(iterations, rest, steps):
-    assert list(of(iterations, **rest).steps()) == steps
+    assert list(of(iterations, **rest).host_steps()) == steps
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_host_steps(iterations, rest, steps):
 )
 def test_steps_off_the_grid(start, stop, steps):
     length = of(10, log_freq=3)
-    assert list(length.steps(start, stop)) == steps
-    assert all(length.grid_start(first) == first // 3 * 3 for first, _ in steps)
+    assert list(length.host_steps(start, stop)) == steps
+    assert all(length.host_step_start(first) == first // 3 * 3 for first, _ in steps)
 
 
 @pytest.mark.parametrize(
@@ -129,27 +129,27 @@ def test_resumed_equals_unbroken(seed):
         epochs_per_ckpt=draw.choice([0, 0, 1, 2]),
         ckpt_epochs_offset=draw.choice([0, 0, 1]),
     )
-    whole = list(length.steps())
+    whole = list(length.host_steps())
     assert [0] + [end for _, end in whole] == [first for first, _ in whole] + [length.iterations]
-    assert max(end - first for first, end in whole) <= length.updates_per_step
+    assert max(end - first for first, end in whole) <= length.updates_per_host_step
     assert length.log_points()[-1] == length.iterations
 
     stops = sorted(draw.randint(0, length.iterations) for _ in range(3)) + [length.iterations]
-    pieces = [piece for start, stop in zip([0] + stops, stops) for piece in length.steps(start, stop)]
+    pieces = [piece for start, stop in zip([0] + stops, stops) for piece in length.host_steps(start, stop)]
     assert [0] + [end for _, end in pieces] == [first for first, _ in pieces] + [length.iterations]
-    assert [end for first, end in pieces if length.logs(first, end)] == length.log_points()
-    assert [end for first, end in pieces if length.checkpoints(first, end)] == length.checkpoint_points()
+    assert [end for first, end in pieces if length.log_due(first, end)] == length.log_points()
+    assert [end for first, end in pieces if length.checkpoint_due(first, end)] == length.checkpoint_points()
 
-    resumed = list(length.steps(stops[0]))
+    resumed = list(length.host_steps(stops[0]))
     assert resumed[1:] == whole[len(whole) - len(resumed) + 1 :]
-    assert not resumed or length.grid_start(resumed[0][0]) == whole[-len(resumed)][0]
+    assert not resumed or length.host_step_start(resumed[0][0]) == whole[-len(resumed)][0]
 
 
 def test_a_longer_run_has_the_same_grid():
     """Without log rows in between, too: an extended run resumes on the boundaries it had."""
     for rest in ({"log_freq": 7}, {"logs_per_epoch": 0}, {"logs_per_epoch": 16}):
         short, long = (of(iterations, batches_per_step=40, **rest) for iterations in (300, 600))
-        assert list(long.steps(0, 300)) == list(short.steps())
+        assert list(long.host_steps(0, 300)) == list(short.host_steps())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_longer_run_has_the_same_grid():
 def test_the_option_that_lengthens_a_run(iterations, rest, words):
     length = of(iterations, **rest)
     asked = iterations is not None
-    assert length.longer(asked) == words.split()
+    assert length.extension_flags(asked) == words.split()
     if words:
         more = int(words.split()[1])
         there = of(more) if asked else of(**{**rest, "epochs": more})

@@ -160,6 +160,8 @@ REFUSED = [  # what follows the block's head, and what is said
     ("  grid: [1]\n", "s.yml:3: grid must be a mapping"),
     ("  grid:\n    momentum: 0.9\n", "s.yml:4: momentum is '0.9' but grid needs a list of values"),
     ("  grid:\n    momentum: []\n", "s.yml:4: momentum is empty but grid needs a list of values"),
+    ("  grid:\n    momentum: [null, 0.9]\n", "s.yml:4: momentum has null in its list"),
+    ("  grid:\n    pipeline: [true, 'yes']\n", "s.yml:4: pipeline takes no value, but was given yes (trial pipeline=yes)"),
     ("  grid:\n    momentum: {low: 0, high: 1}\n", "s.yml:4: momentum is a mapping but grid needs a list of values"),
     ("  grid:\n    momentum: [0.9, 0.90]\n", "s.yml:4: momentum has 0.9 twice"),
     ("  momentum: 1\n  grid:\n    momentum: [1]\n", "s.yml:5: momentum is given twice, first at"),

@@ -14,7 +14,7 @@ from log import RunLog
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingContext:
     """A run in this process: the run itself, with which other instances, where this one writes, and how it is told to
     stop. `writer`: of checkpoints; `mlperf`: the lines for MLPerf; `profile`: this instance's files of one update."""
 
@@ -25,7 +25,7 @@ class Job:
     writer: Writer
     signals: Signals
     mlperf: mlperf.Events
-    profile: profile.Request | None
+    profile: profile.ProfileRequest | None
 
     @property
     def saves(self) -> bool:

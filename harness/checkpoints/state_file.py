@@ -36,11 +36,11 @@ from harness.run.arguments import (
 )  # fmt: skip
 
 ITERATION = "iteration"  # the updates that the run had done
-ROLLING = "rolling"  # true in a checkpoint that the next one replaces
-MOST_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
+SAFETY = "rolling"  # true in a checkpoint that the next one replaces
+MAX_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
 _DIGEST = "digest"
 _ABOVE_ONE = 1e-3  # of a rounded mean of fractions
-Call = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
+Invocation = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
 
 
 def _are_means(value: Any) -> bool:
@@ -52,7 +52,7 @@ def _are_means(value: Any) -> bool:
 _MEANS: Rule = (_are_means, "pairs of a loss and a fraction")
 _RULES: Mapping[str, Rule] = {
     ITERATION: WHOLE,
-    ROLLING: SWITCH,
+    SAFETY: SWITCH,
     RUN_ID: TEXT,
     SEED: WHOLE,
     CALLS: PAIRS,
@@ -103,7 +103,7 @@ def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
 def json_object(path: Path) -> dict[str, Any]:
     """A file with one JSON object."""
     try:
-        value = bounds.json_value(input_files.content(path, MOST_JSON))
+        value = bounds.json_value(input_files.content(path, MAX_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {bounds.reason(error)}") from None
     if not isinstance(value, dict):
@@ -128,13 +128,13 @@ def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]
     return [(done, state) for done, state in states if _is_in_lineage(done, calls(state), way)]
 
 
-def calls(state: Mapping[str, Any], started_at: int | None = None) -> list[Call]:
+def calls(state: Mapping[str, Any], started_at: int | None = None) -> list[Invocation]:
     """The calls in a state, in order; with `started_at` a new one besides, which goes on after that many updates."""
     earlier = [(name, since) for name, since in state.get(CALLS, ())]
     return earlier if started_at is None else [*earlier, (secrets.token_hex(4), started_at)]
 
 
-def _is_in_lineage(done: int, earlier: Sequence[Call], way: Sequence[Call]) -> bool:
+def _is_in_lineage(done: int, earlier: Sequence[Invocation], way: Sequence[Invocation]) -> bool:
     """Return whether the run passed a checkpoint after `done` updates; a saved state without calls is believed."""
     if not earlier or not way:
         return True

@@ -19,7 +19,7 @@ from base import draws
 from base.tracing import Kernel, compiled
 from emulator.layers.gradient_rules import by_rule
 from emulator.native import library
-from emulator.plan.formats import FP16, UNSIGNED_ZERO, Format
+from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
 
 FRACTION, BIAS, SIGN, EXPONENT = 23, 127, -0x80000000, 0x7F800000  # of FP32's bits
 NARROW, UNSIGNED, SHORTENED = "narrow", "unsigned zero", "shortened"  # formats by their arithmetic here, as kernels name it
@@ -128,7 +128,7 @@ def rounded(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = (),
     return kernels.emulator_rounding(x=x, noise=noise, salt=salt, **_attributes(rounding))
 
 
-def for_kernels(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
+def kernel_attributes(rounding: Rounding | None, noise: tuple[tf.Tensor, ...] = ()) -> dict[str, Any]:
     """The arguments of a native kernel's operation that say how it rounds its results; the noise is [batch, 1, ...]."""
     if rounding is None:
         return {"rounding": "none", "noise": ()}
@@ -206,7 +206,7 @@ def gradient_rounded(
     return by_rule("Identity", tf.identity, x, rule=gradient)
 
 
-def pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """The mean over the pixels in FP32, [batch, 1, 1, channels]; every pixel is handed back the same half."""
 
     def gradient(dy: tf.Tensor) -> tf.Tensor:
@@ -224,7 +224,7 @@ def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> Kernel:
     return compiled(add)
 
 
-def added(
+def add_rounded(
     total: tf.Tensor, x: tf.Tensor, count: int, of_x: Rounding | None, of_sum: Rounding, noise: tuple[tf.Tensor, ...] = ()
 ) -> tf.Tensor:
     """total + x / count, where x comes onto one grid, and its share and the sum onto another, one after another; of any
@@ -233,6 +233,6 @@ def added(
     return tf.reshape(_adding(of_x, of_sum, count)(*flat, *noise), total.shape)
 
 
-def on_grid(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
+def round_without_gradient(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor, ...] = ()) -> tf.Tensor:
     """x on the grid, of any shape; nothing is differentiated."""
     return tf.reshape(rounded(tf.reshape(x, [-1]), rounding, noise), x.shape)

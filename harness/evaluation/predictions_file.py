@@ -13,7 +13,7 @@ from base.errors import OptionError
 from harness.reports import output
 
 
-class Answer(NamedTuple):
+class ImagePrediction(NamedTuple):
     """A class, and its probability from 0 to 1."""
 
     label: int
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
     probability: float
 
 
-Answers = Mapping[str, Sequence[Answer]]  # by photograph, the most probable class first
+PredictionsByFile = Mapping[str, Sequence[ImagePrediction]]  # by photograph, the most probable class first
 
 
 def check(target: str | None, photographs: Sequence[str]) -> None:
@@ -35,12 +35,12 @@ def check(target: str | None, photographs: Sequence[str]) -> None:
     output.check(target)
 
 
-def write(target: str, answers: Answers) -> None:
+def write(target: str, answers: PredictionsByFile) -> None:
     """Write predictions in the form that the file's ending says."""
-    output.whole(target, _FORMS[Path(target).suffix.lower()](answers))
+    output.write_atomically(target, _FORMS[Path(target).suffix.lower()](answers))
 
 
-def _csv(answers: Answers) -> str:
+def _csv(answers: PredictionsByFile) -> str:
     """A header, and a row for each photograph: file, then class, name and probability, once for each answer."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
@@ -53,7 +53,7 @@ def _csv(answers: Answers) -> str:
     return text.getvalue()
 
 
-def _json(answers: Answers) -> str:
+def _json(answers: PredictionsByFile) -> str:
     """A list of objects: the file, and its answers as objects in a list."""
     listed = [
         {
@@ -72,4 +72,4 @@ def _printable(file: str) -> str:
     return file.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-_FORMS: Mapping[str, Callable[[Answers], str]] = {".csv": _csv, ".json": _json}
+_FORMS: Mapping[str, Callable[[PredictionsByFile], str]] = {".csv": _csv, ".json": _json}

@@ -23,8 +23,8 @@ class LostGradients:
         self.overflown = False  # whether gradients have
 
     def add(self, first: int, lost: np.ndarray) -> None:
-        """[updates, layers, 2]: of updates from `first` on. The run's very first one does not count: where a scale begins at
-        nought, all gradients below it are 0 then."""
+        """Count shares [updates, layers, 2] of the updates from `first` on. The run's very first one does not count: where a
+        scale begins at zero, all gradients below it are 0 then."""
         counted = lost[1:] if first == 0 else lost
         self._sum += counted.sum(0, dtype=np.float64)
         self._updates += len(counted)

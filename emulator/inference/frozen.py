@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
+from emulator.inference.program import logits_of
 from emulator.layers.portable_layers import PortableLayers
 from emulator.plan.precision import SINGLE, Precision
-from emulator.program.inference import logits_of
 from emulator.program.runtime import named_faults, new_graph, session_config
-from emulator.program.weights import ProgramState, Weights
+from emulator.program.weights import ProgramVariables, VariableHandles
 from Models import _segments
 from Models._layers import Variable
 from Models._segments import Segment
@@ -77,8 +77,8 @@ def _weights(
 ) -> dict[str, np.ndarray]:
     """The weights as the layers use them."""
     with new_graph().as_default() as graph:
-        weights = Weights(variables, seed, {}, precision=precision)
-        read, state, initialise = weights.read(), ProgramState.of(weights), tf.global_variables_initializer()
+        weights = ProgramVariables(variables, seed, {}, precision=precision)
+        read, state, initialise = weights.read(), VariableHandles.of(weights), tf.global_variables_initializer()
         with tf.Session(graph=graph, config=session_config()) as session:
             session.run(initialise)
             if values is not None:
@@ -132,5 +132,5 @@ class FrozenProgram:
             return self._logits(images)
 
     def close(self) -> None:
-        """Frees the session's memory."""
+        """Free the session's memory."""
         self.session.close()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from base.errors import OptionError
 from base.storage import input_files
-from harness.programs.embedded import MOST_BYTES
+from harness.programs.embedded import MAX_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ PLAIN = frozenset(
     ]
 )
 _NO_EXPORT = "it holds what no export does: {}"
-_MOST_FILES = 100  # in the folder of a SavedModel
+_MAX_FILES = 100  # in the folder of a SavedModel
 _OPSET = 17  # of ONNX; the newest that tf2onnx writes all of these networks in
 Runner = Callable[["np.ndarray"], "np.ndarray"]  # uint8 [batch, side, side, 3] -> float32 [batch, classes]
 
@@ -168,7 +168,7 @@ def _saved_model_runner(path: Path) -> Runner:
     from tensorflow.core.protobuf import saved_model_pb2
 
     _check_regular(path)
-    content = input_files.content(path / "saved_model.pb", MOST_BYTES)
+    content = input_files.content(path / "saved_model.pb", MAX_BYTES)
     for meta in saved_model_pb2.SavedModel.FromString(content).meta_graphs:
         _check_plain(meta.graph_def)
     with tf.Graph().as_default() as graph:
@@ -179,9 +179,9 @@ def _saved_model_runner(path: Path) -> Runner:
 
 def _check_regular(folder: Path) -> None:
     """ValueError for a SavedModel's folder with a file that a reader might wait for, as a pipe."""
-    there = list(islice(folder.rglob("*"), _MOST_FILES + 1))
-    if len(there) > _MOST_FILES:
-        raise ValueError(_NO_EXPORT.format(f"more than {_MOST_FILES} files"))
+    there = list(islice(folder.rglob("*"), _MAX_FILES + 1))
+    if len(there) > _MAX_FILES:
+        raise ValueError(_NO_EXPORT.format(f"more than {_MAX_FILES} files"))
     for path in there:
         reason = None if path.is_dir() else input_files.unfit(path.stat().st_mode)
         if reason:
@@ -195,7 +195,7 @@ def _write_frozen(content: Content, path: Path) -> None:
 def _frozen_runner(path: Path) -> Runner:
     import tensorflow.compat.v1 as tf
 
-    definition = tf.GraphDef.FromString(input_files.content(path, MOST_BYTES))
+    definition = tf.GraphDef.FromString(input_files.content(path, MAX_BYTES))
     _check_plain(definition)
     return _session_runner(_imported(definition))
 
@@ -248,7 +248,7 @@ def _tflite_runner(path: Path) -> Runner:
 
     from ipu_utils import IMAGE, PROBABILITIES
 
-    content = input_files.content(path, MOST_BYTES)
+    content = input_files.content(path, MAX_BYTES)
     _check_plain_tflite(content)
     run = tf.lite.Interpreter(model_content=content).get_signature_runner("serving_default")
     expected_shape = tuple(map(int, run.get_input_details()[IMAGE]["shape_signature"][1:]))
@@ -301,7 +301,7 @@ def _onnx_runner(path: Path) -> Runner:
 
     from ipu_utils import IMAGE, PROBABILITIES
 
-    content = input_files.content(path, MOST_BYTES)
+    content = input_files.content(path, MAX_BYTES)
     _check_plain_onnx(content)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return lambda images: session.run([PROBABILITIES], {IMAGE: images})[0]

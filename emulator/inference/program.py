@@ -17,7 +17,7 @@ from emulator.plan.precision import SINGLE, Precision
 from emulator.plan.trace import Trace
 from emulator.program.optimised_graph import CacheEntry
 from emulator.program.runtime import NextFeatures, Program, ProgramGraph, Stream, named_faults, operation_events
-from emulator.program.weights import ProgramState, Weights
+from emulator.program.weights import ProgramVariables, VariableHandles
 from Models import _segments
 from Models._segments import Segment
 
@@ -33,7 +33,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inference:
+class InferenceSpec:
     """Everything that decides the numbers of a validation program. `device`: TensorFlow's, of the network; `seed`: of the
     stream."""
 
@@ -51,24 +51,24 @@ class InferenceProgram(Program):
     Samples labelled below 0 fill up the last micro-batch and count for nothing.
     """
 
-    def __init__(self, inference: Inference, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
+    def __init__(self, inference: InferenceSpec, stream: Stream, cache_entry: CacheEntry | None = None) -> None:
         """`stream`: the batches that it scores. `cache_entry`: its place in the program cache."""
         self.names, device = inference.score.names, inference.device
         write = partial(_write, inference)
         super().__init__(write, stream, (device,), inference.seed, place=device, cache_entry=cache_entry)
 
     def compile(self) -> None:
-        """Sets the executors up, with a step of no micro-batches."""
+        """Set the executors up, with a step of no micro-batches."""
         self.rewind()
         self.step(0, 0)
         self._mark_compiled()
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Takes over a checkpoint's weights; a missing one is a KeyError with its name."""
+        """Take over a checkpoint's weights; a missing one is a KeyError with its name."""
         self.state.put(self.session, values, self.state.model)
 
     def rewind(self) -> None:
-        """Puts the stream back to its first micro-batch."""
+        """Put the stream back to its first micro-batch."""
         self.session.run(self._rewind)
 
     def step(self, first: int, end: int) -> dict[str, np.ndarray]:
@@ -89,11 +89,11 @@ class InferenceProgram(Program):
         return dict(zip(self.names, sums))
 
     def stop(self) -> None:
-        """Ends the present call of `step` at its next micro-batch, and later ones at once: the sums are of no use then."""
+        """End the present call of `step` at its next micro-batch, and later ones at once: the sums are of no use then."""
         self.session.run(self._names["stop"])
 
     def profile(self, first: int, end: int) -> tuple[Mapping[str, Any], ...]:
-        """Runs `step` over micro-batches first..end-1, and returns its operations' times as events of a Chrome trace."""
+        """Run `step` over micro-batches first..end-1, and return its operations' times as events of a Chrome trace."""
         options, trace = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
         self.session.run(self._names["step"], dict(zip(self._names["fed"], (first, end))), options, trace)
         return operation_events(trace)
@@ -107,9 +107,9 @@ def logits_of(
     return _segments.run(segments, policy.layers(weights, training=False), policy.cast_input(image))
 
 
-def _write(inference: Inference, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
-    """Writes a validation program into the present graph; nothing in it but the stream is drawn from the seed."""
-    weights = Weights(inference.trace.variables, 0, {}, precision=inference.precision)
+def _write(inference: InferenceSpec, seed: Seed, next_features: NextFeatures) -> ProgramGraph:
+    """Write a validation program into the present graph; nothing in it but the stream is drawn from the seed."""
+    weights = ProgramVariables(inference.trace.variables, 0, {}, precision=inference.precision)
     fed = [tf.placeholder(tf.int32, [], "first"), tf.placeholder(tf.int32, [], "end")]
     stop = tf.get_variable("stop", initializer=False, trainable=False, use_resource=True)
     names = {
@@ -119,11 +119,16 @@ def _write(inference: Inference, seed: Seed, next_features: NextFeatures) -> Pro
         "initialise": [tf.global_variables_initializer()],
     }
     named = {purpose: [each.name for each in several] for purpose, several in names.items()}
-    return ProgramGraph(named, {}, ProgramState.of(weights))
+    return ProgramGraph(named, {}, VariableHandles.of(weights))
 
 
 def _sums(
-    inference: Inference, next_features: NextFeatures, weights: Weights, stop: tf.Variable, first: tf.Tensor, end: tf.Tensor
+    inference: InferenceSpec,
+    next_features: NextFeatures,
+    weights: ProgramVariables,
+    stop: tf.Variable,
+    first: tf.Tensor,
+    end: tf.Tensor,
 ) -> list[tf.Tensor]:
     """The device loop over micro-batches; float64 sums in the order of their names."""
     values, score = weights.read(), inference.score

@@ -1,0 +1,169 @@
+"""Instances on hosts of their own, joined by links of several speeds: seconds of an update beside the estimate of
+docs/distributed.md. Every instance is in a network namespace, on a switch; the kernel's token bucket limits what it sends.
+Linux, the superuser, `ip` and `tc` are needed.
+
+python benchmarks/links.py [--instances 4] [--rounds 7]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from base.process import command_line
+from benchmarks import _paired
+from harness.commands import cli
+from harness.run.resolve import prepare
+
+RN50 = "--model-size 50 --dataset imagenet --synthetic-data --group-norm --batch-size 4"
+COMMON = "--precision 32.32 --optimiser momentum --seed 1"
+ROWS = {  # name -> options, bytes of a gradient on the link
+    "accumulation 1": ("", 4),
+    "accumulation 1, --all-reduce-format fp16": ("--all-reduce-format fp16", 2),
+    "accumulation 4": ("--gradient-accumulation-count 4", 4),
+}
+LINKS = (None, 10.0, 1.0)  # gigabits a second
+PORT = 2222
+
+
+class Switch:
+    """Hosts 10.79.0.1, .2 and so on, in network namespaces; this host is .254."""
+
+    def __init__(self, hosts: int) -> None:
+        self.hosts = [f"links{os.getpid()}h{k}" for k in range(hosts)]
+        self._bridge = f"lb{os.getpid()}"
+
+    def connect(self) -> None:
+        """Makes the hosts and their cables."""
+        _ip(f"link add {self._bridge} type bridge")
+        _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
+        _ip(f"link set {self._bridge} up")
+        for k, host in enumerate(self.hosts):
+            _ip(f"netns add {host}")
+            _ip(f"link add eth0 netns {host} type veth peer name {self._bridge}p{k}")
+            _ip(f"link set {self._bridge}p{k} master {self._bridge} up")
+            _ip(f"-n {host} addr add {self.address(k + 1)}/24 dev eth0")
+            for device in ("eth0", "lo"):
+                _ip(f"-n {host} link set {device} up")
+
+    @staticmethod
+    def address(number: int) -> str:
+        """Of the host of this number, from 1 on."""
+        return f"10.79.0.{number}"
+
+    def limit(self, gigabits: float | None) -> None:
+        """Limits what each host sends, from now on; None: not at all."""
+        for host in self.hosts:
+            subprocess.run(["tc", "-n", host, "qdisc", "del", "dev", "eth0", "root"], stderr=subprocess.DEVNULL, check=False)
+            if gigabits:  # a bucket of a millisecond
+                burst = max(int(gigabits * 1e9 / 8 / 1000), 65536 * 2)
+                words = f"-n {host} qdisc add dev eth0 root tbf rate {gigabits:g}gbit burst {burst} latency 50ms"
+                subprocess.run(["tc", *words.split()], check=True)
+
+    def remove(self) -> None:
+        """Takes all away, as far as it is there."""
+        for host in self.hosts:
+            subprocess.run(["ip", "netns", "del", host], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(["ip", "link", "del", self._bridge], stderr=subprocess.DEVNULL, check=False)
+
+
+@contextmanager
+def switched(hosts: int) -> Iterator[Switch]:
+    """A switch and its hosts, which are gone afterwards."""
+    switch = Switch(hosts)
+    try:
+        switch.connect()
+        yield switch
+    finally:
+        switch.remove()
+
+
+class Instances:
+    """Workers that train together, each on its host and on one core."""
+
+    def __init__(self, switch: Switch, words: Sequence[str], samples: int) -> None:
+        """`samples`: of an update, over all instances."""
+        self._samples = samples
+        cores, hosts = sorted(os.sched_getaffinity(0)), switch.hosts
+        addresses = [f"{switch.address(k + 1)}:{PORT}" for k in range(len(hosts))]
+        command = _paired.ours([*words, "--distributed", "--replicas", "1"])
+        self._workers = [
+            _paired.Worker(
+                ["ip", "netns", "exec", host, "taskset", "-c", str(cores[k % len(cores)]), *command],
+                {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": k}})},
+            )
+            for k, host in enumerate(hosts)
+        ]
+
+    def seconds(self) -> float:
+        """An update of all together."""
+        for worker in self._workers:
+            worker.begin_round()
+        return max(self._samples / worker.end_round() for worker in self._workers)
+
+    def end(self) -> None:
+        """End all of them."""
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            worker.end()
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)
+
+
+def measure(name: str, switch: Switch, rounds: int) -> None:
+    """Prints the rows of one network: every link turn by turn."""
+    options, gradient_bytes = ROWS[name]
+    words = f"{COMMON} {RN50} {options}".split()
+    run = prepare(cli.parse(words, "train", environ={}).options, {})
+    size = len(switch.hosts)
+    instances = Instances(switch, words, size * run.plan.global_batch)  # `run` is one of them alone
+    instances.seconds()
+    seconds: dict[float | None, list[float]] = {link: [] for link in LINKS}
+    for i in range(rounds):
+        for link in LINKS if i % 2 == 0 else LINKS[::-1]:
+            switch.limit(link)
+            seconds[link].append(instances.seconds())
+    instances.end()
+    free = seconds[None]
+    for link in LINKS[1:]:
+        sent = 2 * (size - 1) / size * gradient_bytes * run.trace.trainable_parameters
+        estimate = sent * 8 / (link * 1e9)
+        shares = [a / b for a, b in zip(free, seconds[link])]
+        c, t = statistics.median(free), statistics.median(seconds[link])
+        print(
+            f"{name:<42} {link:>6g} {estimate:>7.2f} {c:>8.2f} {t:>9.2f} {c + estimate:>6.2f} "
+            f"{c / (c + estimate):>9.2f}  {_paired.spread(shares)}", flush=True,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=command_line.int_between(2), default=4)
+    parser.add_argument("--rounds", type=command_line.int_between(1), default=7)
+    given = parser.parse_args()
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
+        parser.error("network namespaces need Linux, the superuser, and the programs ip and tc (Debian: iproute2)")
+    print(_paired.machine())
+    print(f"{given.instances} instances, ResNet-50 with group norm, 224 px, micro-batch 4")
+    print(f"{'':<42} Gbit/s formula     free  measured  c + t  at least  efficiency")
+    with switched(given.instances) as switch:
+        for name in ROWS:
+            measure(name, switch, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

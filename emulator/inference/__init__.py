@@ -1,0 +1,1 @@
+"""Programs that answer: inference in a session, and frozen graphs for other runtimes."""

@@ -1,0 +1,131 @@
+"""The passes of one weight update: the device loop over them, and the sums of their results.
+
+Results are accumulated in the order of the passes, however many are in flight, so that every plan of one instance computes
+the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from emulator.layers.policy import PrecisionPolicy
+from emulator.layers.watch import GradientWatch
+from emulator.program.cells import Cells, StageOrder, Tokens
+from emulator.program.forward_backward import (
+    ACCURACY,
+    AMAX,
+    LARGEST_GRADIENT,
+    LOSS,
+    LOST_GRADIENTS,
+    PassNetwork,
+    run_pass,
+    stage_blocks,
+)
+from emulator.program.loss_scale import LossScale
+from emulator.program.runtime import NextFeatures
+from emulator.program.training import TrainingSpec
+
+REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results of which the largest counts, and not the sum
+RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
+
+
+@dataclass(frozen=True)
+class AccumulationLoop:
+    """The loop of one weight update over its passes, in the graph of a host step."""
+
+    training: TrainingSpec
+    policy: PrecisionPolicy
+    next_features: NextFeatures
+    order: StageOrder
+    stop: tf.Variable
+    loss_scale: LossScale  # of this update
+
+    def run(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The number of passes done, and by name loss, accuracy, gradients and batch statistics, averaged over the passes,
+        and the largest of what is reduced by its maximum."""
+        training, plan = self.training, self.training.plan
+        network = PassNetwork(
+            stages=stage_blocks(plan, training.segments, training.trained_by_segment()),
+            plan=plan,
+            policy=self.policy,
+            loss=training.loss,
+            correct=training.correct,
+            scale_loss=self.loss_scale.scale_loss,
+            sync_mean=self._sync_mean,
+        )
+
+        def one_pass(pass_index: tf.Tensor, tokens: Tokens) -> tuple[tf.Tensor, dict[str, tf.Tensor], Tokens]:
+            with tf.control_dependencies([pass_index]):
+                features = dict(self.next_features(step, pass_index))
+                features["image"] = self.policy.cast_input(features["image"])
+            # the next pass's counter waits for this fetch: passes in flight would fetch in any order otherwise
+            with tf.control_dependencies([features["label"]]):
+                next_pass = pass_index + 1
+            cells = Cells(self.order, pass_index, tokens)
+            watch = GradientWatch(*training.watched, with_largest=bool(self.loss_scale.rule))
+            results = run_pass(network, values, features, cells, watch)
+            return next_pass, {n: self.policy.checked(x, self._error_label(n)) for n, x in results.items()}, cells.tokens
+
+        if plan.passes_per_update == 1:
+            results = one_pass(tf.constant(0), tuple(() for _ in plan.stages))[1]
+            return tf.constant(1), {name: self._gradient(name, value, step) for name, value in results.items()}
+        shapes = {LOSS: (), ACCURACY: (), **{variable.name: variable.shape for variable in training.updated_variables}}
+        shapes |= {LOST_GRADIENTS: (len(training.watched[0]), 2)} if training.watched[0] else {}
+        shapes |= {LARGEST_GRADIENT: ()} if self.loss_scale.rule else {}
+        scaled = len(plan.precision.scaled_kernels)
+        shapes |= {AMAX: (scaled, 2)} if scaled else {}
+
+        def body(pass_index: tf.Tensor, tokens: Tokens, sums: tuple[tf.Tensor, ...]) -> tuple[Any, ...]:
+            next_pass, results, tokens = one_pass(pass_index, tokens)
+            return (
+                next_pass,
+                tokens,
+                tuple(self._add(n, total, results[n], step, pass_index) for n, total in zip(shapes, sums)),
+            )
+
+        def continues(pass_index: tf.Tensor, *_: Any) -> tf.Tensor:
+            with tf.control_dependencies([pass_index]):
+                if self._sync_mean:  # every pass waits for those of other instances: none may be left out here alone
+                    return pass_index < plan.passes_per_update
+                return tf.logical_and(pass_index < plan.passes_per_update, self.stop.read_value() < STOP_AT_PASS)
+
+        start = (tf.constant(0), self.order.first_tokens(), tuple(tf.zeros(s, training.dtype) for s in shapes.values()))
+        passes, _, totals = tf.while_loop(continues, body, start, parallel_iterations=plan.passes_in_flight, back_prop=False)
+        return passes, {name: self._finalised(name, total) for name, total in zip(shapes, totals)}
+
+    @property
+    def _sync_mean(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """The mean over the instances that share batch-norm statistics; None if each has its own."""
+        training = self.training
+        if training.group is None or len(training.plan.batch_norm_group) == 1:
+            return None
+        return lambda x: training.group.mean(x, training.plan.batch_norm_group)
+
+    def _error_label(self, name: str) -> str:
+        """A result of a pass, for an error."""
+        if name in (LOSS, ACCURACY, LOST_GRADIENTS, *REDUCED_BY_MAX):
+            return f"the {name}"
+        return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
+
+    def _gradient(self, name: str, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """Return a gradient in its format; loss, accuracy and statistics as they are."""
+        return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
+
+    def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
+        """The sum over the passes so far, or the largest."""
+        if name in REDUCED_BY_MAX:
+            return tf.maximum(total, tf.cast(result, total.dtype))
+        if name not in self.training.trained_names:
+            return total + tf.cast(result, total.dtype)
+        return self.policy.accumulate_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
+
+    def _finalised(self, name: str, total: tf.Tensor) -> tf.Tensor:
+        """Return the mean over the passes of an update, from their sum; what is reduced by its maximum as it is."""
+        if name in REDUCED_BY_MAX:
+            return total
+        passes = self.training.plan.passes_per_update
+        return self.policy.mean_gradient(total, passes) if name in self.training.trained_names else total / passes

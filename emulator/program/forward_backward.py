@@ -1,0 +1,161 @@
+"""A pass of the network: one micro-batch or several, forward and backward through the stages, each on its device.
+
+Backward is an explicit chain over blocks of segments: with recomputation a block keeps its input only
+and runs forward again when its output's gradient arrives, with the same draws. Gradients cross from block to block
+through the tensor at the boundary alone, whatever the plan, so that every plan computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import tensorflow.compat.v1 as tf
+
+from emulator.layers.gradient_rules import gradients
+from emulator.layers.policy import PrecisionPolicy
+from emulator.layers.watch import GradientWatch
+from emulator.plan.plan import ExecutionPlan
+from emulator.plan.schedules import BACKWARD, FORWARD
+from emulator.program.cells import Cells
+from Models import _segments
+from Models._segments import Segment
+
+Features = Mapping[str, tf.Tensor]
+LOSS, ACCURACY, LOST_GRADIENTS, LARGEST_GRADIENT = "loss", "accuracy", "lost gradients", "largest gradient"
+AMAX = "largest operands"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Segments that are differentiated together, and the trained variables they use."""
+
+    segments: list[Segment]
+    variables: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassNetwork:
+    """The network that a pass computes."""
+
+    stages: tuple[tuple[Block, ...], ...]
+    plan: ExecutionPlan
+    policy: PrecisionPolicy
+    loss: Callable[[tf.Tensor, Features], tf.Tensor]
+    correct: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    scale_loss: Callable[[tf.Tensor], tf.Tensor]
+    sync_mean: Callable[[tf.Tensor], tf.Tensor] | None = None  # the mean over instances that share batch-norm statistics
+
+    def needs_input_gradient(self, stage: int, block: int) -> bool:
+        """Return whether the gradient of a block's input is needed: something before the block is trained."""
+        before = [each for blocks in self.stages[:stage] for each in blocks] + list(self.stages[stage][:block])
+        return any(each.variables for each in before)
+
+
+def stage_blocks(
+    plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[Block, ...], ...]:
+    """Each stage's blocks: with recomputation its segments one by one, otherwise all in one. `variables`: the trained
+    ones of each segment."""
+    named = {segment.name: segment for segment in segments}
+
+    def block(names: tuple[str, ...]) -> Block:
+        return Block([named[name] for name in names], tuple(v for name in names for v in variables.get(name, ())))
+
+    if plan.options.enable_recomputation:
+        return tuple(tuple(block((name,)) for name in names) for names in plan.stages)
+    return tuple((block(names),) for names in plan.stages)
+
+
+@dataclass
+class _Pass:
+    """A pass in the making: the inputs and outputs of its blocks, and their batch statistics."""
+
+    network: PassNetwork
+    values: Mapping[str, tf.Tensor]
+    positions: tf.Tensor
+    watch: GradientWatch
+    inputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], tf.Tensor] = field(default_factory=dict)
+    statistics: dict[str, tf.Tensor] = field(default_factory=dict)
+
+    def run(self, block: Block, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The block's output and batch statistics."""
+        network = self.network
+        layers = network.policy.layers(
+            self.values, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
+            sync_mean=network.sync_mean,
+        )  # fmt: skip
+        return _segments.run(block.segments, layers, x), layers.statistics
+
+    def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The stage's output, and the batch statistics found on the way."""
+        stage_statistics: list[tf.Tensor] = []
+        for b, block in enumerate(self.network.stages[stage]):
+            self.inputs[stage, b] = x
+            x, statistics = self.run(block, x)
+            self.outputs[stage, b] = x
+            self.statistics |= statistics
+            stage_statistics += statistics.values()
+        return x, stage_statistics
+
+    def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The gradients of the stage's input and of its trained variables. The network's last block has kept its
+        activations; with recomputation the others run forward again. Backward stops at the earliest trained block."""
+        variable_gradients: dict[str, tf.Tensor] = {}
+        network = self.network
+        last = (len(network.stages) - 1, len(network.stages[-1]) - 1)
+        for b, block in reversed(list(enumerate(network.stages[stage]))):
+            needs_input_gradient = network.needs_input_gradient(stage, b)
+            if not block.variables and not needs_input_gradient:
+                break
+            x, y = self.inputs[stage, b], self.outputs[stage, b]
+            if network.plan.options.enable_recomputation and (stage, b) != last:
+                x = _after(x, (dy,))
+                y, _ = self.run(block, x)  # its statistics have been counted
+            dxs = gradients(y, [self.values[name] for name in block.variables] + ([x] if needs_input_gradient else []), dy)
+            variable_gradients |= dict(zip(block.variables, dxs))
+            dy = dxs[-1] if needs_input_gradient else dy
+        return dy, variable_gradients
+
+
+def run_pass(
+    network: PassNetwork, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
+) -> dict[str, tf.Tensor]:
+    """Loss, accuracy, gradients and statistics of one pass by name, and what gradients were lost."""
+    plan = network.plan
+    work = _Pass(network, values, plan.random_position(features["position"]), watch)
+    x, variable_gradients = features["image"], {}
+    for stage in range(len(network.stages)):
+        with tf.device(plan.stage_devices[stage]):
+            x, statistics = work.forward(stage, cells.begin(stage, FORWARD, x))
+            x = cells.end(stage, FORWARD, x, statistics)
+    with tf.device(plan.stage_devices[-1]):
+        logits = tf.identity(x)
+        loss = tf.reduce_mean(network.loss(logits, features))
+        accuracy = tf.reduce_mean(network.correct(logits, features["label"]))
+        (dy,) = gradients(network.scale_loss(loss), [logits])
+        dy = network.policy.cast_loss_gradient(dy, work.positions)
+    for stage in reversed(range(len(network.stages))):
+        with tf.device(plan.stage_devices[stage]):
+            dy, stage_gradients = work.backward(stage, cells.begin(stage, BACKWARD, dy))
+            dy = cells.end(stage, BACKWARD, dy, [g for g in stage_gradients.values() if g is not None])
+        variable_gradients |= stage_gradients
+    monitors = {LOST_GRADIENTS: watch.lost()} if watch.names else {}
+    if watch.with_largest:
+        monitors[LARGEST_GRADIENT] = watch.largest()
+    if plan.precision.scaled_kernels:
+        monitors[AMAX] = watch.operands(len(plan.precision.scaled_kernels))
+    return {
+        LOSS: _after(loss, tuple(cells.side_effects)),
+        ACCURACY: accuracy,
+        **variable_gradients,
+        **work.statistics,
+        **monitors,
+    }
+
+
+def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:
+    """x, but not before `earlier` exist."""
+    with tf.control_dependencies(list(earlier)):
+        return tf.identity(x)

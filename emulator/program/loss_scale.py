@@ -1,0 +1,59 @@
+"""The factor on the loss that keeps gradients within a narrow format, and the rules by which a run finds it (arXiv
+1710.03740)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import tensorflow.compat.v1 as tf
+
+BACK_OFF, LARGEST = "back-off", "largest"  # rules of automatic loss scaling
+MIN_SCALE, MAX_SCALE = 2.0**-24, 2.0**40
+ROOM = 8.0  # between the largest gradient and its format's largest number, where the scale follows the largest
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The loss is multiplied by `factor`; the update undoes it in the rate or in the gradient.
+
+    SGD and momentum are linear in the gradient, so the rate is divided once; rules that are not divide the gradients before
+    the update, as do all where the scale changes. `rule`: by which the run finds the scale, beginning with this one; "" if
+    it keeps it. An update whose gradients overflow is skipped then. `period`: updates without overflow after which BACK_OFF
+    doubles the scale.
+    """
+
+    factor: float | tf.Tensor
+    undone_in_rate: bool
+    rule: str = ""
+    period: int = 2000
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate."""
+        return loss * self.factor
+
+    def adjusted_rate(self, rate: tf.Tensor) -> tf.Tensor:
+        """The learning rate to update with."""
+        return rate / self.factor if self.undone_in_rate else rate
+
+    def unscaled_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient to update with."""
+        return gradient if self.undone_in_rate else gradient / self.factor
+
+    def first_state(self) -> tf.Tensor:
+        """float32 [3]: the scale, the updates since it was changed, and those that were skipped."""
+        return tf.stack([tf.constant(self.factor, tf.float32), 0.0, 0.0])
+
+    def next_state(self, state: tf.Tensor, finite: tf.Tensor, largest: tf.Tensor, limit: float) -> tf.Tensor:
+        """The state after an update whose gradients are `finite`, or not. `largest`: the largest that arrived at a layer,
+        times the scale; `limit`: the least that overflows."""
+        scale, since, skipped = tf.unstack(state)
+        if self.rule == BACK_OFF:
+            factor = tf.where_v2(since + 1 >= self.period, 2.0, 1.0)
+        else:
+            room = tf.floor(tf.math.log(limit / ROOM / tf.maximum(largest, 1e-30)) / math.log(2.0))
+            factor = tf.pow(2.0, tf.minimum(room, 1.0))
+        factor = tf.where_v2(finite, factor, 0.5)
+        changed = tf.clip_by_value(scale * factor, MIN_SCALE, MAX_SCALE)
+        since = tf.where_v2(tf.equal(factor, 1.0), since + 1, 0.0)
+        return tf.stack([changed, since, skipped + tf.where_v2(finite, 0.0, 1.0)])

@@ -1,0 +1,140 @@
+"""On which of this host's addresses an instance's server takes connections.
+
+TensorFlow's server listens on every interface, whatever its address in the cluster's list, and has no option for it. The
+kernel can: a filter on the listening socket drops every packet that is for another address, before a connection is made
+(socket(7), SO_ATTACH_FILTER; Linux alone). The filter comes a moment after the server; connections of that moment stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from base.errors import OptionError
+from base.fields import brief
+from harness.cluster.cluster import Cluster, host_of
+
+ALL = "all"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
+_NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF of linux/filter.h: the IP header begins there
+_LOAD_WORD, _LOAD_BYTE, _AND, _EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x15, 0x06  # of classic BPF
+_ACCEPT, _DROP = 0xFFFFFFFF, 0
+_LISTENING = "0A"  # a socket's state in /proc/net/tcp
+
+
+@cache  # the server and the log ask
+def listening_addresses(asked: str | None, cluster: Cluster) -> tuple[Address, ...]:
+    """The addresses of --bind, or those of this instance in the cluster's list; none for every interface. OptionError for
+    an address that this host has not."""
+    if asked is not None:
+        return () if asked.lower() == ALL else _asked(asked)
+    own = tuple(filter(_is_here, _resolved(host_of(cluster.addresses[cluster.instance]))))
+    if not own or not _can_filter(own):
+        return ()  # behind a proxy, a port that is handed on, or a name for somewhere else
+    if not all(each.is_loopback for each in own):
+        return own
+    # a host may know itself by a name of its own alone
+    everybody = [_resolved(host_of(address)) for address in cluster.addresses]
+    return own if all(found and all(each.is_loopback for each in found) for found in everybody) else ()
+
+
+def restrict_listeners(port: int, addresses: Sequence[Address]) -> None:
+    """Restrict this process's sockets that listen on `port` to connections to the addresses, and of this host to itself;
+    OptionError if there are none."""
+    listening = _listening(port)
+    if not listening:
+        raise OptionError(f"the socket that listens on port {port} is not known to this system: give --bind {ALL}")
+    for number in listening:
+        with socket.socket(fileno=os.dup(number)) as listener:
+            _attach(listener, addresses)
+
+
+def _attach(listener: socket.socket, addresses: Sequence[Address]) -> None:
+    program = _filter(addresses)
+    content = ctypes.create_string_buffer(b"".join(program))
+    listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(content)))
+
+
+def _can_filter(addresses: Sequence[Address]) -> bool:
+    with suppress(OSError), socket.socket() as probe:
+        _attach(probe, addresses)
+        return sys.platform.startswith("linux") and Path("/proc/self/fd").exists()
+    return False
+
+
+def _asked(text: str) -> tuple[Address, ...]:
+    addresses = _resolved(text)
+    if not addresses:
+        raise OptionError(f"--bind {brief(text)}: no address, and no name of one; give an address of this host, or {ALL}")
+    here = tuple(filter(_is_here, addresses))
+    if not here:
+        also = "" if f"{addresses[0]}" == text else f" ({', '.join(map(str, addresses))})"
+        raise OptionError(f"--bind {brief(text)}{also} is no address of this host; give one that it has, or {ALL}")
+    if not _can_filter(here):
+        raise OptionError(f"--bind {brief(text)}: this system lets no program filter a socket's packets; leave it out")
+    return here
+
+
+def _resolved(host: str) -> tuple[Address, ...]:
+    """The addresses of a name, which others may connect to in any order."""
+    with suppress(ValueError):
+        return (ipaddress.ip_address(host.strip("[]")),)
+    with suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(ipaddress.ip_address(place[0].partition("%")[0]) for *_, place in found))
+    return ()
+
+
+def _is_here(address: Address) -> bool:
+    """Return whether this host has an address: a socket can be bound to no other."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((str(address), 0))
+        return not address.is_unspecified
+    return False
+
+
+def _listening(port: int) -> list[int]:
+    """The descriptors of this process' sockets that listen on a port."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    numbers = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") in sockets:
+                numbers.append(int(name))
+    return numbers
+
+
+def _filter(addresses: Sequence[Address]) -> list[bytes]:
+    """Classic BPF: takes packets whose destination is one of the addresses, or of this host's own (127.0.0.0/8, ::1)."""
+
+    def step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
+        return struct.pack("HBBI", code, if_so, if_not, value)
+
+    accept, drop = step(_RETURN, _ACCEPT), step(_RETURN, _DROP)
+    fourth = [step(_LOAD_WORD, _NETWORK_HEADER + 16)]  # an IPv4 packet's destination
+    for address in (each for each in addresses if each.version == 4):
+        fourth += [step(_EQUAL, int(address), 0, 1), accept]
+    fourth += [step(_AND, 0xFF000000), step(_EQUAL, 127 << 24, 0, 1), accept, drop]
+    sixth = []
+    for address in (ipaddress.IPv6Address("::1"), *(each for each in addresses if each.version == 6)):
+        for k, word in enumerate(struct.unpack(">4I", address.packed)):  # of an IPv6 packet's, from byte 24 on
+            sixth += [step(_LOAD_WORD, _NETWORK_HEADER + 24 + 4 * k), step(_EQUAL, word, 0, 2 * (3 - k) + 1)]
+        sixth.append(accept)
+    head = [step(_LOAD_BYTE, _NETWORK_HEADER), step(_AND, 0xF0), step(_EQUAL, 0x40, 0, len(fourth))]
+    return [*head, *fourth, *sixth, drop]

@@ -1,0 +1,65 @@
+"""The values that all instances of a run must have in common: code, options and data. They compare them as they meet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from base import plugins
+from base.errors import OptionError
+from base.fields import PER_INSTANCE
+from base.process import versions
+from emulator.native import library
+from harness.cluster.cluster import Cluster
+from harness.options.sections import with_trait
+from harness.run.run import Run
+
+_FOLDERS = ("base", "Models", "Datasets", "LR_Schedules", "emulator", "harness")
+_PACKAGES = ("tensorflow", "numpy")
+
+
+def code_version() -> str:
+    """A digest of the project's source files, and the versions of what computes."""
+    digest = hashlib.blake2b(digest_size=6)
+    packages = [file for name in _FOLDERS for file in (plugins.ROOT / name).rglob("*.py")]
+    for file in sorted([*plugins.ROOT.glob("*.py"), *packages]):
+        digest.update(file.name.encode() + file.read_bytes())
+    versions_of = [f"{name} {versions.installed(name)}" for name in _PACKAGES]
+    return ", ".join([digest.hexdigest(), *versions_of, library.identity() or "no native kernels"])
+
+
+def config(run: Run) -> dict[str, Any]:
+    """Return the values that all instances must have in common, and those that instance 0 decides."""
+    spec = run.data_source.spec
+    own = with_trait(PER_INSTANCE)
+    options = {name: value for name, value in run.options.values().items() if name not in own}
+    data = {name: getattr(spec, name) for name in ("name", "num_classes", "train_images", "validation_images")}
+    data["records"] = run.data_source.digest() if hasattr(run.data_source, "digest") else ""  # generated ones have none
+    logging = run.options.logging
+    place = {"name": run.name, **{name: getattr(logging, name) for name in ("name_suffix", "log_dir", "logs_path")}}
+    return {"code": code_version(), "options": json.loads(json.dumps(options)), "data": data, "seed": run.seed, **place}
+
+
+def compare(configs: list[dict[str, Any]], cluster: Cluster) -> None:
+    """OptionError that names the first instance that differs from instance 0, and in what."""
+    leader = configs[0]
+    for k, config in enumerate(configs):
+        who = cluster.named(k)
+        if config["code"] != leader["code"]:
+            raise OptionError(
+                f"{who} runs other code than instance 0: {config['code']} instead of {leader['code']}; install the same "
+                "everywhere"
+            )
+        for what, shown in (("options", "--{}"), ("data", "data set: {}")):
+            other = [name for name in leader[what] if config[what].get(name) != leader[what][name]]
+            if other:
+                pairs = [(shown.format(n.replace("_", "-")), config[what].get(n), leader[what][n]) for n in other[:4]]
+                differences = ", ".join(f"{name} {_shown(its)} instead of {_shown(wanted)}" for name, its, wanted in pairs)
+                raise OptionError(
+                    f"{who} was started with something else than instance 0: {differences}; start all of them alike"
+                )
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) or "(none)" if isinstance(value, list) else str(value)

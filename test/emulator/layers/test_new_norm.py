@@ -1,0 +1,68 @@
+"""A norm takes two places: a class in Models/_norms.py, and a method of TensorLayers with a row of NORMS. Half precision and
+exports follow from the layers that the method reads and returns by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from emulator.layers import tensor_layers
+from emulator.layers.gradient_rules import gradients
+from emulator.layers.portable_layers import PortableLayers
+from emulator.layers.rounded_layers import RoundedLayers
+from emulator.layers.rounding import Rounding
+from emulator.layers.tensor_layers import TensorLayers
+from emulator.program.runtime import new_graph
+from Models._norms import Norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootMeanSquareNorm(Norm):
+    """RMS norm over a sample (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    scope = "rms_norm"
+
+
+def rms_norm(
+    layers: TensorLayers, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, norm: RootMeanSquareNorm, activation: str
+) -> tf.Tensor:
+    """The method of TensorLayers."""
+    x = layers._layer_input(x)
+    square = tf.reduce_mean(tf.square(x), axis=[1, 2, 3], keepdims=True)
+    return layers._activation(layers._result(x * tf.math.rsqrt(square + norm.epsilon) * gamma + beta), activation)
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def expected(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """RMS norm and ReLU, and the gradient of x, in float64."""
+    x, gamma, beta, dy = (each.astype(np.float64) for each in (x, gamma, beta, dy))
+    r = (np.mean(x**2, axis=(1, 2, 3), keepdims=True) + 1e-5) ** -0.5
+    y = x * r * gamma + beta
+    dn = np.where(y > 0, dy, 0) * gamma
+    return np.maximum(y, 0), r * dn - x * r**3 * np.mean(dn * x, axis=(1, 2, 3), keepdims=True)
+
+
+@pytest.mark.parametrize("kind", [TensorLayers, RoundedLayers, PortableLayers])
+def test_a_norm_of_two_places_is_rounded_and_exported(kind, monkeypatch):
+    monkeypatch.setattr(TensorLayers, "_rms_norm", rms_norm, raising=False)
+    monkeypatch.setitem(tensor_layers.NORMS, RootMeanSquareNorm, "_rms_norm")
+    draw = np.random.default_rng(3)
+    x, dy = (half(draw.normal(1, 2, (2, 3, 3, 4))) for _ in range(2))
+    gamma, beta = (half(draw.normal(1, 0.3, 4)) for _ in range(2))
+    with new_graph().as_default(), tf.Session() as session:
+        weights = {"rms_norm/gamma": tf.constant(gamma), "rms_norm/beta": tf.constant(beta)}
+        rounding = {"rounding": Rounding()} if kind is RoundedLayers else {}
+        layers = kind(weights, training=kind is not PortableLayers, **rounding)
+        source = tf.constant(x)
+        y = layers.norm_activation(source, RootMeanSquareNorm(), "relu")
+        found = session.run([y, gradients(y, [source], tf.constant(dy))[0]])
+    tolerance = 2e-3 if kind is RoundedLayers else 1e-5
+    for own, other in zip(found, expected(x, gamma, beta, dy), strict=True):
+        np.testing.assert_allclose(own, other, rtol=tolerance, atol=tolerance)
+        assert np.array_equal(own, half(own)) == (kind is RoundedLayers)

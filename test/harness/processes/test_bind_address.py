@@ -1,0 +1,156 @@
+"""An instance's server takes connections to its address alone."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+from instances import ROOT
+
+from base.errors import OptionError
+from harness.cluster.cluster import Cluster
+from harness.processes import bind_address
+
+V4, V6 = "10.1.2.3", "fd00::1:2"
+HOSTS = {
+    "here": (V4,), "here6": (V6,), "both": (V6, V4), "localhost": ("::1", "127.0.0.1"), "own-name": ("127.0.1.1",),
+    "elsewhere": ("192.0.2.7",), "half": (V4, "192.0.2.7"), "nowhere": (),
+}  # fmt: skip
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """Names with the addresses above, of which this host has the private ones."""
+    known = {name: tuple(map(ipaddress.ip_address, each)) for name, each in HOSTS.items()}
+    resolved = bind_address._resolved
+    monkeypatch.setattr(bind_address, "_resolved", lambda host: known[host] if host in known else resolved(host))
+    monkeypatch.setattr(bind_address, "_is_here", lambda address: "192.0.2" not in str(address))
+    bind_address.listening_addresses.cache_clear()
+    yield
+    bind_address.listening_addresses.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts", "expected"),
+    [
+        (None, ("here", "elsewhere"), [V4]),
+        (None, ("both", "elsewhere"), [V6, V4]),
+        (None, ("half", "elsewhere"), [V4]),
+        (None, ("localhost", "localhost"), ["::1", "127.0.0.1"]),
+        (None, ("127.0.0.1", "localhost"), ["127.0.0.1"]),
+        (None, ("own-name", "elsewhere"), []),  # as Debian names a host for itself
+        (None, ("localhost", "nowhere"), []),
+        (None, ("elsewhere", "here"), []),
+        (None, ("nowhere", "here"), []),
+        ("all", ("here", "elsewhere"), []),
+        (V4, ("elsewhere", "here"), [V4]),
+        ("both", ("elsewhere", "here"), [V6, V4]),
+        ("127.0.0.1", ("here", "here"), ["127.0.0.1"]),
+    ],
+)
+def test_the_address_is_that_of_the_list_or_the_one_asked_for(asked, hosts, expected, network):
+    cluster = Cluster(tuple(f"{host}:{2222 + k}" for k, host in enumerate(hosts)), 0)
+    assert list(map(str, bind_address.listening_addresses(asked, cluster))) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("elsewhere", r"--bind elsewhere \(192.0.2.7\) is no address of this host; give one that it has, or all"),
+        ("192.0.2.9", "--bind 192.0.2.9 is no address of this host; give one that it has, or all"),
+        ("nowhere", "--bind nowhere: no address, and no name of one; give an address of this host, or all"),
+    ],
+)
+def test_an_address_that_this_host_has_not_is_refused(asked, said, network):
+    with pytest.raises(OptionError, match=said):
+        bind_address.listening_addresses(asked, Cluster(("here:1", "here:2"), 0))
+
+
+def accepts(program: list[bytes], destination: str) -> bool:
+    """Carries a filter out for a packet with an IP header for that destination."""
+    address = ipaddress.ip_address(destination)
+    header = (b"\x45" + bytes(15) if address.version == 4 else b"\x60" + bytes(23)) + address.packed + bytes(16)
+    place = value = 0
+    while True:
+        code, if_so, if_not, k = struct.unpack("HBBI", program[place])
+        place += 1
+        if code == bind_address._RETURN:
+            return bool(k)
+        if code == bind_address._EQUAL:
+            place += if_so if value == k else if_not
+        elif code == bind_address._AND:
+            value &= k
+        else:
+            offset = k - bind_address._NETWORK_HEADER
+            value = header[offset] if code == bind_address._LOAD_BYTE else int.from_bytes(header[offset : offset + 4], "big")
+
+
+def test_the_filter_takes_the_addresses_and_this_host_s_own_and_no_other():
+    rng = random.Random(1)
+    for _ in range(300):
+        drawn = [ipaddress.ip_address(rng.getrandbits(32)) for _ in range(4)]
+        drawn += [ipaddress.IPv6Address(rng.getrandbits(128)) for _ in range(4)]
+        drawn += [ipaddress.IPv6Address(int(drawn[-1]) ^ 1 << rng.randrange(128))]  # differs in a bit
+        wanted = rng.sample(drawn, rng.randrange(1, 5))
+        program = bind_address._filter(wanted)
+        assert len(program) < 256  # jumps are a byte
+        for address in (
+            *drawn,
+            ipaddress.ip_address("127.0.0.1"),
+            ipaddress.ip_address("127.9.8.7"),
+            ipaddress.ip_address("::1"),
+        ):
+            assert accepts(program, str(address)) == (address in wanted or address.is_loopback), (wanted, address)
+
+
+IN_A_NETWORK_OF_ITS_OWN = """
+import ipaddress, socket
+from harness.processes import bind_address
+
+def reached(address):
+    try:
+        socket.create_connection((address, port), 0.3).close()
+    except TimeoutError:
+        return False
+    return True
+
+hosts = ["192.0.2.1", "192.0.2.2", "fd00::1", "127.0.0.1", "::1"]
+with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+    port = server.getsockname()[1]
+    print([host for host in hosts if reached(host)])
+    for names in (["192.0.2.2"], ["127.0.0.1"], ["fd00::1", "192.0.2.1"]):
+        bind_address.restrict_listeners(port, [ipaddress.ip_address(name) for name in names])
+        print([host for host in hosts if reached(host)])
+"""
+NETWORK = """
+ip link set lo up && ip addr add 192.0.2.1/32 dev lo && ip addr add 192.0.2.2/32 dev lo && ip addr add fd00::1/128 dev lo nodad
+"""
+
+
+def test_a_server_takes_connections_to_the_address_alone():
+    """Of a socket for both protocols, as TensorFlow's are, in a network of its own with five addresses."""
+    alone = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    try:
+        subprocess.run([*alone, NETWORK], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("networks of one's own are not to be had here")
+    command = [*alone, f'{NETWORK.strip()} && exec "$0" -c "$1"', sys.executable, IN_A_NETWORK_OF_ITS_OWN]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert found.splitlines() == [
+        "['192.0.2.1', '192.0.2.2', 'fd00::1', '127.0.0.1', '::1']",
+        "['192.0.2.2', '127.0.0.1', '::1']",
+        "['127.0.0.1', '::1']",
+        "['192.0.2.1', 'fd00::1', '127.0.0.1', '::1']",
+    ]
+
+
+def test_a_port_that_nothing_listens_on_is_told():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        with pytest.raises(OptionError, match="give --bind all"):
+            bind_address.restrict_listeners(other.getsockname()[1], [ipaddress.ip_address("127.0.0.1")])

@@ -1,0 +1,48 @@
+"""One instance of a group that all-reduces numbers as gradients in a format: `python test/helpers/all_reduce.py ADDRESSES
+INSTANCE FORMAT FILE`; FILE takes the sums, as FP32."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import numpy as np
+
+SIZES = (1, 7, 1000, 30_011)
+
+
+def parts(instance: int) -> dict[str, np.ndarray]:
+    """What an instance adds: numbers of all magnitudes, among them some that are below FP16's and that overflow it."""
+    rng = np.random.default_rng(instance)
+    return {f"{n}": (rng.standard_normal(n) * 2.0 ** rng.uniform(-30, 17, n)).astype(np.float32) for n in SIZES}
+
+
+def main(addresses: list[str], instance: int, wire: str, file: str) -> None:
+    """All-reduces every instance's parts in one bucket."""
+    from base.process import tf_runtime
+
+    tf_runtime.import_tensorflow()
+    import tensorflow.compat.v1 as tf
+
+    from emulator.layers.policy import PrecisionPolicy
+    from emulator.plan import number_formats
+    from emulator.plan.precision import SINGLE
+    from emulator.program.group import WorkerGroup
+
+    group = WorkerGroup(addresses, instance)
+    with tf.Graph().as_default() as graph, tf.device(f"{group.device}/cpu:0"):
+        policy = PrecisionPolicy(SINGLE, 0, tf.float32)
+        sent = {
+            name: policy.cast_for_all_reduce(tf.constant(x) / group.size, number_formats.named(wire))
+            for name, x in parts(instance).items()
+        }
+        sums = {name: tf.cast(x, tf.float32) for name, x in group.all_reduce_bucket(sent).items()}
+        with group.session(graph, tf.ConfigProto()) as session:
+            np.savez(file, **session.run(sums))
+            session.run(group.barrier())  # before a server is gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:])
