@@ -29,7 +29,7 @@ from emulator.program.loss_scale import LossScale
 from emulator.program.runtime import NextFeatures
 from emulator.program.training import TrainingSpec
 
-REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results of which the largest counts, and not the sum
+REDUCED_BY_MAX = LARGEST_GRADIENT, AMAX  # results that are reduced by their maximum, not their mean
 RUN, STOP_AT_UPDATE, STOP_AT_PASS = 0, 1, 2  # of the stop flag
 
 
@@ -45,8 +45,8 @@ class AccumulationLoop:
     loss_scale: LossScale  # of this update
 
     def run(self, values: dict[str, tf.Tensor], step: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The number of passes done, and by name loss, accuracy, gradients and batch statistics, averaged over the passes,
-        and the largest of what is reduced by its maximum."""
+        """Return the number of passes done, and by name the means over them of loss, accuracy, gradients and batch
+        statistics, and the maxima of `REDUCED_BY_MAX`."""
         training, plan = self.training, self.training.plan
         network = PassNetwork(
             stages=stage_blocks(plan, training.segments, training.trained_by_segment()),
@@ -106,7 +106,7 @@ class AccumulationLoop:
         return lambda x: training.group.mean(x, training.plan.batch_norm_group)
 
     def _error_label(self, name: str) -> str:
-        """A result of a pass, for an error."""
+        """Return a name of a pass's result for an error."""
         if name in (LOSS, ACCURACY, LOST_GRADIENTS, *REDUCED_BY_MAX):
             return f"the {name}"
         return f"the {'gradient' if name in self.training.trained_names else 'batch statistics'} of {name}"
@@ -116,7 +116,7 @@ class AccumulationLoop:
         return self.policy.cast_gradient(name, result, *counters) if name in self.training.trained_names else result
 
     def _add(self, name: str, total: tf.Tensor, result: tf.Tensor, *counters: tf.Tensor) -> tf.Tensor:
-        """The sum over the passes so far, or the largest."""
+        """Return the sum over the passes so far, or the maximum."""
         if name in REDUCED_BY_MAX:
             return tf.maximum(total, tf.cast(result, total.dtype))
         if name not in self.training.trained_names:
@@ -124,7 +124,7 @@ class AccumulationLoop:
         return self.policy.accumulate_gradient(name, total, result, self.training.plan.passes_per_update, *counters)
 
     def _finalised(self, name: str, total: tf.Tensor) -> tf.Tensor:
-        """Return the mean over the passes of an update, from their sum; what is reduced by its maximum as it is."""
+        """Return the mean over the passes of an update, from their sum; a maximum as it is."""
         if name in REDUCED_BY_MAX:
             return total
         passes = self.training.plan.passes_per_update

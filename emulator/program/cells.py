@@ -2,9 +2,21 @@
 
 A cell carries out one `Action` of the schedule: a stage's forward or backward work on one pass. Passes are iterations of one
 loop and overlap as far as their data lets them; control dependencies and semaphores impose the schedule's order on each
-stage. Cells of one kind run in the order of the passes on each stage, by a token that the loop carries. Before a forward, a
-stage also acquires one permit for each backward that the schedule has since its forward before, and vice versa
-(`schedules.waits`): in 1F1B on stage 0 of 2, 0F2 acquires the permit that 0B0 releases.
+stage. Cells of one kind run in the order of the passes on each stage, by a token that the loop carries. Between the kinds a
+pair of semaphores per stage counts: a forward acquires one permit for each backward that the schedule places between it and
+the forward before it, and vice versa (`schedules.waits`).
+
+For example, stage 0 of 2 in 1F1B with four passes carries out 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3:
+
+    cell  waits for tokens and data  acquires permits of  releases a permit to
+    0F0   -                          -                    0B0
+    0F1   0F0                        -                    0B0
+    0B0   1B0                        0F0, 0F1             0F2
+    0F2   0F1                        0B0                  0B1
+    0B1   0B0, 1B1                   0F2                  0F3
+    0F3   0F2                        0B1                  0B2
+    0B2   0B1, 1B2                   0F3                  -
+    0B3   0B2, 1B3                   -                    -
 """
 
 from __future__ import annotations
@@ -112,15 +124,15 @@ class Cells:
     def __init__(self, order: StageOrder, pass_index: tf.Tensor, tokens: Tokens) -> None:
         self._order = order
         self._pass_index = pass_index
-        self._before = tokens
+        self._previous = tokens
         self._began: dict[tuple[int, str], tf.Tensor] = {}
         self._ended: dict[tuple[int, str], Token] = {}
-        # counts and records, which the results of the pass must wait for: the backward of a stage that trains nothing
-        # would be left out of the graph otherwise, and with it its count
+        # permits and records, which the results of the pass must wait for: the backward of a stage that trains nothing
+        # would be left out of the graph otherwise, and with it its permit
         self.side_effects: list[tf.Tensor | tf.Operation] = []
 
     def begin(self, stage: int, kind: str, x: tf.Tensor) -> tf.Tensor:
-        """x, as soon as the stage's cell may begin."""
+        """Return x once the stage's cell may begin."""
         gates = self._gates(stage, kind, x)
         if not gates and not self._order.recording:
             return x
@@ -132,7 +144,7 @@ class Cells:
             return tf.identity(x)
 
     def end(self, stage: int, kind: str, x: tf.Tensor, others: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """x, which the cell hands on; the cell is over when `others` exist too."""
+        """Return x, the cell's output, once the cell is over: when x and `others` exist."""
         results = [x, *others]
         if self._order.recording:
             with tf.control_dependencies(results):
@@ -142,7 +154,7 @@ class Cells:
             with tf.control_dependencies([ended]):
                 x = tf.identity(x)
             results = [ended]
-        if self._before[stage]:
+        if self._previous[stage]:
             semaphore = self._order.semaphore_of(stage, kind)
             if semaphore:
                 with tf.control_dependencies(results):
@@ -156,18 +168,18 @@ class Cells:
     def tokens(self) -> Tokens:
         """The tokens for the next pass."""
         return tuple(
-            (self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if before else ()
-            for stage, before in enumerate(self._before)
+            (self._ended[stage, BACKWARD], self._ended[stage, FORWARD]) if previous else ()
+            for stage, previous in enumerate(self._previous)
         )
 
     def _gates(self, stage: int, kind: str, x: tf.Tensor) -> list[tf.Tensor]:
         """Return the tensors that the cell waits for besides its input."""
-        if not self._before[stage]:
+        if not self._previous[stage]:
             return []
-        backward, forward = self._before[stage]
-        before = forward if kind == FORWARD else backward
+        backward, forward = self._previous[stage]
+        previous = forward if kind == FORWARD else backward
         awaited = self._order.semaphore_of(stage, BACKWARD if kind == FORWARD else FORWARD)
         if awaited is None:
-            return [before]
-        with tf.control_dependencies([x, before]):  # in the order of the passes, or one would take another's count
+            return [previous]
+        with tf.control_dependencies([x, previous]):  # in the order of the passes, or one would take another's permit
             return [awaited.acquire(self._pass_index)]

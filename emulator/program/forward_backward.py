@@ -55,7 +55,7 @@ class PassNetwork:
 def stage_blocks(
     plan: ExecutionPlan, segments: list[Segment], variables: Mapping[str, tuple[str, ...]]
 ) -> tuple[tuple[Block, ...], ...]:
-    """Each stage's blocks: with recomputation its segments one by one, otherwise all in one. `variables`: the trained
+    """Return each stage's blocks: with recomputation its segments one by one, otherwise all in one. `variables`: the trained
     ones of each segment."""
     named = {segment.name: segment for segment in segments}
 
@@ -80,7 +80,7 @@ class _Pass:
     statistics: dict[str, tf.Tensor] = field(default_factory=dict)
 
     def run(self, block: Block, x: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The block's output and batch statistics."""
+        """Return the block's output and batch statistics."""
         network = self.network
         layers = network.policy.layers(
             self.values, training=True, positions=self.positions, norm_parts=network.plan.fold, watch=self.watch,
@@ -89,7 +89,7 @@ class _Pass:
         return _segments.run(block.segments, layers, x), layers.statistics
 
     def forward(self, stage: int, x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The stage's output, and the batch statistics found on the way."""
+        """Return the stage's output, and its batch statistics."""
         stage_statistics: list[tf.Tensor] = []
         for b, block in enumerate(self.network.stages[stage]):
             self.inputs[stage, b] = x
@@ -100,7 +100,7 @@ class _Pass:
         return x, stage_statistics
 
     def backward(self, stage: int, dy: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The gradients of the stage's input and of its trained variables. The network's last block has kept its
+        """Return the gradients of the stage's input and of its trained variables. The network's last block has kept its
         activations; with recomputation the others run forward again. Backward stops at the earliest trained block."""
         variable_gradients: dict[str, tf.Tensor] = {}
         network = self.network
@@ -122,7 +122,8 @@ class _Pass:
 def run_pass(
     network: PassNetwork, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
-    """Loss, accuracy, gradients and statistics of one pass by name, and what gradients were lost."""
+    """Return by name the loss, accuracy, gradients and batch statistics of one pass, and the monitors of its numbers:
+    gradients lost to the format, the largest gradient, the largest operands."""
     plan = network.plan
     work = _Pass(network, values, plan.random_position(features["position"]), watch)
     x, variable_gradients = features["image"], {}
@@ -156,6 +157,6 @@ def run_pass(
 
 
 def _after(x: tf.Tensor, earlier: tuple[tf.Tensor | tf.Operation, ...]) -> tf.Tensor:
-    """x, but not before `earlier` exist."""
+    """Return x once `earlier` exist."""
     with tf.control_dependencies(list(earlier)):
         return tf.identity(x)

@@ -25,7 +25,7 @@ from tensorflow.python.ops import collective_ops
 from emulator.layers.gradient_rules import with_gradient
 
 JOB = "worker"
-_KINDS = ("CPU", "GPU")
+_DEVICE_TYPES = ("CPU", "GPU")
 _REMOTE_TIMEOUT_MS = 5000  # milliseconds in which an instance that is there takes an announcement, however busy its host
 
 
@@ -80,7 +80,7 @@ class WorkerGroup:
         return config
 
     def all_reduce(self, x: tf.Tensor, among: range | None = None) -> tf.Tensor:
-        """The sum of every instance's x, or of those `among` them; the same bits in each."""
+        """Return the sum of the instances' x, of all or of the range `among`; the same bits in each."""
         among = among or range(self.size)
         if len(among) == 1:
             return x
@@ -88,19 +88,19 @@ class WorkerGroup:
         return collective_ops.all_reduce(x, len(among), self._key_of(among, x.device), next(self._keys), "Add", "Id")
 
     def all_reduce_bucket(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The sums of all instances' tensors of one dtype, by name, through one buffer."""
+        """Return the sums of all instances' tensors of one dtype, by name, through one buffer."""
         dtype = next(iter(values.values())).dtype
         flat = tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in values.values()], 0)
         parts = tf.split(self.all_reduce(flat), [elements(x) for x in values.values()])
         return {name: tf.reshape(part, x.shape) for (name, x), part in zip(values.items(), parts)}
 
     def barrier(self) -> tf.Tensor:
-        """int32 0, as soon as every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
+        """Return int32 0 once every instance has come to the same call. TensorFlow numbers the calls that hold collectives,
         and an instance asks instance 0 for the first number: there must be no call that instance 0 may end alone."""
         return self.all_reduce(tf.constant([0]))[0]
 
     def mean(self, x: tf.Tensor, among: range) -> tf.Tensor:
-        """The mean of every instance's x among them; its gradient is the mean of the instances' gradients."""
+        """Return the mean of x over the instances of the range `among`; its gradient is the mean of theirs."""
 
         @with_gradient
         def averaged(x: tf.Tensor) -> tuple[tf.Tensor, object]:
@@ -110,14 +110,11 @@ class WorkerGroup:
 
     def _key_of(self, among: range, device: str) -> int:
         """A ring's key: TensorFlow lets each have one device of an instance only."""
-        kind, number = (
-            (tf.DeviceSpec.from_string(device).device_type or "CPU"),
-            tf.DeviceSpec.from_string(device).device_index,
-        )
-        place = 2 * (number or 0) + _KINDS.index(kind)
-        return self._first_key + 1 + (place * self.size + among.start) * (self.size + 1) + len(among)
+        spec = tf.DeviceSpec.from_string(device)
+        device_number = 2 * (spec.device_index or 0) + _DEVICE_TYPES.index(spec.device_type or "CPU")
+        return self._first_key + 1 + (device_number * self.size + among.start) * (self.size + 1) + len(among)
 
-    # One-sided: the others need not call anything, and may be busy with whatever it is.
+    # One-sided: the others need not call anything, and may be busy.
 
     def announce(self, text: str, instances: Sequence[int]) -> None:
         """Leave a text with other instances, as far as they can be reached."""
@@ -164,7 +161,7 @@ class WorkerGroup:
     # On the host, between the programs' steps.
 
     def all_gather(self, text: str) -> list[str]:
-        """Every instance's text, in their order."""
+        """Return every instance's text, in their order."""
         own = text.encode()
         lengths = self._all_gather_ints([len(own)])[:, 0]
         padded = np.zeros(max(1, *lengths), np.uint8)  # TensorFlow's ring cannot do without an element
@@ -180,10 +177,10 @@ class WorkerGroup:
     def _all_gather_op(self, own: tf.Tensor) -> tf.Tensor:
         return collective_ops.all_gather(own, self.size, self._key_of(range(self.size), own.device), next(self._keys))
 
-    def all_gather_flag(self, holds: bool) -> list[int]:
-        """The instances in which it holds. A single graph serves all calls, so that each takes a millisecond or two."""
+    def all_gather_flag(self, flag: bool) -> list[int]:
+        """Return the instances whose flag is set. A single graph serves all calls: each takes a millisecond or two."""
         fed, rows, session = self._flags
-        return np.flatnonzero(session.run(rows, {fed: [holds]})).tolist()
+        return np.flatnonzero(session.run(rows, {fed: [flag]})).tolist()
 
     @cached_property
     def _flags(self) -> tuple[tf.Tensor, tf.Tensor, tf.Session]:
@@ -194,10 +191,10 @@ class WorkerGroup:
             return fed, self._all_gather_op(tf.cast(fed, tf.int32)), self.session(graph, tf.ConfigProto())
 
     def all_reduce_sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sums over all instances, by name, in float64."""
+        """Return the sums over all instances, by name, in float64."""
         with tf.Graph().as_default() as graph, tf.device(f"{self.device}/cpu:0"):
-            added = self.all_reduce(tf.constant(list(values.values()), tf.float64))
-            return dict(zip(values, map(float, self._run(graph, added))))
+            sums = self.all_reduce(tf.constant(list(values.values()), tf.float64))
+            return dict(zip(values, map(float, self._run(graph, sums))))
 
     def broadcast(self, values: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """Return instance 0's values, in every instance; the others' `values` do not matter."""

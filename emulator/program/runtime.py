@@ -70,8 +70,8 @@ class Infeed:
         if self._stream.dataset:
             iterator = self._iterator
             if tf.get_default_graph() is not self._graph:
-                kinds = tf.data.get_output_types(self._dataset), tf.data.get_output_shapes(self._dataset)
-                iterator = tf.data.Iterator.from_structure(*kinds, shared_name=INFEED)
+                structure = tf.data.get_output_types(self._dataset), tf.data.get_output_shapes(self._dataset)
+                iterator = tf.data.Iterator.from_structure(*structure, shared_name=INFEED)
 
         def next_features(updates: tf.Tensor, pass_index: tf.Tensor) -> Features:
             return self._stream.features(seed, iterator.get_next() if iterator else {}, updates, pass_index)

@@ -72,61 +72,66 @@ class HostStep:
             scale_state = self.weights.loss_scale.read_value()
             scale = replace(scale, factor=tf.cast(scale_state[0], self.training.dtype))
         loop = AccumulationLoop(self.training, self.policy, self.next_features, self.order, self.stop, scale)
-        passes, means = loop.run(values, step)
+        passes, results = loop.run(values, step)
         complete, stop_requests = tf.equal(passes, self.training.plan.passes_per_update), tf.zeros([0], tf.int32)
         seconds = tf.zeros([0])
         if self.training.group:
-            with tf.control_dependencies(list(means.values())):
+            with tf.control_dependencies(list(results.values())):
                 own_seconds = tf.timestamp() - begun
-            stop_requests, seconds, means = self._all_reduce(passes, means, own_seconds, step)
+            stop_requests, seconds, results = self._all_reduce(passes, results, own_seconds, step)
             complete = tf.reduce_max(stop_requests) < STOP_AT_PASS
 
         def apply() -> tf.Tensor:
             updates = [
-                *self._variable_updates(values, means, rate, step, scale, scale_state),
-                *self._amax_updates(values, means),
+                *self._variable_updates(values, results, rate, step, scale, scale_state),
+                *self._amax_updates(values, results),
             ]
             with tf.control_dependencies(updates):
                 counted = self.weights.step.assign_add(1, read_value=False)
-            metrics = [tf.cast(means[name], tf.float32) for name in (LOSS, ACCURACY)]
-            metrics += [means.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
+            metrics = [tf.cast(results[name], tf.float32) for name in (LOSS, ACCURACY)]
+            metrics += [results.get(LOST_GRADIENTS, tf.zeros([0, 2])), seconds]
             with tf.control_dependencies([counted, self.outfeed.enqueue(metrics)]):
                 return tf.constant(True)
 
         return tf.cond(complete, apply, lambda: tf.constant(False)), stop_requests
 
-    def _amax_updates(self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor]) -> list[tf.Operation]:
+    def _amax_updates(self, values: dict[str, tf.Tensor], results: dict[str, tf.Tensor]) -> list[tf.Operation]:
         """The operation that updates the running amax of the scaled kernels' operands, which decays with a half-life of 16
         updates. An amax that is not finite counts as twice the one before."""
-        if AMAX not in means:
+        if AMAX not in results:
             return []
-        before, now = values[AMAX_HISTORY], tf.cast(means[AMAX], tf.float32)
+        before, now = values[AMAX_HISTORY], tf.cast(results[AMAX], tf.float32)
         now = tf.where_v2(tf.math.is_finite(now), now, 2 * before)
         return [self.weights.model[AMAX_HISTORY].assign(tf.maximum(now, before * AMAX_DECAY), read_value=False)]
 
     def _variable_updates(
-        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale,
+        self,
+        values: dict[str, tf.Tensor],
+        results: dict[str, tf.Tensor],
+        rate: tf.Tensor,
+        step: tf.Tensor,
+        scale: LossScale,
         scale_state: tf.Tensor | None,
-    ) -> list[tf.Operation]:  # fmt: skip
+    ) -> list[tf.Operation]:
         """The operations that update every variable and slot, and the loss scale. With dynamic loss scaling, gradients that
         are not finite skip the optimiser's step, and the loss scale alone is updated."""
         if scale_state is None:
-            return self._apply_gradients(values, means, rate, step, scale)
-        finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(means[n])) for n in self.training.trained_names]))
+            return self._apply_gradients(values, results, rate, step, scale)
+        finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
         def apply() -> tf.Tensor:
-            with tf.control_dependencies(self._apply_gradients(values, means, rate, step, scale)):
+            with tf.control_dependencies(self._apply_gradients(values, results, rate, step, scale)):
                 return tf.constant(True)
 
         applied = tf.cond(finite, apply, lambda: tf.constant(False))
-        largest = tf.cast(means[LARGEST_GRADIENT], tf.float32)
+        largest = tf.cast(results[LARGEST_GRADIENT], tf.float32)
         state = scale.next_state(scale_state, finite, largest, self.training.gradient_limit)
         return [applied.op, self.weights.loss_scale.assign(state, read_value=False)]
 
     def _all_reduce(
-        self, passes: tf.Tensor, means: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
+        self, passes: tf.Tensor, results: dict[str, tf.Tensor], seconds: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
-        """The stop request of each instance, the `seconds` that each needed for its passes, and the means over all
+        """The stop request of each instance, the `seconds` that each needed for its passes, and the results reduced over all
         instances. Gradients are all-reduced in buckets, in backward order, while the backward computation goes on;
         everything else in one more bucket. A value of each instance is gathered as a sum of one-hot rows."""
         training, group = self.training, self.training.group
@@ -136,34 +141,34 @@ class HostStep:
         one_hot = tf.one_hot(group.instance, group.size, dtype=training.dtype)
         local = tf.stack([tf.cast(stop_request, training.dtype), tf.cast(seconds, training.dtype)])
         per_instance = local[:, None] * one_hot
-        for name in (name for name in REDUCED_BY_MAX if name in means):
-            means = {**means, name: tf.tensordot(one_hot, tf.cast(means[name], training.dtype), 0)}
+        for name in (name for name in REDUCED_BY_MAX if name in results):
+            results = {**results, name: tf.tensordot(one_hot, tf.cast(results[name], training.dtype), 0)}
         trainable = [variable.name for variable in reversed(training.updated_variables) if variable.trainable]
-        small = [name for name in means if name not in trainable]
+        small = [name for name in results if name not in trainable]
         totals: dict[str, tf.Tensor] = {}
         with tf.device(training.plan.stage_devices[0]):
             all_reduce_format = number_formats.named(training.plan.options.all_reduce_format)
             # divided first in narrow formats: a sum may overflow where the mean fits
             narrow = trainable if all_reduce_format != number_formats.FP32 else []
-            sent = {name: means[name] if name not in narrow else means[name] / group.size for name in trainable}
+            sent = {name: results[name] if name not in narrow else results[name] / group.size for name in trainable}
             sent = {name: self.policy.cast_for_all_reduce(x, all_reduce_format) for name, x in sent.items()}
             sizes = {name: x.dtype.size * elements(x) for name, x in sent.items()}
             for names in buckets(trainable, sizes, training.plan.options.max_cross_replica_buffer_size):
                 bucket = group.all_reduce_bucket({name: sent[name] for name in names})
-                totals |= {name: tf.cast(x, means[name].dtype) for name, x in bucket.items()}
-            totals |= group.all_reduce_bucket({**{name: means[name] for name in small}, _STOP_AND_SECONDS: per_instance})
+                totals |= {name: tf.cast(x, results[name].dtype) for name, x in bucket.items()}
+            totals |= group.all_reduce_bucket({**{name: results[name] for name in small}, _STOP_AND_SECONDS: per_instance})
         with tf.control_dependencies(list(totals.values())):  # a sum that fails leaves every variable as it is
             stop_requests, all_seconds = tf.unstack(totals.pop(_STOP_AND_SECONDS))
             requests_by_instance = tf.cast(tf.round(stop_requests), tf.int32)
         for name in (name for name in REDUCED_BY_MAX if name in totals):
             totals[name] = tf.reduce_max(totals[name], 0) * group.size
-        means = {name: total if name in narrow else total / group.size for name, total in totals.items()}
+        results = {name: total if name in narrow else total / group.size for name, total in totals.items()}
         cast = self.policy.cast_averaged_gradient
-        reduced = {name: cast(name, x, step) if name in training.trained_names else x for name, x in means.items()}
+        reduced = {name: cast(name, x, step) if name in training.trained_names else x for name, x in results.items()}
         return requests_by_instance, tf.cast(all_seconds, tf.float32), reduced
 
     def _apply_gradients(
-        self, values: dict[str, tf.Tensor], means: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale
+        self, values: dict[str, tf.Tensor], results: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale
     ) -> list[tf.Operation]:
         """The operations that update every variable and slot."""
         training, weights = self.training, self.weights
@@ -172,10 +177,10 @@ class HostStep:
         for variable in training.updated_variables:
             name = variable.name
             if not variable.trainable:
-                difference = (values[name] - means[name]) * (1 - variable.decay)  # a moving average
+                difference = (values[name] - results[name]) * (1 - variable.decay)  # a moving average
                 operations.append(weights.model[name].assign_sub(difference, read_value=False))
                 continue
-            gradient = means[name]
+            gradient = results[name]
             master, slots = weights.state(name)
             if variable.proxy:
                 gradient = proxy_norm.chained(variable.proxy, master, gradient)

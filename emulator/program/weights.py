@@ -151,18 +151,20 @@ class VariableHandles:
         return {f"{_VARIABLE}{name}": (handle.read, handle.value, handle.set) for name, handle in self.saved.items()}
 
     def about(self) -> dict[str, Any]:
-        """Return the kinds and shapes of the variables, for an executable."""
-        kinds = {
+        """Return the formats, dtypes and shapes of the variables, for an executable."""
+        specs = {
             name: [handle.format_name, handle.dtype.name, handle.shape.as_list()] for name, handle in self.saved.items()
         }
-        return {"variables": kinds, "model": list(self.model)}
+        return {"variables": specs, "model": list(self.model)}
 
     @classmethod
     def loaded(cls, executable: OptimisedGraph) -> VariableHandles:
         """Return the variables from what `names` and `about` gave."""
         saved = {
-            name: VariableHandle(grid, tf.as_dtype(kind), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"])
-            for name, (grid, kind, shape) in executable.about["variables"].items()
+            name: VariableHandle(
+                format_name, tf.as_dtype(dtype), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"]
+            )
+            for name, (format_name, dtype, shape) in executable.about["variables"].items()
         }
         return cls(saved, executable.about["model"])
 
