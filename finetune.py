@@ -32,7 +32,7 @@ from harness.pages import page
 
 
 def main(argv: list[str]) -> int:
-    """look -> classifier -> network -> the best of both. A fine-tuning that was stopped goes on by the same call."""
+    """look -> classifier -> network -> the best of both. A call made again resumes a fine-tuning that was stopped."""
     options, given = _parse(argv)
     if membership.under_poprun(os.environ):
         raise OptionError("finetune.py trains in one process: start it without poprun; train.py trains in several")

@@ -128,8 +128,10 @@ def _program(run: Run, checkpoint: Checkpoint, log: RunLog) -> FrozenProgram:
     values = None
     if checkpoint is not RANDOM_WEIGHTS:
         values = read.tensors(checkpoint)
-        compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
-        for warning in compatibility.warnings(run, values, checkpoint):
+        compatibility.check_shapes(
+            compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint
+        )
+        for warning in compatibility.value_warnings(run, values, checkpoint):
             log.note(warning)
         values = {variable.name: values[variable.name] for variable in run.trace.variables}
     wanted = embedded.identity(run, values)

@@ -118,7 +118,7 @@ class RunLog:
         if self._console:
             self._bar.show(done, total, text)
 
-    def go_on_after(
+    def resume_after(
         self, updates: int, states: Sequence[tuple[int, Mapping[str, Any]]], stays: bool,
         expected_rows: Mapping[str, Callable[[], ExpectedRows]] | None = None,
     ) -> None:  # fmt: skip

@@ -133,7 +133,7 @@ def _check(values: Mapping[str, Any], program: list[str], topology: launch.Topol
     if least is not None and not values["max-restarts"]:
         raise OptionError(f"--min-instances {least} is for --max-restarts: give both, or neither")
     if values["max-restarts"]:
-        LaunchedProgram.of(program).check_goes_on()
+        LaunchedProgram.of(program).check_resumable()
     if least is not None and least > topology.instances:
         raise OptionError(f"--min-instances {least} is more than --num-instances {topology.instances}")
     if topology.ports[-1] > 65535:

@@ -15,7 +15,7 @@ rates:                          # in sweep.yml: a sweep, with options that all t
   #   abs-learning-rate: {low: 0.01, high: 1, scale: log}
   #   momentum: [0.8, 0.9, 0.95]
 
-A sweep that was stopped, or killed, goes on by the same call; more values or trials go on the same way.
+A call made again resumes a sweep that was stopped or killed; more values or trials are added the same way.
 """
 
 from __future__ import annotations

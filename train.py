@@ -35,15 +35,20 @@ from harness.training.validating import Validator
 def main(argv: list[str]) -> int:
     """A new run; with --restore-path, the same as restore.py. A signal says how to make the call again."""
     with hints.repeatable("train", argv, "Nothing was saved.", "Begin again"):
-        path = sources.value_of(argv, "restore_path", "train")
-        repeated = autoresume.folder_of_run(argv, "train") if path is None else None
-        if path is None and repeated is None:
+        folder, repeated = _run_to_resume(argv)
+        if folder is None:
             return run_training(argv, "train", NewRun())
-    if repeated is not None:
-        with hints.repeatable("train", argv, "The run is as it was.", "Go on"):
-            return run_training(argv, "train", SavedRun(repeated, argv, "train", repeated=True))
-    with hints.resumable("train", argv):
-        return run_training(argv, "train", SavedRun(Path(path), argv, "train"))
+    with hints.resumable("train", argv, alone=not repeated):
+        return run_training(argv, "train", SavedRun(folder, argv, "train", repeated))
+
+
+def _run_to_resume(argv: list[str]) -> tuple[Path | None, bool]:
+    """Return the folder of the run that the call resumes, None for a new run, and whether --autoresume repeats the call."""
+    path = sources.value_of(argv, "restore_path", "train")
+    if path is not None:
+        return Path(path), False
+    folder = autoresume.folder_of_run(argv, "train")
+    return folder, folder is not None
 
 
 def run_training(argv: list[str], script: str, origin: TrainingOrigin) -> int:

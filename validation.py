@@ -101,7 +101,7 @@ def _validate(run: Run, team: Team, selected: Sequence[Checkpoint], trained_batc
                     if selected and values is None:
                         unreadable.append(checkpoint.name)
                         continue
-                    for warning in compatibility.warnings(run, values or {}, checkpoint):
+                    for warning in compatibility.value_warnings(run, values or {}, checkpoint):
                         log.note(warning)
                     for _ in range(run.options.checkpoint.repeat):
                         log.validation_row(validate(run, program, checkpoint, values, trained_batch, log, team, signals))

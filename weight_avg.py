@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     folder, target = Path(options.restore_path), _target(options.filename)
     candidates = averages.candidates(folder)
-    trained = averages.trained(candidates)
+    trained = averages.without_initial(candidates)
     left = len(candidates) - len(trained)
     print(f"Found {len(candidates)} checkpoints in {folder}" + (", the initial weights, ckpt-0, among them" if left else ""))
     _check_leaves_some(options.discard_last, len(trained))
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 def _average(trained: Sequence[Checkpoint], options: argparse.Namespace) -> averages.Values:
     """The average of those that --discard-last and -N leave."""
-    used, damaged = read.usable(trained, options.discard_last + options.N if options.N else None)
+    used, damaged = read.readable_checkpoints(trained, options.discard_last + options.N if options.N else None)
     for warning in damaged:
         print(warning, file=sys.stderr)
     if damaged and not used:

@@ -25,7 +25,7 @@ SE_RATIO = 0.25  # of the block's input channels
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSpec:
     """A row of the paper's table."""
 
     kernel: int
@@ -46,13 +46,13 @@ class Size:
 
 
 STAGES = (
-    Stage(3, 1, 32, 16, 1),
-    Stage(3, 2, 16, 24, 2),
-    Stage(5, 2, 24, 40, 2),
-    Stage(3, 3, 40, 80, 2),
-    Stage(5, 3, 80, 112, 1),
-    Stage(5, 4, 112, 192, 2),
-    Stage(3, 1, 192, 320, 1),
+    StageSpec(3, 1, 32, 16, 1),
+    StageSpec(3, 2, 16, 24, 2),
+    StageSpec(5, 2, 24, 40, 2),
+    StageSpec(3, 3, 40, 80, 2),
+    StageSpec(5, 3, 80, 112, 1),
+    StageSpec(5, 4, 112, 192, 2),
+    StageSpec(3, 1, 192, 320, 1),
 )
 SIZES = {
     "CIFAR": Size(0.5, 1.0, 0.0, 32),
@@ -139,7 +139,7 @@ def sizes(family: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class BlockSpec:
     """A block with its numbers filled in; `survival`: the share of samples whose drop-connect keeps it."""
 
     name: str
@@ -157,7 +157,7 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class BlockSettings:
     """The choices that every block shares."""
 
     norm: Norm
@@ -190,38 +190,38 @@ def build(options: Options, family: str, num_classes: int, two_pass: bool) -> li
     """The network's segments: block0, the blocks, Top."""
     size = SIZES[options.model_size]
     width = options.width_coefficient or size.width
-    parts = Parts(
+    settings = BlockSettings(
         norm=_norm_policy(options, two_pass),
         activation=options.activation,
         group_dim=options.group_dim,
         se=options.se,
     )
     small = options.model_size == "CIFAR"
-    stem = partial(_stem, parts=parts, filters=_end_width(STEM_WIDTH, width, options), stride=1 if small else 2)
+    stem = partial(_stem, settings=settings, filters=_end_width(STEM_WIDTH, width, options), stride=1 if small else 2)
     segments = [Segment("block0", stem)]
     for block in blocks(options):
-        segments += _block_segments(block, parts)
+        segments += _block_segments(block, settings)
     top_width = _end_width(options.top_width, width, options) if options.top_width else 0
     dropout = size.dropout if options.dropout_rate is None else options.dropout_rate
-    top = partial(_top, parts=parts, filters=top_width, dropout=dropout, num_classes=num_classes)
+    top = partial(_top, settings=settings, filters=top_width, dropout=dropout, num_classes=num_classes)
     segments.append(Segment("Top", top))
     return segments
 
 
-def blocks(options: Options) -> list[Block]:
+def blocks(options: Options) -> list[BlockSpec]:
     """Every block of the network; names block<stage><letter>."""
     size = SIZES[options.model_size]
     width = options.width_coefficient or size.width
     repeats = _repeats(options.depth_coefficient or size.depth, options)
     stem_width = _end_width(STEM_WIDTH, width, options)
-    blocks: list[Block] = []
+    blocks: list[BlockSpec] = []
     for number, (stage, count) in enumerate(zip(STAGES, repeats), start=1):
         channels_out = _round_width(stage.channels_out, width, options)
         channels_in = _round_width(stage.channels_in, width, options) if blocks else stem_width
         stage_stride = 1 if options.model_size == "CIFAR" and number == 2 else stage.stride
         for unit in range(count):
             blocks.append(
-                Block(
+                BlockSpec(
                     name=f"block{number}{_letters(unit)}",
                     kernel=stage.kernel,
                     channels_in=channels_in if unit == 0 else channels_out,
@@ -241,8 +241,10 @@ def notes(options: Options) -> list[str]:
         channels = block.channels_in * block.expand
         exact, groups = _wanted_groups(channels, options.group_dim), _conv_groups(channels, options.group_dim)
         if groups != exact:
-            parts = f"{groups} group{'s' * (groups > 1)} of {channels // groups}"
-            note = f"{channels} channels do not divide into the {exact} groups of --group-dim {options.group_dim}: {parts}"
+            division = f"{groups} group{'s' * (groups > 1)} of {channels // groups}"
+            note = (
+                f"{channels} channels do not divide into the {exact} groups of --group-dim {options.group_dim}: {division}"
+            )
             uneven.setdefault(note, []).append(f"{block.name}/b")
     return [f"{', '.join(names)}: {note}" for note, names in uneven.items()]
 
@@ -290,21 +292,21 @@ def _round_width(channels: int, coefficient: float, options: Options) -> int:
     return rounded + divisor if rounded < 0.9 * target else rounded
 
 
-def _block_segments(block: Block, parts: Parts) -> list[Segment]:
+def _block_segments(block: BlockSpec, settings: BlockSettings) -> list[Segment]:
     """Return one segment for a block with a shortcut, or one for each part of a block without."""
     steps = [("", _expand)] if block.expand > 1 else []
-    if parts.se and parts.has_proxy:  # the proxy's factor goes from one to the other
+    if settings.se and settings.has_proxy:  # the proxy's factor goes from one to the other
         steps.append(("/b", _spatial_and_gate))
     else:
-        steps += [("/b", _spatial)] + ([("/SE", _squeeze_excite)] if parts.se else [])
+        steps += [("/b", _spatial)] + ([("/SE", _squeeze_excite)] if settings.se else [])
     steps.append(("/c", _project))
     if block.skips:
-        inner = [partial(step, block=block, parts=parts) for _, step in steps]
+        inner = [partial(step, block=block, settings=settings) for _, step in steps]
         return [Segment(block.name, partial(_with_shortcut, block=block, steps=inner))]
-    return [Segment(block.name + suffix, partial(step, block=block, parts=parts)) for suffix, step in steps]
+    return [Segment(block.name + suffix, partial(step, block=block, settings=settings)) for suffix, step in steps]
 
 
-def _with_shortcut(layers: Layers, x: Tensor, *, block: Block, steps: list[Callable[..., Tensor]]) -> Tensor:
+def _with_shortcut(layers: Layers, x: Tensor, *, block: BlockSpec, steps: list[Callable[..., Tensor]]) -> Tensor:
     y = x
     for step in steps:
         y = step(layers, y)
@@ -312,60 +314,62 @@ def _with_shortcut(layers: Layers, x: Tensor, *, block: Block, steps: list[Calla
         return layers.add(layers.drop_path(y, block.survival), x)
 
 
-def _stem(layers: Layers, x: Tensor, *, parts: Parts, filters: int, stride: int) -> Tensor:
+def _stem(layers: Layers, x: Tensor, *, settings: BlockSettings, filters: int, stride: int) -> Tensor:
     with layers.scope("block0"):
-        return parts.normalise(layers, layers.conv(x, filters, 3, CONV, stride=stride))[0]
+        return settings.normalise(layers, layers.conv(x, filters, 3, CONV, stride=stride))[0]
 
 
-def _expand(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
+def _expand(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
     filters = block.channels_in * block.expand
     with layers.scope(block.name), layers.scope("a"):
-        return parts.normalise(layers, layers.conv(x, filters, 1, CONV))[0]
+        return settings.normalise(layers, layers.conv(x, filters, 1, CONV))[0]
 
 
-def _spatial_conv(layers: Layers, x: Tensor, block: Block, parts: Parts) -> Tensor:
+def _spatial_conv(layers: Layers, x: Tensor, block: BlockSpec, settings: BlockSettings) -> Tensor:
     channels = layers.channels(x)
-    groups = _conv_groups(channels, parts.group_dim)
+    groups = _conv_groups(channels, settings.group_dim)
     return layers.conv(x, channels, block.kernel, GROUP_CONV, stride=block.stride, groups=groups)
 
 
-def _spatial(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
+def _spatial(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
     with layers.scope(block.name), layers.scope("b"):
-        return parts.normalise(layers, _spatial_conv(layers, x, block, parts))[0]
+        return settings.normalise(layers, _spatial_conv(layers, x, block, settings))[0]
 
 
-def _spatial_and_gate(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
+def _spatial_and_gate(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
     """Apply both steps with proxy norm, whose factor is multiplied into the gate, not into what the gate is made of."""
     with layers.scope(block.name), layers.scope("b"):
-        x, factor = parts.normalise(layers, _spatial_conv(layers, x, block, parts), scaled=False)
-    return _squeeze_excite(layers, x, block=block, parts=parts, factor=factor)
+        x, factor = settings.normalise(layers, _spatial_conv(layers, x, block, settings), scaled=False)
+    return _squeeze_excite(layers, x, block=block, settings=settings, factor=factor)
 
 
-def _squeeze_excite(layers: Layers, x: Tensor, *, block: Block, parts: Parts, factor: Tensor | None = None) -> Tensor:
+def _squeeze_excite(
+    layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings, factor: Tensor | None = None
+) -> Tensor:
     """A gate per channel from the picture's mean (Hu et al., arXiv 1709.01507), times `factor`."""
     channels = layers.channels(x)
     with layers.scope(block.name), layers.scope("SE"):
         gate = layers.global_mean(x)
         with layers.scope("1"):
             gate = layers.conv(gate, max(1, int(block.channels_in * SE_RATIO)), 1, CONV, bias=True)
-            gate = parts.activate(layers, gate)
+            gate = settings.activate(layers, gate)
         with layers.scope("2"):
             gate = layers.sigmoid(layers.conv(gate, channels, 1, CONV, bias=True))
         return layers.gate(x, gate if factor is None else layers.gate(gate, factor))
 
 
-def _project(layers: Layers, x: Tensor, *, block: Block, parts: Parts) -> Tensor:
+def _project(layers: Layers, x: Tensor, *, block: BlockSpec, settings: BlockSettings) -> Tensor:
     with layers.scope(block.name), layers.scope("c"):
         x = layers.conv(x, block.channels_out, 1, CONV)
         # no activation follows, so there is nothing for a proxy to correct: a scale is all that the method keeps
-        return layers.norm(x, parts.norm_for(block.channels_out), centre=not parts.has_proxy)
+        return layers.norm(x, settings.norm_for(block.channels_out), centre=not settings.has_proxy)
 
 
-def _top(layers: Layers, x: Tensor, *, parts: Parts, filters: int, dropout: float, num_classes: int) -> Tensor:
+def _top(layers: Layers, x: Tensor, *, settings: BlockSettings, filters: int, dropout: float, num_classes: int) -> Tensor:
     with layers.scope("Top"):
         if filters:
             x = layers.conv(x, filters, 1, CONV)
-            x, _ = parts.normalise(layers, x, scaled=False)  # the dense layer learns the factor
+            x, _ = settings.normalise(layers, x, scaled=False)  # the dense layer learns the factor
         x = layers.dropout(layers.global_mean(x), dropout)
         with layers.scope("logits"):
             return layers.dense(x, num_classes)

@@ -14,7 +14,7 @@ from typing import Any
 
 NOW, HINT = "now", "hint"
 # traits of options, each with one reader
-ONE_CALL = "one call"  # recorded with a run, and not taken over by a call that goes on from there
+ONE_CALL = "one call"  # recorded with a run, and not taken over by a call that resumes it
 LENGTH = "length"  # decides when updates, rows and checkpoints come
 NOT_IN_GRAPH = "not in graph"  # no program depends on it
 PER_INSTANCE = "per instance"  # may differ between instances: where things lie on a host, and what only shows

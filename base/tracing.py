@@ -16,7 +16,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 _OUTSIDE = tf.Graph()  # stays empty
 _compiler: ThreadPoolExecutor | None = None  # of the function that is traced now
-Kernel = Callable[..., Any]
+TensorFunction = Callable[..., Any]
 
 
 @contextmanager
@@ -49,17 +49,17 @@ def _run_once(function: Any) -> None:
             session.run([x.op for x in tf.nest.flatten(outputs)])
 
 
-def compiled(function: Kernel) -> Kernel:
+def compiled(function: TensorFunction) -> TensorFunction:
     """The function, compiled by XLA for each combination of shapes that it is called with."""
     return _called(function, tf.function(function, jit_compile=True, autograph=False), by_xla=True)
 
 
-def traced(function: Kernel) -> Kernel:
+def traced(function: TensorFunction) -> TensorFunction:
     """The function as it is; TensorFlow puts its operations in the place of the call when it optimises the graph."""
     return _called(function, tf.function(function, autograph=False), by_xla=False)
 
 
-def _called(function: Kernel, traceable: Any, by_xla: bool) -> Kernel:
+def _called(function: TensorFunction, traceable: Any, by_xla: bool) -> TensorFunction:
     """A function traced outside of every program's graph, once for all: a trace keeps the graph alive around it. Calls go
     through the concrete function, as `traceable` itself would leave the context of a surrounding loop."""
 

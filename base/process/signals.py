@@ -33,7 +33,7 @@ class StopRequest(BaseException):
         """`instance`: another one of the run, which got the signal."""
         super().__init__(signal.Signals(number).name if instance is None else f"instance {instance}, which was told to stop")
         self.number = number
-        self.hinted = False  # whether the user was told how to go on
+        self.hinted = False  # whether the user was told how to resume
 
 
 def for_others(number: int) -> int:
@@ -208,6 +208,8 @@ class TolerantStream:
             yield
         except OSError as error:
             if error.errno != errno.EIO and (error.errno != errno.EPIPE or self._signals.received is None):
+                if error.filename is None and error.errno != errno.EPIPE:  # that one ends a command without a word
+                    error.filename = {"<stdout>": "standard output"}.get(getattr(self._stream, "name", ""))
                 raise
             with suppress(OSError, ValueError):  # buffered text must not come up again at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

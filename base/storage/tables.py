@@ -109,7 +109,7 @@ class Table:
     def rebuild(
         self, updates: int, states: Iterable[Kept], stays: bool, expected_rows: Callable[[], ExpectedRows] = ExpectedRows
     ) -> list[str]:
-        """Prepare the file for a run that goes on from the checkpoint after `updates`: drop the rows that are
+        """Prepare the file for a run that resumes from the checkpoint after `updates`: drop the rows that are
         about to come again, and restore missing and damaged rows. Returns warnings for the log.
 
         `states`: of every sound checkpoint up to this one, in order. `stays`: as for `kept`. `expected_rows`: of a run, for

@@ -82,7 +82,7 @@ def _weights(
         with tf.Session(graph=graph, config=session_config()) as session:
             session.run(initialise)
             if values is not None:
-                state.put(session, values, state.model)
+                state.assign(session, values, state.model)
             return session.run(read)
 
 

@@ -65,7 +65,7 @@ class InferenceProgram(Program):
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over a checkpoint's weights; a missing one is a KeyError with its name."""
-        self.state.put(self.session, values, self.state.model)
+        self.state.assign(self.session, values, self.state.model)
 
     def rewind(self) -> None:
         """Put the stream back to its first micro-batch."""

@@ -11,7 +11,7 @@ from functools import cache
 
 import tensorflow.compat.v1 as tf
 
-from base.tracing import Kernel, compiled
+from base.tracing import TensorFunction, compiled
 from emulator.layers.gradient_rules import by_rule, with_gradient
 from emulator.layers.rounding import Rounding
 from emulator.native import library
@@ -34,7 +34,7 @@ def _swish_gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     return dy * s * (1 + x * (1 - s))
 
 
-ACTIVATIONS: Mapping[str, Kernel] = {
+ACTIVATIONS: Mapping[str, TensorFunction] = {
     LINEAR: lambda z: z,
     RELU: lambda z: tf.maximum(z, 0.0),  # which XLA compiles faster than its relu
     RELU6: lambda z: tf.minimum(tf.maximum(z, 0.0), 6.0),
@@ -43,7 +43,7 @@ ACTIVATIONS: Mapping[str, Kernel] = {
 
 
 @cache
-def _swish_kernels(rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+def _swish_kernels(rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
     rounded = rounding or exact
     return (
         compiled(lambda x, *noise: rounded(_swish(x), noise, 0)),
@@ -66,7 +66,7 @@ def rounded_activation(x: tf.Tensor, activation: str, rounding: Rounding, noise:
 
 
 @cache
-def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[Kernel, Kernel]:
+def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[TensorFunction, TensorFunction]:
     def value(x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
         return activated(activation, rounding(x, noise, 0), rounding, noise)
 
@@ -77,7 +77,7 @@ def _rounded_activation_kernels(activation: str, rounding: Rounding) -> tuple[Ke
     return compiled(value), compiled(slope)
 
 
-def activated(activation: str, z: tf.Tensor, rounded: Kernel, noise: Noise) -> tf.Tensor:
+def activated(activation: str, z: tf.Tensor, rounded: TensorFunction, noise: Noise) -> tf.Tensor:
     """The activation of an FP16 number, on FP16's grid without rounding unless it is swish."""
     y = ACTIVATIONS[activation](z)
     return rounded(y, noise, 1) if activation == SWISH else y
@@ -98,7 +98,7 @@ def gate(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         return x * factor
 
     @with_gradient
-    def apply(x: tf.Tensor, factor: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+    def apply(x: tf.Tensor, factor: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
         return x * factor, lambda dy: tuple(kernels.emulator_gate_gradient(x=x, factor=factor, dy=dy))
 
     return apply(x, factor)

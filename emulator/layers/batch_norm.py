@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from base.tracing import Kernel
+from base.tracing import TensorFunction
 from emulator.layers.activations import LINEAR
 from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.rounding import Rounding, kernel_attributes
@@ -47,7 +47,7 @@ def by_kernels(
     moments: list[tf.Tensor] = []
 
     @with_gradient
-    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
         y, mean, variance = kernels.emulator_batch_norm(x=x, gamma=gamma, beta=beta, **attributes)
         moments[:] = mean, variance
 

@@ -18,7 +18,7 @@ from types import ModuleType
 
 import tensorflow.compat.v1 as tf
 
-from base.tracing import Kernel, compiled
+from base.tracing import TensorFunction, compiled
 from emulator.layers.activations import ACTIVATIONS, LINEAR, Noise, activated, activation_gradient, exact
 from emulator.layers.gradient_rules import with_gradient
 from emulator.layers.rounding import Rounding, kernel_attributes
@@ -51,7 +51,7 @@ def group_norm(
         return _by_kernels(kernels, norm, activation, rounding, noise)(x, gamma, beta)
 
     @with_gradient
-    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
         mean, r = statistics(x, norm)
         factor = r * gamma
         shift = beta - mean * factor
@@ -89,7 +89,7 @@ def proxy_norm(
     @with_gradient
     def apply(
         x: tf.Tensor, beta: tf.Tensor, gamma: tf.Tensor, proxy_mean: tf.Tensor, inverse: tf.Tensor
-    ) -> tuple[tf.Tensor, Kernel]:
+    ) -> tuple[tf.Tensor, TensorFunction]:
         mean, r = statistics(x, norm)
         factor = r * gamma
         shift = beta - mean * factor
@@ -111,7 +111,7 @@ def proxy_norm(
 def _by_kernels(
     kernels: ModuleType, norm: GroupNorm, activation: str, rounding: Rounding | None, noise: Noise,
     scaled: bool | None = None,
-) -> Kernel:  # fmt: skip
+) -> TensorFunction:  # fmt: skip
     """Group norm and activation by the native kernels, of (x, gamma, beta): one operation forward, and one backward. With
     `scaled` proxy norm, of (x, gamma, beta, proxy mean, inverse deviation)."""
     attributes = {
@@ -120,7 +120,7 @@ def _by_kernels(
     }  # fmt: skip
 
     @with_gradient
-    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, Kernel]:
+    def apply(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, *proxy: tf.Tensor) -> tuple[tf.Tensor, TensorFunction]:
         centre, outer = proxy or ([], [])
         inputs = {"gamma": gamma, "beta": beta, "centre": centre, "outer": tf.ones_like(outer) if scaled is False else outer}
         y, mean, r = kernels.emulator_group_norm(x=x, epsilon=norm.epsilon, two_pass=norm.two_pass, **inputs, **attributes)
@@ -161,7 +161,7 @@ def statistics(x: tf.Tensor, norm: GroupNorm) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @cache
-def _kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+def _kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
     """Value and derivative of activation(x * factor + shift), compiled: (x, factor, shift, *noise) -> y, and
     (x, factor, shift, mean, dy, *noise) -> dz and dz * (x - mean). Norm and activation round, each for itself."""
     rounded = rounding or exact
@@ -180,7 +180,7 @@ def _kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel
 
 
 @cache
-def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, Kernel]:
+def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[TensorFunction, TensorFunction]:
     """Like `_kernels`, with the proxy's correction: (x, factor, shift, proxy mean, scale, *noise) -> y, and
     (x, factor, shift, mean, dy, scale, *noise) -> dz and dz * (x - mean)."""
     rounded = rounding or exact
@@ -208,7 +208,7 @@ def _proxy_kernels(activation: str, rounding: Rounding | None) -> tuple[Kernel, 
 
 
 @cache
-def _input_gradient(rounding: Rounding | None) -> Kernel:
+def _input_gradient(rounding: Rounding | None) -> TensorFunction:
     rounded = rounding or exact
 
     def gradient(

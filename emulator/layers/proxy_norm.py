@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from base.tracing import Kernel, traced
+from base.tracing import TensorFunction, traced
 from emulator.layers.gradient_rules import gradients
 from Models._layers import ProxyRule
 
@@ -62,7 +62,7 @@ def chained(rule: ProxyRule, value: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor
 
 
 @cache
-def _functions(rule: ProxyRule) -> tuple[Kernel, Kernel]:
+def _functions(rule: ProxyRule) -> tuple[TensorFunction, TensorFunction]:
     """`refreshed` and `chained`, each a hundred operations, which every proxy would have of its own."""
 
     def refresh(value: tf.Tensor) -> tf.Tensor:

@@ -30,12 +30,12 @@ from Models._norms import BatchNorm, GroupNorm
 
 
 class OperandRoundings(NamedTuple):
-    """The roundings of what a layer multiplies; None for a format that has every number that comes. `row`: of the layer in
-    the table of largest numbers, if its formats follow them."""
+    """The roundings of what a layer multiplies; None for a format that has every number that comes.
+    `kernel_index`: the layer's row in the amax history, if its formats are scaled."""
 
     activation: Rounding | None
     gradient: Rounding | None
-    row: int | None = None
+    kernel_index: int | None = None
 
 
 _UNROUNDED = OperandRoundings(None, None)
@@ -61,29 +61,29 @@ class OperandLayers(TensorLayers):
         self._segment, self._rounded = name, 0
 
     def _round_operand(self, x: tf.Tensor, kernel: str) -> tf.Tensor:
-        rounding, _, row = self._operands(kernel)
+        rounding, _, kernel_index = self._operands(kernel)
         if rounding is None:
             return x
         noise = self._noise_for(rounding, x.shape.rank)
-        if row is None:
+        if kernel_index is None:
             return value_rounded(x, rounding, noise)
         if self._watch is not None:
-            self._watch.sees_operand(row, 0, x)
-        return scaled_value_rounded(x, self._factor(row, 0, rounding), rounding, noise)
+            self._watch.record_operand_amax(kernel_index, 0, x)
+        return scaled_value_rounded(x, self._factor(kernel_index, 0, rounding), rounding, noise)
 
     def _round_product_gradient(self, y: tf.Tensor, kernel: str) -> tf.Tensor:
-        _, rounding, row = self._operands(kernel)
+        _, rounding, kernel_index = self._operands(kernel)
         if rounding is None or not self._training:
             return y
         noise = self._noise_for(rounding, y.shape.rank)
-        if row is None:
+        if kernel_index is None:
             return gradient_rounded(y, rounding, noise)
-        rounded = scaled_gradient_rounded(y, self._factor(row, 1, rounding), rounding, noise)
-        return rounded if self._watch is None else self._watch.sees_gradient(row, rounded)
+        rounded = scaled_gradient_rounded(y, self._factor(kernel_index, 1, rounding), rounding, noise)
+        return rounded if self._watch is None else self._watch.record_gradient_amax(kernel_index, rounded)
 
-    def _factor(self, row: int, kind: int, rounding: Rounding) -> tf.Tensor:
+    def _factor(self, kernel_index: int, kind: int, rounding: Rounding) -> tf.Tensor:
         """Return the power of two that moves a tensor into the range of its format. `kind`: 0 activation, 1 gradient."""
-        return range_factor(self._weights[AMAX_HISTORY][row, kind], rounding.format)
+        return range_factor(self._weights[AMAX_HISTORY][kernel_index, kind], rounding.format)
 
     def _noise_for(self, rounding: Rounding, rank: int = 4) -> tuple[tf.Tensor, ...]:
         """Return the bits that decide the next random rounding, [batch, 1, ...]; nothing if it is not random."""

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from base import draws
-from base.tracing import Kernel, compiled
+from base.tracing import TensorFunction, compiled
 from emulator.layers.gradient_rules import by_rule
 from emulator.native import library
 from emulator.plan.number_formats import FP16, UNSIGNED_ZERO, Format
@@ -116,7 +116,7 @@ FORWARD, BACKWARD = 0, 1  # salts
 
 
 @cache
-def _compiled(rounding: Rounding, salt: int) -> Kernel:
+def _compiled(rounding: Rounding, salt: int) -> TensorFunction:
     return compiled(lambda x, *noise: rounding(x, noise, salt))
 
 
@@ -175,7 +175,7 @@ def range_factor(largest: tf.Tensor, number_format: Format) -> tf.Tensor:
 
 
 @cache
-def _scaled(rounding: Rounding, salt: int) -> Kernel:
+def _scaled(rounding: Rounding, salt: int) -> TensorFunction:
     return compiled(lambda x, factor, *noise: rounding(x * factor, noise, salt) / factor)
 
 
@@ -216,7 +216,7 @@ def rounded_pixel_mean(x: tf.Tensor, rounding: Rounding, noise: tuple[tf.Tensor,
 
 
 @cache
-def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> Kernel:
+def _adding(of_x: Rounding | None, of_sum: Rounding, count: int) -> TensorFunction:
     def add(total: tf.Tensor, x: tf.Tensor, *noise: tf.Tensor) -> tf.Tensor:
         share = of_sum((of_x(x, noise, salt=0) if of_x else x) / count, noise, salt=1)
         return of_sum(total + share, noise, salt=2)

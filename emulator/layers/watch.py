@@ -25,7 +25,7 @@ class GradientWatch:
         self._formats, self._dense = formats, dense
         self._shares: dict[str, tf.Tensor] = {}
         self._largest: dict[str, tf.Tensor] = {}
-        self._operands: dict[tuple[int, int], tf.Tensor] = {}
+        self._operand_amax: dict[tuple[int, int], tf.Tensor] = {}
 
     def watched(self, x: tf.Tensor, name: str) -> tf.Tensor:
         """x, the gradient that arrives at it counted."""
@@ -44,23 +44,26 @@ class GradientWatch:
 
         return by_rule("Identity", tf.identity, x, rule=gradient)
 
-    def sees_operand(self, row: int, kind: int, x: tf.Tensor) -> None:
-        """Keep the largest number of what a product multiplies: of the layer of that row, 0 activation, 1 gradient."""
-        self._operands[row, kind] = tf.reduce_max(tf.abs(x))
+    def record_operand_amax(self, kernel_index: int, kind: int, x: tf.Tensor) -> None:
+        """Record the largest absolute value of an operand of a scaled kernel. `kind`: 0 activation, 1 gradient."""
+        self._operand_amax[kernel_index, kind] = tf.reduce_max(tf.abs(x))
 
-    def sees_gradient(self, row: int, y: tf.Tensor) -> tf.Tensor:
-        """y; the largest number of the gradient that arrives at it is kept."""
+    def record_gradient_amax(self, kernel_index: int, y: tf.Tensor) -> tf.Tensor:
+        """Return y; the amax of the gradient that arrives at it is recorded."""
 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            self.sees_operand(row, 1, dy)
+            self.record_operand_amax(kernel_index, 1, dy)
             return dy
 
         return by_rule("Identity", tf.identity, y, rule=gradient)
 
-    def operands(self, rows: int) -> tf.Tensor:
-        """float32 [rows, 2]: the largest numbers that were seen; after the backward pass."""
-        seen = [[self._operands.get((row, kind), tf.zeros([])) for kind in (0, 1)] for row in range(rows)]
-        return tf.stack([tf.stack(each) for each in seen])
+    def operand_amax(self, kernels: int) -> tf.Tensor:
+        """Return float32 [kernels, 2], the amax of each operand; after the backward pass."""
+        amax = [
+            [self._operand_amax.get((kernel_index, kind), tf.zeros([])) for kind in (0, 1)]
+            for kernel_index in range(kernels)
+        ]
+        return tf.stack([tf.stack(each) for each in amax])
 
     def largest(self) -> tf.Tensor:
         """float32 []: the largest gradient that arrived at any of the layers; after the backward pass."""

@@ -51,12 +51,12 @@ class ObservingProgram(Program):
             return _write(observed, seed, features)
 
         super().__init__(write, stream, ("/cpu:0",), seed)
-        self._kernels = tuple(self._about["kernels"])
+        self._kernels = tuple(self._metadata["kernels"])
         self._formats = tuple(_formats(observed.precision, name) for name in self._kernels)
 
     def observe(self, values: Mapping[str, np.ndarray], updates: int, scale: float) -> Observation:
         """The numbers with these weights, by name as checkpoints have them."""
-        self.state.put(self.session, values, self.state.model)
+        self.state.assign(self.session, values, self.state.model)
         self.session.run(self._rewind)
         fed = dict(zip(self._names["fed"], [np.float32(scale)]))
         counts, losses = self.session.run([*self._names["counts"], *self._names["losses"]], fed)

@@ -81,7 +81,7 @@ class DeviceOptions:
     fold_memory: int = opt(1024, "megabytes of activations that auto may fill with one pass", check=at_least(1))
     batches_per_step: int = opt(
         1000,
-        "weight updates per call of the device",
+        "weight updates per host step",
         aliases=("device_iterations",),
         check=at_least(1),
         traits=(NOT_IN_GRAPH, LENGTH),

@@ -62,7 +62,7 @@ class Precision:
     convolutions and matrix products multiply, unless `exceptions` have a part of their kernel's name (the first that fits
     counts); `accumulator`: of the sums of gradients; `master`: of the weights that updates move; `slot`: of their slots,
     that of the weights if None. `stochastic`: where rounding is at random. `checks`: "" for none; with EXCEPTIONS overflow
-    ends the run too where it would saturate. `scaled_kernels`: of layers whose formats follow the largest numbers of their
+    ends the run too where it would saturate. `scaled_kernels`: of layers whose formats are scaled by the amax of their
     tensors. The others are options, under their names."""
 
     name: str = "32.32"

@@ -1,4 +1,4 @@
-"""Pipeline schedules as pictures: which stage works on which micro-batch at which clock.
+"""Pipeline schedules as tables of actions: which stage works on which micro-batch at which clock.
 
 A timeline is a tuple of rows, one per clock; a row has one slot per stage (each stage on a device of its own); a slot is
 the tuple of actions that the stage carries out in that clock, in this order, and empty where it waits. Drawings, idle time,
@@ -76,7 +76,7 @@ def grouped(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  0F1      0F2+0B0  0F3+0B1  0B2      0B3
     stage 1  .    1F0+1B0  1F1+1B1  1F2+1B2  1F3+1B3  .
     """
-    return laid_out(
+    return from_clocks(
         stages,
         micro_batches,
         forward=lambda i, j: i + j,
@@ -94,7 +94,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  0F1  .    0B0  0F2  0B1  0F3  0B2  .    0B3
     stage 1  .    1F0  1B0  1F1  1B1  1F2  1B2  1F3  1B3  .
     """
-    return laid_out(
+    return from_clocks(
         stages,
         micro_batches,
         forward=lambda i, j: i + j if i < stages - j else 2 * i + j,
@@ -109,7 +109,7 @@ def sequential(stages: int, micro_batches: int) -> Timeline:
     stage 0  0F0  .    .    0B0  0F1  .    .    0B1
     stage 1  .    1F0  1B0  .    .    1F1  1B1  .
     """
-    return laid_out(
+    return from_clocks(
         stages,
         micro_batches,
         forward=lambda i, j: 2 * stages * i + j,
@@ -131,7 +131,7 @@ def build(schedule: str, stages: int, micro_batches: int) -> Timeline:
     return timeline
 
 
-def laid_out(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
+def from_clocks(stages: int, micro_batches: int, forward: Clock, backward: Clock) -> Timeline:
     """The rows, from the clock of each action; in a slot the forward comes first."""
     if stages < 1 or micro_batches < 1:
         raise ScheduleError(f"a pipeline of {stages} stages and {micro_batches} micro-batches: both must be at least 1")
@@ -152,7 +152,7 @@ def order(timeline: Timeline, stage: int) -> tuple[Action, ...]:
     return tuple(action for row in timeline for action in row[stage])
 
 
-def live(timeline: Timeline, stage: int) -> int:
+def max_live(timeline: Timeline, stage: int) -> int:
     """The largest number of micro-batches whose forward the stage has done and whose backward it still owes."""
     held = peak = 0
     for action in order(timeline, stage):
@@ -197,7 +197,7 @@ def max_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, 
     timeline = build(schedule, stages, micro_batches)
     for j in range(stages):
         waits(timeline, j)
-    return tuple(live(timeline, j) for j in range(stages))
+    return tuple(max_live(timeline, j) for j in range(stages))
 
 
 def idle_fraction(timeline: Timeline) -> float:

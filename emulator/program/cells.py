@@ -60,7 +60,7 @@ class CellSemaphore:
         return self._queue.dequeue_many(tf.gather(self._waits, pass_index))
 
     def release_all(self) -> tf.Operation:
-        """Let every waiting cell go on, after an abort."""
+        """Let every waiting cell run, after an abort."""
         return self._queue.enqueue_many([np.zeros(self._max_in_flight, np.int32)])
 
 
@@ -95,7 +95,7 @@ class StageOrder:
         return tuple((tf.constant(0), tf.constant(0)) if self.plan.overlapped else () for _ in self.plan.stages)
 
     def release_all(self) -> list[tf.Operation]:
-        """Let every waiting cell go on, after an abort."""
+        """Let every waiting cell run, after an abort."""
         return [each.release_all() for semaphores in self._semaphores for each in semaphores.values()]
 
     def semaphore_of(self, stage: int, kind: str) -> CellSemaphore | None:

@@ -74,7 +74,7 @@ class TrainingProgram(Program):
             partial(_write, training), stream, training.plan.stage_devices, training.seed,
             place=group.device if group else None, group=group, cache_entry=cache_entry,
         )  # fmt: skip
-        self.watched = tuple(self._about["watched"])
+        self.watched = tuple(self._metadata["watched"])
 
     def compile(self) -> None:
         """Optimise the graph and set the executors up, with a host step of no updates: no state moves."""
@@ -89,7 +89,7 @@ class TrainingProgram(Program):
         recording: bool = False,
         trace: tf.RunMetadata | None = None,
     ) -> Metrics:
-        """Run a host step of len(rates) weight updates, each with its own learning rate; fewer after `stop`.
+        """Run a host step of len(learning_rates) weight updates, each with its own learning rate; fewer after `stop`.
 
         `report` is called in another thread with the loss and accuracy of each update as soon as it is done; an error of
         its own ends the step after the present update, and is raised here. `recording`: of the cells' times; `trace` takes
@@ -170,11 +170,11 @@ class TrainingProgram(Program):
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over a checkpoint: model, slots and the count of updates."""
-        self.state.put(self.session, values, self.state.saved)
+        self.state.assign(self.session, values, self.state.saved)
 
-    def begin_with(self, values: Mapping[str, np.ndarray]) -> None:
+    def load_initial(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over what `values` has of the model and its slots; the count of updates stays."""
-        self.state.put(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
+        self.state.assign(self.session, values, [name for name in self.state.saved if name in values and name != STEP])
 
     def updates(self) -> int:
         """Return the number of updates that the weights have."""

@@ -23,7 +23,7 @@ from Models._segments import Segment
 
 Features = Mapping[str, tf.Tensor]
 LOSS, ACCURACY, LOST_GRADIENTS, LARGEST_GRADIENT = "loss", "accuracy", "lost gradients", "largest gradient"
-AMAX = "largest operands"
+AMAX = "operand amax"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def run_pass(
     network: PassNetwork, values: Mapping[str, tf.Tensor], features: Features, cells: Cells, watch: GradientWatch
 ) -> dict[str, tf.Tensor]:
     """Return by name the loss, accuracy, gradients and batch statistics of one pass, and the monitors of its numbers:
-    gradients lost to the format, the largest gradient, the largest operands."""
+    gradients lost to the format, the largest gradient, the amax of scaled operands."""
     plan = network.plan
     work = _Pass(network, values, plan.random_position(features["position"]), watch)
     x, variable_gradients = features["image"], {}
@@ -146,7 +146,7 @@ def run_pass(
     if watch.with_largest:
         monitors[LARGEST_GRADIENT] = watch.largest()
     if plan.precision.scaled_kernels:
-        monitors[AMAX] = watch.operands(len(plan.precision.scaled_kernels))
+        monitors[AMAX] = watch.operand_amax(len(plan.precision.scaled_kernels))
     return {
         LOSS: _after(loss, tuple(cells.side_effects)),
         ACCURACY: accuracy,

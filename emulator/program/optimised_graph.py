@@ -21,23 +21,26 @@ GRAPH, NAMES = "graph.pb", "names.json"  # of its files
 
 @dataclass(frozen=True)
 class OptimisedGraph:
-    """`names`: in the graph, by their purpose. `about`: more facts about the program, as JSON has them. `keys`: the
+    """`names`: in the graph, by their purpose. `metadata`: what else belongs to the program, as JSON. `keys`: the
     names of the placeholders, by a key's purpose."""
 
     graph: bytes
     names: Mapping[str, Sequence[str]]
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def files(self) -> dict[str, bytes]:
         """Return the files of the program's cache entry, by name."""
-        return {GRAPH: self.graph, NAMES: json.dumps({"names": self.names, "about": self.about, "keys": self.keys}).encode()}
+        return {
+            GRAPH: self.graph,
+            NAMES: json.dumps({"names": self.names, "metadata": self.metadata, "keys": self.keys}).encode(),
+        }
 
     @classmethod
     def of(cls, files: Mapping[str, bytes]) -> OptimisedGraph:
         """Return the graph from the files that `files` gave."""
         texts = json.loads(files[NAMES])
-        return cls(files[GRAPH], texts["names"], texts["about"], texts["keys"])
+        return cls(files[GRAPH], texts["names"], texts["metadata"], texts["keys"])
 
 
 class CacheEntry(Protocol):
@@ -61,7 +64,7 @@ class CacheEntry(Protocol):
 
 
 def optimise(
-    graph: tf.Graph, config: tf.ConfigProto, names: Mapping[str, Sequence[str]], about: Mapping[str, Any],
+    graph: tf.Graph, config: tf.ConfigProto, names: Mapping[str, Sequence[str]], metadata: Mapping[str, Any],
     keys: Mapping[str, str],
 ) -> OptimisedGraph:  # fmt: skip
     """The graph as a session of this configuration would optimise it, for all that `names` has; the rest is left out."""
@@ -75,7 +78,7 @@ def optimise(
     if missing:
         raise RuntimeError(f"TensorFlow's optimisation left {missing[0]} out, which is asked for")
     keys = {purpose: name for purpose, name in keys.items() if name in there}
-    return OptimisedGraph(definition.SerializeToString(), names, about, keys)
+    return OptimisedGraph(definition.SerializeToString(), names, metadata, keys)
 
 
 def load(optimised: OptimisedGraph, seed: int) -> None:

@@ -80,11 +80,11 @@ class Infeed:
 
 
 class ProgramGraph(NamedTuple):
-    """A program in a graph: the names of tensors and operations that are fed, fetched and run, more facts about the program,
-    and its variables."""
+    """A program in a graph: the names of tensors and operations that are fed, fetched and run, metadata, and its
+    variables."""
 
     names: Mapping[str, Sequence[str]]
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     state: VariableHandles
 
 
@@ -125,11 +125,11 @@ class Program:
                     return write(seed, infeed.features(seed))
 
             if self._cache_entry is None:
-                self._names, self._about, self.state = placed(seed)
+                self._names, self._metadata, self.state = placed(seed)
             else:
                 cached = cached or self._build(placed)
                 load(cached, seed)
-                self._names, self._about, self.state = cached.names, cached.about, VariableHandles.loaded(cached)
+                self._names, self._metadata, self.state = cached.names, cached.metadata, VariableHandles.loaded(cached)
         self._mark(timings.GRAPH if self._cache_entry is None else timings.LOADED, _size(self.graph))
         self._rewind = infeed.rewind
         self.session = new_session(self.graph, self._stage_devices, group, optimised=self._cache_entry is not None)
@@ -141,10 +141,10 @@ class Program:
         keys = Keys()
         with compiling_ahead(self._cache_entry.keeps_kernels):
             with new_graph().as_default() as graph:
-                names, about, state = write(keys)
+                names, metadata, state = write(keys)
             self._mark(timings.GRAPH, _size(graph))
-            names, about = {**names, **state.names()}, {**about, **state.about()}
-            built = optimise(graph, session_config(self._stage_devices), names, about, keys.names)
+            names, metadata = {**names, **state.names()}, {**metadata, **state.metadata()}
+            built = optimise(graph, session_config(self._stage_devices), names, metadata, keys.names)
         self._mark(timings.OPTIMISED)
         self._cache_entry.save(built)
         return built

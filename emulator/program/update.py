@@ -37,14 +37,14 @@ class HostStep:
     outfeed: tf.QueueBase
     stop: tf.Variable
 
-    def run(self, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def run(self, learning_rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The device loop over weight updates; returns the number of updates done, and the request of each instance of
         a group at the end. Loss and accuracy of each update go into the outfeed while the loop runs."""
-        updates, group = tf.size(rates), self.training.group
+        updates, group = tf.size(learning_rates), self.training.group
 
         def body(i: tf.Tensor, done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             with tf.control_dependencies([i]):
-                finished, stop_requests = self._update(tf.cast(rates[i], self.training.dtype))
+                finished, stop_requests = self._update(tf.cast(learning_rates[i], self.training.dtype))
             return i + 1, done + tf.cast(finished, tf.int32), stop_requests
 
         def continues(i: tf.Tensor, done: tf.Tensor, stop_requests: tf.Tensor) -> tf.Tensor:
@@ -61,7 +61,7 @@ class HostStep:
         _, done, stop_requests = tf.while_loop(continues, body, start, parallel_iterations=1, back_prop=False)
         return done, stop_requests
 
-    def _update(self, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _update(self, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Make one weight update, whole or, after a request to stop in between, not at all; return whether it was done, and
         the request of each instance of a group."""
         begun = tf.timestamp()
@@ -83,7 +83,7 @@ class HostStep:
 
         def apply() -> tf.Tensor:
             updates = [
-                *self._variable_updates(values, results, rate, step, scale, scale_state),
+                *self._variable_updates(values, results, learning_rate, step, scale, scale_state),
                 *self._amax_updates(values, results),
             ]
             with tf.control_dependencies(updates):
@@ -108,7 +108,7 @@ class HostStep:
         self,
         values: dict[str, tf.Tensor],
         results: dict[str, tf.Tensor],
-        rate: tf.Tensor,
+        learning_rate: tf.Tensor,
         step: tf.Tensor,
         scale: LossScale,
         scale_state: tf.Tensor | None,
@@ -116,11 +116,11 @@ class HostStep:
         """The operations that update every variable and slot, and the loss scale. With dynamic loss scaling, gradients that
         are not finite skip the optimiser's step, and the loss scale alone is updated."""
         if scale_state is None:
-            return self._apply_gradients(values, results, rate, step, scale)
+            return self._apply_gradients(values, results, learning_rate, step, scale)
         finite = tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(results[n])) for n in self.training.trained_names]))
 
         def apply() -> tf.Tensor:
-            with tf.control_dependencies(self._apply_gradients(values, results, rate, step, scale)):
+            with tf.control_dependencies(self._apply_gradients(values, results, learning_rate, step, scale)):
                 return tf.constant(True)
 
         applied = tf.cond(finite, apply, lambda: tf.constant(False))
@@ -168,11 +168,16 @@ class HostStep:
         return requests_by_instance, tf.cast(all_seconds, tf.float32), reduced
 
     def _apply_gradients(
-        self, values: dict[str, tf.Tensor], results: dict[str, tf.Tensor], rate: tf.Tensor, step: tf.Tensor, scale: LossScale
+        self,
+        values: dict[str, tf.Tensor],
+        results: dict[str, tf.Tensor],
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+        scale: LossScale,
     ) -> list[tf.Operation]:
         """The operations that update every variable and slot."""
         training, weights = self.training, self.weights
-        rate, optimiser = scale.adjusted_rate(rate), training.optimiser
+        learning_rate, optimiser = scale.adjusted_rate(learning_rate), training.optimiser
         operations = []
         for variable in training.updated_variables:
             name = variable.name
@@ -187,10 +192,10 @@ class HostStep:
             decayed = self._decayed_value(variable, master)
             if decayed is not None and not optimiser.decoupled_decay:
                 gradient += decayed * (training.weight_decay * scale.factor)
-            value, slots = optimiser.update(name, master, slots, scale.unscaled_gradient(gradient), rate, step)
+            value, slots = optimiser.update(name, master, slots, scale.unscaled_gradient(gradient), learning_rate, step)
             if decayed is not None and optimiser.decoupled_decay:
-                value -= rate * training.weight_decay * decayed
-            operations += weights.put(name, self.policy.checked(value, f"the update of {name}"), slots, step)
+                value -= learning_rate * training.weight_decay * decayed
+            operations += weights.assign(name, self.policy.checked(value, f"the update of {name}"), slots, step)
         return operations
 
     def _decayed_value(self, variable: Variable, master: tf.Tensor) -> tf.Tensor | None:

@@ -57,12 +57,12 @@ class ProgramVariables:
         self.loss_scale = _variable(LOSS_SCALE, loss_scale, False) if loss_scale else None
 
     def _initial_weight(self, variable: Variable, seed: draws.Seed) -> tf.Tensor:
-        """Return a variable's initial value as it is handle."""
+        """Return a variable's initial value in the format that it is stored in."""
         value = initial_value(variable, seed, self._dtype)
         return self._policy.cast_initial(self._policy.precision.stored_format(variable), value)
 
     def _initial_slot(self, variable: Variable, value: float) -> tf.Tensor:
-        """Return a slot's initial value as it is handle."""
+        """Return a slot's initial value in the format that it is stored in."""
         return self._policy.cast_initial(self._policy.precision.slot_format(variable), tf.fill(variable.shape, value))
 
     @property
@@ -78,8 +78,8 @@ class ProgramVariables:
         if own not in self._variables or slot == FP32_COPY:
             return ""
         precision = self._policy.precision
-        kept = (precision.slot_format if slot else precision.stored_format)(self._variables[own])
-        return kept.name if self._policy.lacks_exact_dtype(kept) else ""
+        stored = (precision.slot_format if slot else precision.stored_format)(self._variables[own])
+        return stored.name if self._policy.lacks_exact_dtype(stored) else ""
 
     def read(self) -> dict[str, tf.Tensor]:
         """The model's weights as the layers use them."""
@@ -94,7 +94,7 @@ class ProgramVariables:
         slots = {slot: tf.cast(v.read_value(), self._dtype) for slot, v in self.slots[name].items()}
         return slots.pop(FP32_COPY, tf.cast(self.model[name].read_value(), self._dtype)), slots
 
-    def put(self, name: str, value: tf.Tensor, slots: Mapping[str, tf.Tensor], step: tf.Tensor) -> list[tf.Operation]:
+    def assign(self, name: str, value: tf.Tensor, slots: Mapping[str, tf.Tensor], step: tf.Tensor) -> list[tf.Operation]:
         """The operations that store an update's results, in the formats of the variables; `step`: updates done before."""
         variable, own = self._variables[name], self.slots[name]
         assignments = []
@@ -150,7 +150,7 @@ class VariableHandles:
         """Return the names of the variables' values, feeds and operations, for an executable."""
         return {f"{_VARIABLE}{name}": (handle.read, handle.value, handle.set) for name, handle in self.saved.items()}
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return the formats, dtypes and shapes of the variables, for an executable."""
         specs = {
             name: [handle.format_name, handle.dtype.name, handle.shape.as_list()] for name, handle in self.saved.items()
@@ -159,14 +159,14 @@ class VariableHandles:
 
     @classmethod
     def loaded(cls, executable: OptimisedGraph) -> VariableHandles:
-        """Return the variables from what `names` and `about` gave."""
+        """Return the variables from what `names` and `metadata` gave."""
         saved = {
             name: VariableHandle(
                 format_name, tf.as_dtype(dtype), tf.TensorShape(shape), *executable.names[f"{_VARIABLE}{name}"]
             )
-            for name, (format_name, dtype, shape) in executable.about["variables"].items()
+            for name, (format_name, dtype, shape) in executable.metadata["variables"].items()
         }
-        return cls(saved, executable.about["model"])
+        return cls(saved, executable.metadata["model"])
 
     def values(self, session: tf.Session) -> dict[str, np.ndarray]:
         """Return the values of every variable, by name, each in its format's dtype where there is one."""
@@ -174,7 +174,7 @@ class VariableHandles:
         grids = {name: number_formats.named(handle.format_name) for name, handle in self.saved.items() if handle.format_name}
         return {name: grids[name].stored(value) if name in grids else value for name, value in values.items()}
 
-    def put(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+    def assign(self, session: tf.Session, values: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
         """Set the variables of these names, through their initialisers; a value that is missing is a KeyError."""
         feeds = {}
         for name in names:

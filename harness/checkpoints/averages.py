@@ -30,7 +30,7 @@ def candidates(folder: Path) -> list[Checkpoint]:
     return sorted(numbered, key=lambda checkpoint: (checkpoint.updates, checkpoint.prefix))
 
 
-def trained(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+def without_initial(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints without the initial weights, ckpt-0."""
     return [checkpoint for checkpoint in checkpoints if checkpoint.updates > 0]
 
@@ -46,20 +46,20 @@ def _exact(decay: float) -> str:
     return f"{decay:g}" if float(f"{decay:g}") == decay else repr(decay)
 
 
-def of_run(
+def write_average(
     folder: Path, name: str, amount: float, length: TrainingLength, done: int, finite: bool = True
 ) -> tuple[Checkpoint, int, list[str]]:
     """Write one of the `requested` averages of the checkpoints of a run that has ended after `done` updates; return it, the
     number of these, and lines on those left out: damaged ones, with `finite` those with values that are not finite, and
     those between the points at which this call saves."""
-    there = trained(find.numbered(folder))
+    there = without_initial(find.numbered(folder))
     if name.startswith("weight_avg_N"):
         epochs = length.epochs if done == length.iterations else length.epoch(done)
         first = round(round(epochs, 1) - amount, 1)  # so that the last one always counts
         there = [checkpoint for checkpoint in there if round(length.epoch(checkpoint.updates), 1) >= first]
-    # a run that was stopped and went on has one more there than the same run in one go
+    # a resumed run has one more there than the same run in one go
     beside = [checkpoint.name for checkpoint in there if not length.is_checkpoint(checkpoint.updates)]
-    used, notes = read.usable([each for each in there if each.name not in beside], finite=finite)
+    used, notes = read.readable_checkpoints([each for each in there if each.name not in beside], finite=finite)
     if not used:
         raise CheckpointError(f"{name}: {folder} holds no checkpoint of the epochs asked for")
     if beside:
@@ -92,7 +92,7 @@ def _read(used: Sequence[Checkpoint]) -> Iterator[Values]:
     for checkpoint in used:
         values, before = read.tensors(checkpoint, verify=False), SlotUnits.of_checkpoint(checkpoint)
         if last:
-            values = optimiser_state.converted(values, before, last, checkpoint)
+            values = optimiser_state.convert_slots(values, before, last, checkpoint)
         own = {name: value.shape for name, value in values.items()}
         shapes = shapes or own
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))

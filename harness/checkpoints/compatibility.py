@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from harness.run.run import Run
 
 
-def model(run: Run) -> dict[str, CheckpointTensor]:
-    """The tensors of a checkpoint that validation needs."""
+def expected_model_tensors(run: Run) -> dict[str, CheckpointTensor]:
+    """Return the tensors of a checkpoint that validation needs."""
     return checkpoint_tensors.model(run.trace.variables, run.plan.precision)
 
 
-def saved(run: Run) -> dict[str, CheckpointTensor]:
-    """The tensors that a training saves, and needs to go on."""
+def expected_training_tensors(run: Run) -> dict[str, CheckpointTensor]:
+    """Return the tensors that a training saves, and that resuming needs."""
     names = UPDATE_RULES[run.options.training.optimiser].slots
     own = checkpoint_tensors.slots(run.trace.variables, run.plan.precision, names, run.trained)
     scale = {LOSS_SCALE: CheckpointTensor((3,))} if run.options.training.automatic_loss_scaling else {}
-    return {**model(run), **own, **scale, STEP: CheckpointTensor(())}
+    return {**expected_model_tensors(run), **own, **scale, STEP: CheckpointTensor(())}
 
 
-def of_values(values: Mapping[str, np.ndarray]) -> Shapes:
-    """Shapes of tensors that have been read."""
+def shapes_of_values(values: Mapping[str, np.ndarray]) -> Shapes:
+    """Return the shapes of tensors that have been read."""
     return {name: value.shape for name, value in values.items()}
 
 
@@ -47,37 +47,37 @@ def check_model(run: Run, checkpoints: Sequence[Checkpoint]) -> list[str]:
     main = run.options.main
     readable, damaged = read.shapes_of(checkpoints, f"--restore-path {main.restore_path}", verify=main.dry_run)
     for checkpoint, shapes in readable:
-        check_shapes(shapes, model(run), checkpoint)
+        check_shapes(shapes, expected_model_tensors(run), checkpoint)
         if main.dry_run:
-            damaged += warnings(run, read.tensors(checkpoint, verify=False), checkpoint)
+            damaged += value_warnings(run, read.tensors(checkpoint, verify=False), checkpoint)
     return damaged
 
 
-def warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
+def value_warnings(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoint) -> list[str]:
     """Return at most one line, on values that are validated all the same."""
-    return [f"warning: {fault}" for fault in faults(values, model(run), checkpoint)]
+    return [f"warning: {message}" for message in invalid_tensor_messages(values, expected_model_tensors(run), checkpoint)]
 
 
 def resumed_tensors(run: Run, newest: Checkpoint, values: Mapping[str, np.ndarray]) -> tuple[Tensors, list[str]]:
-    """Return the tensors of a run's own checkpoint as the run goes on with them, and lines on what was converted.
+    """Return the tensors of a run's own checkpoint as the resumed run takes them, and lines on what was converted.
     CheckpointError for tensors of another network or optimiser, or of no use."""
     values = {**_first_scales(run), **values}
-    check_shapes(of_values(values), saved(run), newest)
+    check_shapes(shapes_of_values(values), expected_training_tensors(run), newest)
     before, now = SlotUnits.of_checkpoint(newest), SlotUnits.of_options(run.options.training)
-    others = optimiser_state.of_another_rule(values, before, now)
+    others = optimiser_state.slots_of_another_rule(values, before, now)
     if others:
         raise CheckpointError(
             f"checkpoint {newest.prefix} does not fit the optimiser asked for: {others[0]} is of --optimiser "
             f"{before.optimiser}, and means another thing to {now.optimiser}; give the --optimiser that it was trained with"
         )
-    tensors = optimiser_state.converted(values, before, now, newest)
+    tensors = optimiser_state.convert_slots(values, before, now, newest)
     check_sound(run, tensors, newest, resumed=True)
-    return tensors, optimiser_state.conversion(before, now)
+    return tensors, optimiser_state.conversion_notes(before, now)
 
 
 def check_initial(run: Run, path: Path) -> None:
     """Refuse weights of --init-path that a run cannot begin with."""
-    place = find.initial(path)
+    place = find.init_checkpoint(path)
     in_folder = isinstance(place, Path)
     chosen = read.find_latest(place, "--init-path")[0] if in_folder else place
     initial_tensors(run, chosen, read.tensors(chosen, verify=not in_folder))
@@ -88,17 +88,20 @@ def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarra
     CheckpointError for tensors of another network, or of no use."""
     values = {**_first_scales(run), **{name: value for name, value in values.items() if name != LOSS_SCALE}}
     try:
-        anew = left_out(of_values(values), run, source)
+        reinitialised = classifier_to_reinitialise(shapes_of_values(values), run, source)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_differing_options(run, source)}") from None
     before, now = SlotUnits.of_checkpoint(source), SlotUnits.of_options(run.options.training)
-    others, counted = optimiser_state.of_another_rule(values, before, now), optimiser_state.of_another_count(values, now)
-    tensors = optimiser_state.converted(without(values, [*anew, *others, *counted]), before, now, source)
-    tensors = optimiser_state.with_fp32_copies(tensors, run)
+    others, counted = (
+        optimiser_state.slots_of_another_rule(values, before, now),
+        optimiser_state.bias_corrected_slots(values, now),
+    )
+    tensors = optimiser_state.convert_slots(drop_variables(values, [*reinitialised, *others, *counted]), before, now, source)
+    tensors = optimiser_state.add_fp32_copies(tensors, run)
     check_sound(run, tensors, source)
-    lines = optimiser_state.conversion(before, now)
-    if anew:
-        why = "it has another number of classes there" if set(anew) & values.keys() else "those weights have none"
+    lines = optimiser_state.conversion_notes(before, now)
+    if reinitialised:
+        why = "it has another number of classes there" if set(reinitialised) & values.keys() else "those weights have none"
         lines.append(f"{classifier(run)} begins anew: {why}")
     if others:
         lines.append(f"The optimiser's slots begin anew: those of {source.prefix} are of --optimiser {before.optimiser}")
@@ -108,7 +111,7 @@ def initial_tensors(run: Run, source: Checkpoint, values: Mapping[str, np.ndarra
 
 
 def _first_scales(run: Run) -> dict[str, np.ndarray]:
-    """The loss scale and the largest numbers that a run with changing ones begins with, for weights that come without."""
+    """Return the loss scale and the amax history that a run with changing ones begins with, for weights without."""
     scale, kernels = [run.options.training.loss_scaling, 0, 0], run.plan.precision.scaled_kernels
     own = {LOSS_SCALE: np.float32(scale)} if run.options.training.automatic_loss_scaling else {}
     return own | ({AMAX_HISTORY: np.zeros([len(kernels), 2], np.float32)} if kernels else {})
@@ -126,21 +129,23 @@ def _differing_options(run: Run, source: Checkpoint) -> str:
     return f" ({brief('; '.join(other))})" if other else ""
 
 
-def left_out(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
-    """The classifier's variables where a new run has another number of classes than the checkpoint. Every other difference
-    is refused."""
-    present = {name: each for name, each in saved(run).items() if name in shapes and name != STEP}
-    expected = {**model(run), **present}
-    left = _of_other_classes(shapes, expected, classifier(run))
+def classifier_to_reinitialise(shapes: Shapes, run: Run, checkpoint: Checkpoint) -> list[str]:
+    """Return the classifier's variables where a new run has another number of classes than the checkpoint, and [] otherwise.
+    CheckpointError for every other difference."""
+    present = {name: each for name, each in expected_training_tensors(run).items() if name in shapes and name != STEP}
+    expected = {**expected_model_tensors(run), **present}
+    classifier_variables = _of_other_classes(shapes, expected, classifier(run))
     check_shapes(
-        shapes, {name: each for name, each in expected.items() if not name.startswith(tuple(left or "?"))}, checkpoint
+        shapes,
+        {name: each for name, each in expected.items() if not name.startswith(tuple(classifier_variables or "?"))},
+        checkpoint,
     )
-    return left
+    return classifier_variables
 
 
-def without(values: Mapping[str, np.ndarray], left: list[str]) -> dict[str, np.ndarray]:
-    """The tensors for a new run: without the variables that are left out, and their slots."""
-    return {name: value for name, value in values.items() if not name.startswith(tuple(left or "?"))}
+def drop_variables(values: Mapping[str, np.ndarray], dropped: list[str]) -> dict[str, np.ndarray]:
+    """Return the tensors without the `dropped` variables and their slots."""
+    return {name: value for name, value in values.items() if not name.startswith(tuple(dropped or "?"))}
 
 
 def classifier(run: Run) -> str:
@@ -184,14 +189,14 @@ def check_sound(run: Run, values: Mapping[str, np.ndarray], checkpoint: Checkpoi
     """Refuse to train with values of no use, unless --keep-going is given. `resumed`: the values are the run's own."""
     if run.options.training.keep_going:
         return
-    faulty = faults(values, saved(run), checkpoint)
-    if faulty:
+    messages = invalid_tensor_messages(values, expected_training_tensors(run), checkpoint)
+    if messages:
         remedy = _to_go_back(run, checkpoint) if resumed else "give other weights"
-        raise CheckpointError(f"{faulty[0]}; {remedy}, or --keep-going to go on with these all the same")
+        raise CheckpointError(f"{messages[0]}; {remedy}, or --keep-going to go on with these all the same")
 
 
 def _to_go_back(run: Run, newest: Checkpoint) -> str:
-    """Return the advice for going on from weights that are sound."""
+    """Return the advice for resuming from sound weights."""
     for older in reversed(find.numbered(Path(newest.prefix).parent)):
         if older.updates < newest.updates and _is_sound(run, older):
             return f"move the checkpoints after {older.name} elsewhere to go back to that one"
@@ -199,27 +204,31 @@ def _to_go_back(run: Run, newest: Checkpoint) -> str:
 
 
 def _is_sound(run: Run, checkpoint: Checkpoint) -> bool:
-    """Return whether a run can go on from a checkpoint."""
+    """Return whether a run can resume from a checkpoint."""
     with suppress(CheckpointError):
-        return not faults(read.tensors(checkpoint), saved(run), checkpoint)
+        return not invalid_tensor_messages(read.tensors(checkpoint), expected_training_tensors(run), checkpoint)
     return False
 
 
-def faults(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint) -> list[str]:
+def invalid_tensor_messages(
+    values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor], checkpoint: Checkpoint
+) -> list[str]:
     """Return at most one line: the first tensor with values that cannot be computed with, and the number of others."""
-    return [f"weights {checkpoint.prefix}: {fault}" for fault in faulty(values, expected)]
+    return [f"weights {checkpoint.prefix}: {reason}" for reason in invalid_tensor(values, expected)]
 
 
-def faulty(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
-    """Return at most one line, as `faults` without the checkpoint's name."""
-    fault_texts = {
-        name: fault for name, each in expected.items() if name in values and (fault := _fault(name, values[name], each))
+def invalid_tensor(values: Mapping[str, np.ndarray], expected: Mapping[str, CheckpointTensor]) -> list[str]:
+    """Return at most one line, as `invalid_tensor_messages` without the checkpoint's name."""
+    reasons = {
+        name: reason
+        for name, each in expected.items()
+        if name in values and (reason := _invalid_reason(name, values[name], each))
     }
-    more = f" (and {len(fault_texts) - 1} more)" if len(fault_texts) > 1 else ""
-    return [f"{name} holds {fault}{more}" for name, fault in list(fault_texts.items())[:1]]
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return [f"{name} holds {reason}{more}" for name, reason in list(reasons.items())[:1]]
 
 
-def _fault(name: str, value: np.ndarray, expected: CheckpointTensor) -> str:
+def _invalid_reason(name: str, value: np.ndarray, expected: CheckpointTensor) -> str:
     if not value.size:
         return ""
     least, most = float(value.min()), float(value.max())  # NaN if one of the values is

@@ -44,8 +44,8 @@ def indices(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.endswith(".index")]
 
 
-def of_run(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
-    """The ckpt-<n> that a run can go on from; CheckpointError if there are none."""
+def run_checkpoints(folder: Path, option: str = "--restore-path") -> list[Checkpoint]:
+    """Return the ckpt-<n> that a run can resume from; CheckpointError if there are none."""
     if option == "--restore-path":
         check_run_folder(folder)
     checkpoints = numbered(folder)
@@ -99,7 +99,7 @@ def _runs_in(folder: Path) -> str:
     return f"; runs in it: {', '.join(runs[:_MAX_NAMED])}{more}" if runs else ""
 
 
-def initial(path: Path) -> Checkpoint | Path:
+def init_checkpoint(path: Path) -> Checkpoint | Path:
     """`--init-path`: a checkpoint, or a folder that has some. CheckpointError for neither; weights in a .npz file are read,
     so that damaged ones are refused before anything is written."""
     _check_local("--init-path", path)

@@ -31,7 +31,7 @@ def exists(prefix: Path) -> bool:
     return os.path.lexists(_path(prefix))
 
 
-def covers(file: Path, prefix: Path) -> bool:
+def matches(file: Path, prefix: Path) -> bool:
     """Return whether the manifest of a checkpoint lists one of its files as it is."""
     with suppress(*_UNREADABLE):
         return _renamed(_listed(prefix), prefix).get(file.name) == _described(file)
@@ -58,7 +58,7 @@ def find_damage(prefix: Path) -> str | None:
     return None
 
 
-def shortage(prefix: Path) -> str | None:
+def find_truncation(prefix: Path) -> str | None:
     """The first file of a checkpoint that is missing, or has another length than its manifest says, as a message: the damage
     that shows without reading tensors. None if there is none, or no manifest."""
     try:
@@ -101,14 +101,14 @@ def _differs(prefix: Path, name: str, described: Any) -> str | None:
     try:
         actual = _described(file)
     except OSError as error:
-        return _told(file, error)
+        return _error_text(file, error)
     if actual == described:
         return None
     same = isinstance(described, dict) and actual["bytes"] == described.get("bytes")
     return f"{file.name} has other bytes than were written" if same else f"{file.name} is cut short or overwritten"
 
 
-def _told(file: Path, error: OSError) -> str:
+def _error_text(file: Path, error: OSError) -> str:
     return f"{file.name} is missing" if isinstance(error, FileNotFoundError) else f"{file.name}: {error.strerror}"
 
 
@@ -116,7 +116,7 @@ def _irregular(file: Path) -> str | None:
     try:
         input_files.opened(file).close()
     except OSError as error:
-        return _told(file, error)
+        return _error_text(file, error)
     return None
 
 

@@ -56,7 +56,7 @@ class SlotUnits(NamedTuple):
         return tuple(UPDATE_RULES[self.optimiser].slots) if self.optimiser in UPDATE_RULES else ()
 
 
-def of_another_rule(values: Values, before: SlotUnits | None, now: SlotUnits) -> list[str]:
+def slots_of_another_rule(values: Values, before: SlotUnits | None, now: SlotUnits) -> list[str]:
     """Return the names of slots that the rule asked for would take for its own, though they are another rule's. Slots of
     unknown units are taken for those asked for."""
     if before is None or before.optimiser == now.optimiser:
@@ -65,7 +65,7 @@ def of_another_rule(values: Values, before: SlotUnits | None, now: SlotUnits) ->
     return [name for name in values if name.rpartition("/")[2] in shared and name.rpartition("/")[0] in values]
 
 
-def of_another_count(values: Values, now: SlotUnits) -> list[str]:
+def bias_corrected_slots(values: Values, now: SlotUnits) -> list[str]:
     """Return the names of slots that are corrected by the number of updates since they began: a new run counts from 0, and
     would take a mean of thousands of gradients for that of one."""
     if not UPDATE_RULES[now.optimiser].counts_updates:
@@ -73,7 +73,7 @@ def of_another_count(values: Values, now: SlotUnits) -> list[str]:
     return [name for name in values if name.rpartition("/")[2] in now.names and name.rpartition("/")[0] in values]
 
 
-def converted(values: Values, before: SlotUnits | None, now: SlotUnits, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+def convert_slots(values: Values, before: SlotUnits | None, now: SlotUnits, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """Return the tensors with the slots of one and the same rule in other units, rounded to their own dtypes.
     CheckpointError for sums that their dtype cannot hold."""
     import numpy as np
@@ -92,7 +92,7 @@ def converted(values: Values, before: SlotUnits | None, now: SlotUnits, checkpoi
     return new
 
 
-def conversion(before: SlotUnits | None, now: SlotUnits) -> list[str]:
+def conversion_notes(before: SlotUnits | None, now: SlotUnits) -> list[str]:
     """Return a line on slots that `converted` changes."""
     if before is None or before == now or before.optimiser != now.optimiser or not now.names:
         return []
@@ -102,7 +102,7 @@ def conversion(before: SlotUnits | None, now: SlotUnits) -> list[str]:
     ]
 
 
-def with_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
+def add_fp32_copies(values: Values, run: Run) -> dict[str, np.ndarray]:
     """Return the tensors of --init-path with an FP32 copy of each weight that the run keeps one of; and with the copy as the
     weight where the run keeps that in FP32 itself."""
     import numpy as np

@@ -31,7 +31,7 @@ class NotPermitted(CheckpointError):
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint to go on from, and its tensors, where this instance has read them. Loading them into a program
+    """A checkpoint to resume from, and its tensors, where this instance has read them. Loading them into a program
     empties the dict, so that the memory is free again."""
 
     checkpoint: Checkpoint
@@ -46,7 +46,7 @@ class LoadedCheckpoint:
 def find_latest(folder: Path, option: str = "--restore-path") -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint of a run folder that is whole, and a line on each newer one that is damaged. The tensors are not
     read where a manifest proves it whole, which is nearly always."""
-    return _last_usable(find.of_run(folder, option), f"{option} {folder}", _whole)
+    return _last_readable(find.run_checkpoints(folder, option), f"{option} {folder}", _verified)
 
 
 def load_latest(
@@ -55,7 +55,7 @@ def load_latest(
     """The newest checkpoint of a run folder that can be read and holds the weights of its number, its tensors, and a line
     on each newer one that is damaged. `verified`: the result of
     `find_latest`, whose files are not compared with their manifest again."""
-    return load_latest_of(find.of_run(folder, option), f"{option} {folder}", verified)
+    return load_latest_of(find.run_checkpoints(folder, option), f"{option} {folder}", verified)
 
 
 def load_latest_of(
@@ -65,15 +65,15 @@ def load_latest_of(
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.updates)
     if len(ordered) == 1:
         return ordered[0], tensors(ordered[0], verify=ordered[0] != verified), []
-    found, warnings = _last_usable(ordered, option, lambda each: (each, _tensors(each, verify=each != verified)))
-    return *found, warnings
+    newest, warnings = _last_readable(ordered, option, lambda each: (each, _tensors(each, verify=each != verified)))
+    return *newest, warnings
 
 
-def _last_usable(
+def _last_readable(
     checkpoints: Sequence[Checkpoint], option: str, look: Callable[[Checkpoint], _Result]
 ) -> tuple[_Result, list[str]]:
     """The result of `look` for the last checkpoint for which it raises no CheckpointError. One that may not be read is an
-    error, as nothing is known of it: a run that went on from an earlier one would write over it."""
+    error, as nothing is known of it: a run that resumed from an earlier one would write over it."""
     damaged: list[tuple[str, CheckpointError]] = []
     for checkpoint in reversed(checkpoints):
         try:
@@ -106,7 +106,7 @@ def _reason(checkpoint: Checkpoint, error: CheckpointError) -> CheckpointError:
     return error
 
 
-def usable(
+def readable_checkpoints(
     checkpoints: Sequence[Checkpoint], most: int | None = None, finite: bool = True
 ) -> tuple[list[Checkpoint], list[str]]:
     """The checkpoints that can be read and hold the weights of their numbers, or the last `most` of them, and a line on each
@@ -116,15 +116,15 @@ def usable(
         if len(good) == most:
             break
         try:
-            good.append(_finite(_whole(checkpoint)) if finite else _whole(checkpoint))
+            good.append(_finite(_verified(checkpoint)) if finite else _verified(checkpoint))
         except CheckpointError as error:
             damaged.append(_left_out(checkpoint.name, _reason(checkpoint, error)))
     return good[::-1], damaged[::-1]
 
 
-def initial(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
+def load_init_path(path: Path) -> tuple[Checkpoint, Tensors, list[str]]:
     """The checkpoint of `--init-path`, its tensors, and a line on each newer one in its folder that is damaged."""
-    place = find.initial(path)
+    place = find.init_checkpoint(path)
     if isinstance(place, Path):
         return load_latest(place, "--init-path")
     return place, tensors(place), []
@@ -188,7 +188,7 @@ def _naming(checkpoint: Checkpoint) -> Iterator[None]:
         raise CheckpointError(f"checkpoint {checkpoint.prefix} is damaged: {error}") from None
 
 
-def _whole(checkpoint: Checkpoint) -> Checkpoint:
+def _verified(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint; CheckpointError if it cannot be read or holds other weights than those of its number. Where a manifest
     proves the files, no more than the tensors' list and their own count of updates is read."""
     _verify(checkpoint)
@@ -235,7 +235,7 @@ def _finite(checkpoint: Checkpoint) -> Checkpoint:
 
 def _shapes(checkpoint: Checkpoint, verify: bool) -> Shapes:
     if verify:
-        _whole(checkpoint)
+        _verified(checkpoint)
     try:
         return tensor_bundle.shapes(Path(f"{checkpoint.prefix}.index"))
     except tensor_bundle.Damaged as error:

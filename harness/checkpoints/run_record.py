@@ -1,5 +1,5 @@
 """The record of a run in its folder: the options in arguments.json and arguments_restore.json, or in a .npz file, and the
-run's id, seed and calls in the states of its checkpoints. Either may be lost, damaged, or another run's."""
+run's id, seed and invocations in the states of its checkpoints. Either may be lost, damaged, or another run's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from base.storage import input_files
 from harness.checkpoints import find, npz_weights, state_file
 from harness.checkpoints.checkpoint import Checkpoint, CheckpointError
-from harness.checkpoints.state_file import Invocation, calls
+from harness.checkpoints.state_file import Invocation, invocations
 from harness.run.arguments import ASKED, RUN_ID, SEED, wrong_option
 
 _FIRST, _LATER = "arguments.json", "arguments_restore.json"
@@ -27,21 +27,21 @@ def options(folder: Path) -> dict[str, Any]:
 
 def arguments(folder: Path) -> dict[str, Any]:
     """The content of a run's last arguments file, or of a .npz file's entry; empty without one."""
-    path = file(folder)
+    path = arguments_file(folder)
     if npz_weights.located(folder):
         return _sound(path, npz_weights.options(path))
     return _sound(path, state_file.json_object(path)) if _has_content(path) else {}
 
 
-def first(folder: Path) -> dict[str, Any]:
-    """The arguments of the call that began a run; empty if they are lost."""
+def first_arguments(folder: Path) -> dict[str, Any]:
+    """Return the arguments of the invocation that began a run; empty if they are lost."""
     path = folder / _FIRST
     with suppress(CheckpointError):
         return _sound(path, state_file.json_object(path))
     return {}
 
 
-def file(folder: Path) -> Path:
+def arguments_file(folder: Path) -> Path:
     """The file with the options of the run in a folder: that of its last restore, or of its beginning. An emptied one counts
     as missing. A .npz file has its own."""
     last = folder / _LATER
@@ -91,31 +91,31 @@ def _own(folder: Path) -> list[tuple[Checkpoint, State]]:
     return [(checkpoint, state) for checkpoint, state in _readable(folder) if state.get(RUN_ID) in own]
 
 
-def lost(folder: Path) -> str | None:
-    """Why the recorded options are not those of the run's last call, by the calls in its states. A later instance may have
-    saved without recording any."""
-    recorded, path = arguments(folder), file(folder)
+def stale_record_reason(folder: Path) -> str | None:
+    """Return why the recorded options are not those of the run's last invocation, by those in its states, or None. A later
+    instance may have saved without recording any."""
+    recorded, path = arguments(folder), arguments_file(folder)
     if path.name not in (_FIRST, _LATER) or recorded.get("instance"):
         return None
-    known = None if path.name == _FIRST else calls(recorded)
-    name = next((checkpoint.name for checkpoint, state in _own(folder) if _is_later(calls(state), known)), None)
+    known = None if path.name == _FIRST else invocations(recorded)
+    name = next((checkpoint.name for checkpoint, state in _own(folder) if _is_later(invocations(state), known)), None)
     return f"{name} is of a later call of the run than {path}" if name else None
 
 
-def _is_later(way: Sequence[Invocation], known: Sequence[Invocation] | None) -> bool:
-    """Return whether the calls of a saved state go on after the known ones; None: after the call that began the run, which
-    an older version may have left out."""
+def _is_later(lineage: Sequence[Invocation], known: Sequence[Invocation] | None) -> bool:
+    """Return whether the invocations of a saved state continue the known ones; None: those of the invocation that began the
+    run, which an older version may have left out."""
     if known is None:
-        return len(way) > 1 or any(since for _, since in way)
-    return bool(known) and len(way) > len(known) and way[: len(known)] == known
+        return len(lineage) > 1 or any(since for _, since in lineage)
+    return bool(known) and len(lineage) > len(known) and lineage[: len(known)] == known
 
 
-def warnings(folder: Path, lost: str | None) -> list[str]:
-    """A line where the options of a run's last restore are `lost`, or where those of its beginning are, and the last
+def warnings(folder: Path, stale: str | None) -> list[str]:
+    """A line where the options of a run's last restore are `stale`, or where those of its beginning are, and the last
     restore's stand for them. A later instance has none."""
-    if lost:
-        return [f"warning: {lost}, which tells the options; {_LATER} of that call is missing or empty"]
-    first_file, last = folder / _FIRST, file(folder)
+    if stale:
+        return [f"warning: {stale}, which tells the options; {_LATER} of that call is missing or empty"]
+    first_file, last = folder / _FIRST, arguments_file(folder)
     if last.name != _LATER or arguments(folder).get("instance"):
         return []
     why = f"{first_file} is missing or empty"

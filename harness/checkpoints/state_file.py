@@ -1,4 +1,4 @@
-"""The state in a checkpoint that is no variable: a JSON object of the update, the run, its calls, its averages and rows."""
+"""The state in a checkpoint that is no variable, a JSON object: the update, the run, its invocations, averages and rows."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ SAFETY = "rolling"  # true in a checkpoint that the next one replaces
 MAX_JSON = 64 << 20  # bytes of arguments or a state, whose rows make most of it
 _DIGEST = "digest"
 _ABOVE_ONE = 1e-3  # of a rounded mean of fractions
-Invocation = tuple[str, int]  # one call of a run: its random name, and the updates done when it began
+Invocation = tuple[str, int]  # of the command, for one run: its random name, and the updates done when it began
 
 
 def _are_means(value: Any) -> bool:
-    """(loss, accuracy) each; a loss need not be finite, as --keep-going goes on after one."""
+    """(loss, accuracy) each; a loss need not be finite, as --keep-going continues after one."""
     pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
     return pairs and all(is_number(loss) and is_number(share) and 0 <= share <= 1 + _ABOVE_ONE for loss, share in value)
 
@@ -67,7 +67,7 @@ _RULES: Mapping[str, Rule] = {
 }
 
 
-def signed(state: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as its file holds it, with a digest that is checked where there is no manifest, too."""
     state = json.loads(json.dumps(state))
     return {**state, _DIGEST: _digest(state)}
@@ -83,7 +83,7 @@ def read(checkpoint: Checkpoint) -> dict[str, Any]:
     return _read(checkpoint)[0]
 
 
-def unverified(checkpoint: Checkpoint) -> bool:
+def is_unverified(checkpoint: Checkpoint) -> bool:
     """Return whether neither a digest nor a manifest proves a saved state to be as it was written."""
     return _read(checkpoint)[1]
 
@@ -96,7 +96,7 @@ def _read(checkpoint: Checkpoint) -> tuple[dict[str, Any], bool]:
     digest = state.pop(_DIGEST, None)
     if digest not in (None, _digest(state)):
         raise CheckpointError(f"{checkpoint.state_path.name} has other content than was written")
-    proved = digest is not None or manifest.covers(checkpoint.state_path, Path(checkpoint.prefix))
+    proved = digest is not None or manifest.matches(checkpoint.state_path, Path(checkpoint.prefix))
     return {} if broken(state, _RULES) else state, not proved
 
 
@@ -112,9 +112,10 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]]:
-    """(updates, state) of every checkpoint on the way to `newest` with a sound state, which says if it is UNVERIFIED.
+    """Return (updates, state) of every checkpoint in the lineage of `newest` with a sound state, which says if it is
+    UNVERIFIED.
 
-    States beside that way are of updates that were done again: a checkpoint was damaged and left out, and the run went on
+    States beside the lineage are of updates that were done again: a checkpoint was damaged and left out, and the run resumed
     from an earlier one.
     """
     states = []
@@ -124,19 +125,24 @@ def lineage(folder: Path, newest: Checkpoint) -> list[tuple[int, dict[str, Any]]
                 state, unverified = _read(checkpoint)
                 if state.get(ITERATION) == checkpoint.updates:
                     states.append((checkpoint.updates, {**state, UNVERIFIED: True} if unverified else state))
-    way = next((calls(state) for done, state in states if done == newest.updates), [])
-    return [(done, state) for done, state in states if _is_in_lineage(done, calls(state), way)]
+    latest = next((invocations(state) for done, state in states if done == newest.updates), [])
+    return [(done, state) for done, state in states if _is_in_lineage(done, invocations(state), latest)]
 
 
-def calls(state: Mapping[str, Any], started_at: int | None = None) -> list[Invocation]:
-    """The calls in a state, in order; with `started_at` a new one besides, which goes on after that many updates."""
-    earlier = [(name, since) for name, since in state.get(CALLS, ())]
-    return earlier if started_at is None else [*earlier, (secrets.token_hex(4), started_at)]
+def invocations(state: Mapping[str, Any]) -> list[Invocation]:
+    """Return the invocations of the run that led to a state, in order."""
+    return [(name, since) for name, since in state.get(CALLS, ())]
 
 
-def _is_in_lineage(done: int, earlier: Sequence[Invocation], way: Sequence[Invocation]) -> bool:
-    """Return whether the run passed a checkpoint after `done` updates; a saved state without calls is believed."""
-    if not earlier or not way:
+def with_new_invocation(state: Mapping[str, Any], updates: int) -> list[Invocation]:
+    """Return the invocations of a state and a new one, under a random name, which begins after that many updates."""
+    return [*invocations(state), (secrets.token_hex(4), updates)]
+
+
+def _is_in_lineage(done: int, earlier: Sequence[Invocation], latest: Sequence[Invocation]) -> bool:
+    """Return whether the run with the `latest` invocations passed a checkpoint after `done` updates; a saved state without
+    invocations is believed."""
+    if not earlier or not latest:
         return True
-    ends = {name: next_since for (name, _), (_, next_since) in zip(way, [*way[1:], ("", done)])}
+    ends = {name: next_since for (name, _), (_, next_since) in zip(latest, [*latest[1:], ("", done)])}
     return done <= ends.get(earlier[-1][0], -1)

@@ -37,7 +37,7 @@ class SaveError(Exception):
 def save_numbered(checkpoint: Checkpoint, values: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
     """Write a numbered checkpoint, and the file `checkpoint` in which TensorFlow's own programs look for the newest."""
     prefix = Path(checkpoint.prefix)
-    write_checkpoint(prefix, values, state_file.signed(state))
+    write_checkpoint(prefix, values, state_file.with_digest(state))
     listed = f'"{prefix.name}"'
     try:
         files.write_atomically(
@@ -106,7 +106,7 @@ def remove_unfinished(folder: Path) -> None:
 
 class Writer:
     """Carries out one task at a time in a thread of its own; its error is raised where the next one begins. `latest`: the
-    name of the checkpoint that the run can go on from, which the tasks set."""
+    name of the checkpoint that the run can resume from, which the tasks set."""
 
     def __init__(self, latest: str | None = None) -> None:
         self.latest = latest

@@ -1,4 +1,4 @@
-"""--autoresume: the same call begins a run, goes on with it, or finds it complete, as schedulers repeat their calls."""
+"""--autoresume: the same call begins a run, resumes it, or finds it complete, as schedulers repeat their calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def is_complete(run: Run, folder: Path, updates: int) -> bool:
         return True
     try:
         rows = run_table(folder, "validation.csv").read()
-    except (OSError, ValueError):  # going on mends rows, or tells of them
+    except (OSError, ValueError):  # resuming mends rows, or tells of them
         return False
     checkpoints = validated_rows.of_checkpoints(rows, updates)
     validates = checkpoint.validation and run.data_source.spec.validation_images

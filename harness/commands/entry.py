@@ -71,13 +71,13 @@ def start(
     if run.options.dataset.dataset_benchmark:
         input_benchmark.report(run, training)
         return None
-    asked, only_compiled = run.options.main, run.options.device.compile_only
-    describing = asked.dry_run or asked.summary
+    main, only_compiled = run.options.main, run.options.device.compile_only
+    describing = main.dry_run or main.summary
     run = _checked(run, training, refusing=not describing and not only_compiled)
-    if asked.dry_run:
+    if main.dry_run:
         for line in (*run.notes, *warnings, describe.run(run, origin.updates) if training else run.summary()):
             print(line)
-    if asked.summary:
+    if main.summary:
         print(layer_table(run.trace, run.plan))
     if describing:
         return None
@@ -93,18 +93,18 @@ def parse(
     argv: list[str], script: str, recorded: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Parsed | None:
     """The options, or None when the call only asked for help or an explanation (which is printed). `folder`: that of the
-    run, or the weights, with the `recorded` ones; CheckpointError if a run is to go on with those of an earlier call than
+    run, or the weights, with the `recorded` ones; CheckpointError if a run is to resume with those of an earlier call than
     its last one."""
     if answered(argv, script):
         return None
-    lost = run_record.lost(folder) if folder else None
-    if lost and script in ("train", "restore"):
+    stale = run_record.stale_record_reason(folder) if folder else None
+    if stale and script in ("train", "restore"):
         file = commands.in_shell([command_line.as_value(folder / "arguments")])
         raise CheckpointError(
-            f"{lost}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
+            f"{stale}, whose options may be others: put that call's arguments_restore.json back, or, if those of the "
             f"beginning are to count, cp {file}.json {file}_restore.json"
         )
-    parsed = cli.parse(argv, script, recorded, record=run_record.file(folder) if folder else None)
+    parsed = cli.parse(argv, script, recorded, record=run_record.arguments_file(folder) if folder else None)
     if parsed.options.main.help:
         print(cli.help_text(parsed, commands.prog(f"{script}.py"), INTRODUCTIONS[script]), end="")
         return None
@@ -112,7 +112,7 @@ def parse(
         precision = Precision.of(parsed.options.device, parsed.options.training.offload_fp32_weight_copy)
         print("\n".join([cli.explain(parsed.options), "Number formats:", *precision.table()]))
         return None
-    doubts = run_record.warnings(folder, lost) if folder else []
+    doubts = run_record.warnings(folder, stale) if folder else []
     return replace(parsed, notes=(*parsed.notes, *doubts))
 
 
@@ -131,7 +131,7 @@ def answered(argv: list[str], script: str) -> bool:
 def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, Any]:
     """The recorded options of a run folder, less those that belong to one call. CheckpointError if they are lost, and this
     call says nothing of the network either, as nobody means all defaults."""
-    recorded, file = run_record.options(folder), run_record.file(folder)
+    recorded, file = run_record.options(folder), run_record.arguments_file(folder)
     if not recorded:
         _check_recorded(file, argv, script)
     elif "model" not in recorded and not any(sources.value_of(argv, name, script) for name in TELLING):
@@ -145,8 +145,8 @@ def recorded_options(folder: Path, argv: list[str], script: str) -> dict[str, An
 
 def wants_help(argv: list[str]) -> bool:
     """Return whether the call asks for help, the version or the configurations, and for nothing of a run's."""
-    asked = any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
-    return asked or any(word.split("=")[0] in ("--version", "--list-configs") for word in argv)
+    help_given = any(word == "-h" or (len(word) > 2 and "--help".startswith(word)) for word in argv)
+    return help_given or any(word.split("=")[0] in ("--version", "--list-configs") for word in argv)
 
 
 def _check_recorded(file: Path, argv: list[str], script: str) -> None:

@@ -1,4 +1,4 @@
-"""Command lines that a user can paste: how to go on, how to begin again, what comes next."""
+"""Command lines that a user can paste: how to resume, how to begin again, what comes next."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def restoring(folder: Path) -> list[str]:
 
 
 def resuming(run: Run, folder: Path) -> list[str]:
-    """The words of restore.py that go on with a run."""
+    """The words of restore.py that resume a run."""
     return [*restoring(folder), *["--distributed"] * (run.cluster.source != "" and not run.cluster.by_poprun)]
 
 
@@ -65,9 +65,9 @@ def repeatable(script: str, argv: list[str], state: str, label: str, alone: bool
         raise
 
 
-def resumable(script: str, argv: list[str]) -> AbstractContextManager[None]:
-    """Return `repeatable` for a call that goes on with a run: a signal before it saves leads to a hint to call again."""
-    return repeatable(script, argv, "The run is as it was.", "Go on", alone=True)
+def resumable(script: str, argv: list[str], alone: bool = True) -> AbstractContextManager[None]:
+    """Return `repeatable` for a call that resumes a run: a signal before it saves leads to a hint to call again."""
+    return repeatable(script, argv, "The run is as it was.", "Go on", alone)
 
 
 def _from_here(path: str) -> str:

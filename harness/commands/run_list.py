@@ -1,5 +1,5 @@
-"""The runs below a folder: the network of each, how far it has come, how good it is, and whether it can go on. Nothing is
-written, and no link is followed below that folder."""
+"""The runs below a folder: the network of each, how far it has come, how good it is, and whether it can be resumed. Nothing
+is written, and no link is followed below that folder."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _recorded(folder: Path) -> tuple[dict[str, Any], str | None]:
         recorded = run_record.options(folder)
     except CheckpointError as error:
         return {}, str(error)
-    return recorded, None if recorded else f"{run_record.file(folder).name} is missing or empty"
+    return recorded, None if recorded else f"{run_record.arguments_file(folder).name} is missing or empty"
 
 
 def _damage(folder: Path) -> str | None:
@@ -146,13 +146,13 @@ def _damage(folder: Path) -> str | None:
         if missing or not checkpoints:
             return f"{missing.name} is missing" if missing else None
         state_file.read(checkpoints[-1])
-        return manifest.shortage(Path(checkpoints[-1].prefix))
+        return manifest.find_truncation(Path(checkpoints[-1].prefix))
     except CheckpointError as error:
         return str(error)
 
 
 def _updates(folder: Path, running: bool) -> int:
-    """Return the updates of the newest checkpoint, which a run goes on from; those of the last row while it is running, or
+    """Return the updates of the newest checkpoint, which a run resumes from; those of the last row while it is running, or
     where it saves none."""
     with suppress(CheckpointError):
         saved = [checkpoint.updates for checkpoint in find.numbered(folder)]

@@ -77,11 +77,11 @@ class Divergence:
         self._context.log.note(f"warning: {reason}")
 
     def judge_values(self, values: Mapping[str, np.ndarray], iteration: int, together: bool) -> None:
-        """The weights and slots after update `iteration`: no run goes on from those that are not finite, or beyond their
+        """The weights and slots after update `iteration`: no run resumes from those that are not finite, or beyond their
         format. `together`: every instance judges them now, and no other waits for this one in its next update."""
         if self._options.keep_going:
             return
-        for fault in compatibility.faulty(values, compatibility.saved(self._context.run)):
+        for fault in compatibility.invalid_tensor(values, compatibility.expected_training_tensors(self._context.run)):
             raise self._error(f"after update {iteration}, {fault}: {self._advice}", together)
 
     def ends_host_step(self, loss: float) -> bool:

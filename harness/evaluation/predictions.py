@@ -38,7 +38,10 @@ def predict(run: Run, selected: Sequence[Checkpoint]) -> None:
     if run.options.device.profile_compilation or profile.requested(run.options.device, Path(), os.environ):
         log.note("--predict records no profile; leave it out to have one of validation")
     checkpoint, values, warnings = read.load_latest_of(selected, f"--restore-path {run.options.main.restore_path}")
-    warnings += [f"warning: {fault}" for fault in compatibility.faults(values, compatibility.model(run), checkpoint)]
+    warnings += [
+        f"warning: {fault}"
+        for fault in compatibility.invalid_tensor_messages(values, compatibility.expected_model_tensors(run), checkpoint)
+    ]
     for warning in warnings:
         log.note(warning)
     _show(run, checkpoint, values, log)
@@ -59,7 +62,9 @@ def _show(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray], lo
     batch = _Batch()
     program = prediction_program(run, request, batch)
     try:
-        compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
+        compatibility.check_shapes(
+            compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint
+        )
         program.load(values)
         names = inference_record.names(run, checkpoint)
         network = f"{run.name.split('_bs')[0]} with {checkpoint.name}, {run.image_size}x{run.image_size} pixels"

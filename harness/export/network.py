@@ -86,7 +86,7 @@ def opened(path: str, words: Sequence[str]) -> TrainedNetwork | None:
     run, without_data = _prepared(parsed.options)
     damaged = compatibility.check_model(run, selected)
     checkpoint, values, left_out = read.load_latest_of(selected, f"--restore-path {path}")
-    for fault in compatibility.faults(values, compatibility.model(run), checkpoint):
+    for fault in compatibility.invalid_tensor_messages(values, compatibility.expected_model_tensors(run), checkpoint):
         raise CheckpointError(f"{fault}; export another checkpoint")
     names = inference_record.names(run, checkpoint)
     notes = [without_data] * bool(without_data)

@@ -28,7 +28,7 @@ class Observer:
         self._board: _Histograms | None = None
         self._missing = False
         if self._every:
-            record.go_on_after(context.folder, first)
+            record.truncate_after(context.folder, first)
             self._missing = record.is_missing(context.folder, first, self._every)
 
     @property
@@ -37,7 +37,7 @@ class Observer:
         return self._every
 
     def catch_up(self, done: int) -> None:
-        """Observe the update that the run goes on after, if the call that saved it ended before it could."""
+        """Observe the update that the run resumes after, if the call that saved it ended before it could."""
         if self._missing:
             self.observe(done)
 

@@ -29,7 +29,7 @@ def read(folder: Path) -> list[Observation]:
     return [found for line in _lines(folder) if (found := _observation(line))]
 
 
-def go_on_after(folder: Path, updates: int) -> None:
+def truncate_after(folder: Path, updates: int) -> None:
     """Drop the observations after `updates`, which will be made again."""
     lines = _lines(folder)
     kept = [line for line in lines if (found := _observation(line)) and found.updates <= updates]

@@ -81,7 +81,7 @@ def _answered(run: Run, checkpoint: Checkpoint, values: Mapping[str, np.ndarray]
 
     classes = run.data_source.spec.num_classes
     most = min(predictions.MOST, classes)
-    compatibility.check_shapes(compatibility.of_values(values), compatibility.model(run), checkpoint)
+    compatibility.check_shapes(compatibility.shapes_of_values(values), compatibility.expected_model_tensors(run), checkpoint)
     with build.top_k_program(run, most) as program:
         program.load(values)
         program.rewind()

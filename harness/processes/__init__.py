@@ -1,1 +1,1 @@
-"""The processes that train together."""
+"""Launching, membership, heartbeat and restarts of the instances."""

@@ -125,13 +125,13 @@ def forget_unsaved(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def check_writable(folder: Path, goes_on: bool = False) -> None:
+def check_writable(folder: Path, resuming: bool = False) -> None:
     """NotRegular for a folder, link or pipe in the way of a file that a run writes. `goes_on`: a link or a pipe in the place
     of its rows gives way to rows made anew."""
     for name in _APPENDED:
         files.check_writable(folder / name)
     for name in TABLES:
-        files.check_writable(folder / name, replaced=goes_on)
+        files.check_writable(folder / name, replaced=resuming)
     for name in _REPLACED:
         files.check_writable(folder / name, replaced=True)
     files.check_own_folder(folder / AVERAGES)
@@ -177,7 +177,7 @@ def check(run: Run) -> None:
 
 
 def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
-    """Return the run and this instance's folder of a run that goes on; `given`: what it was told, instance 0's folder or its
+    """Return the run and this instance's folder of a resumed run; `given`: what it was told, instance 0's folder or its
     own."""
     recorded = run_record.arguments(given)
     listed = recorded.get("instance_folders") or []
@@ -191,7 +191,7 @@ def resume(run: Run, team: Team, given: Path) -> tuple[Run, Path]:
         folder = given.absolute()
     if writes(run):
         folder.mkdir(parents=True, exist_ok=True)
-        check_writable(folder, goes_on=True)
+        check_writable(folder, resuming=True)
     return replace(run, folders=tuple(listed) or (_listed(everyone) if all_write(run) else ())), folder
 
 
@@ -206,7 +206,7 @@ def all_write(run: Run) -> bool:
 
 
 def keep_options(run: Run, folder: Path, values: Config) -> None:
-    """The options of an instance that saves without a log, so that it can go on from its own folder."""
+    """The options of an instance that saves without a log, so that it can resume from its own folder."""
     if run.options.logging.logs and run.options.checkpoint.ckpt_all_instances and not (folder / "log.txt").exists():
         record(folder, values, restored=False)
 

@@ -46,7 +46,7 @@ _MAX_INSTANCES = 1024  # instances: each is told the addresses of all of them
 _MAX_PER_CORE = 64  # instances on this host, each of which has dozens of threads
 _ANSWER = 30.0  # seconds in which a host must answer that is to have instances again
 _GRACE = 5.0  # seconds that the others have to end by themselves when one has failed, and then when they are told to
-# mpirun kills the others within a second when a signal has ended one, before they could save and say how to go on
+# mpirun kills the others within a second when a signal has ended one, before they could save and say how to resume
 _KILL_LATE = {"OMPI_MCA_odls_base_sigkill_timeout": f"{_GRACE:.0f}"}  # OpenMPI 4
 _KILL_NONE = {"PRTE_MCA_state_base_recoverable": "1"}  # OpenMPI 5 cannot wait, but leave the others to themselves
 # OpenMPI 4 and 5 say that a host was lost, and 5 ends with code 0 then

@@ -47,7 +47,7 @@ class LaunchedProgram:
         given = sources.value_of(list(self.arguments), option, self.script) if option else None
         return Path(given) if given else None
 
-    def check_goes_on(self) -> None:
+    def check_resumable(self) -> None:
         """OptionError for a training that would begin anew when it is called again."""
         from harness.options import sources
 

@@ -1,4 +1,4 @@
-"""poprun --max-restarts: when an instance is lost, all are started again, and go on from the run's newest whole checkpoint.
+"""poprun --max-restarts: when an instance is lost, all are started again, and resume from the run's newest whole checkpoint.
 
 Whatever ends the instances counts as a loss, but an exit code of 0, one of 2 (wrong input, which stays wrong), and a signal
 that told poprun itself to end.
@@ -47,7 +47,7 @@ class Restarts:
                 return ending.code
             self._wait_for_the_lock()
             wait, saved = (_FIRST_WAIT if self._saved() != saved else wait), self._saved()
-            _say(f"{ending.first_failure}; restart {restart} of {self.max_restarts} in {wait:g} s, {self._goes_on()}")
+            _say(f"{ending.first_failure}; restart {restart} of {self.max_restarts} in {wait:g} s, {self._resumes()}")
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
             try:
@@ -85,8 +85,8 @@ class Restarts:
             return find.numbered(folder)[-1].updates if folder and find.numbered(folder) else -1
         return -1
 
-    def _goes_on(self) -> str:
-        """Where the next start goes on, and what is done again."""
+    def _resumes(self) -> str:
+        """Return from where the next start resumes, and what is done again."""
         folder, saved = self.program.run_folder, self._saved()
         if folder is None:
             return "with the same call"

@@ -1,4 +1,4 @@
-"""The instances of a run at work: they meet, compare their calls, and go on together until the end.
+"""The instances of a run at work: they meet, compare their calls, and run together until the end.
 
 A run in one process is a team of one, for which nothing here costs anything.
 """

@@ -21,11 +21,11 @@ class Origin:
 
     folder: Path | None = None  # of the run, or the weights, whose options are taken over
     recorded: Mapping[str, Any] = {}  # these options, and whatever else arguments.json tells
-    total_replicas: int | None = None  # of a run that goes on, which its instances divide anew
+    total_replicas: int | None = None  # of a resumed run, which its instances divide anew
     updates: int = 0  # that are done
 
     def check_source(self, options: RunOptions) -> list[str]:
-        """Lines on the weights and options that are taken over; OptionError where these options cannot go on from there."""
+        """Lines on the weights and options that are taken over; OptionError where these options cannot resume from there."""
         return []
 
     def check_run(self, run: Run) -> list[str]:
@@ -42,7 +42,7 @@ class TrainingOrigin(Origin, ABC):
 
     @abstractmethod
     def read_checkpoint(self, run: Run) -> tuple[Run, LoadedCheckpoint | None]:
-        """The run with lines on damaged checkpoints; the checkpoint that it goes on from, on the instance that reads it."""
+        """The run with lines on damaged checkpoints; the checkpoint that it resumes from, on the instance that reads it."""
 
     @abstractmethod
     def join(self, run: Run, team: Team, checkpoint: LoadedCheckpoint | None) -> tuple[Run, Path, LoadedCheckpoint | None]:

@@ -173,7 +173,7 @@ def _check_unchanged(run: Run, folder: Path) -> None:
     recorded, now = run_record.options(folder), arguments(run, "", {})
     now |= now[ASKED]
     own = {option.name for option in sources.every_option("train")} - with_trait(ONE_CALL) - with_trait(PER_INSTANCE)
-    recorded["init_path"] = run_record.first(folder).get("init_path")  # a run that went on has weights of its own
+    recorded["init_path"] = run_record.first_arguments(folder).get("init_path")  # a resumed run has weights of its own
     names = [name for name in now if name in own | _ALSO and name in recorded]
     other = next((name for name in names if recorded[name] != now[name]), None)
     if other:

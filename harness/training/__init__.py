@@ -1,1 +1,1 @@
-"""The training loop and its reports."""
+"""A training: its start, its loop, and the events between host steps."""

@@ -34,7 +34,7 @@ class CheckpointKind(Enum):
 
 
 class Checkpointer:
-    """Saves the program's variables, and whatever else a run goes on from, while training goes on."""
+    """Saves the program's variables, and whatever else a run resumes from, while training continues."""
 
     def __init__(
         self, context: TrainingContext, program: TrainingProgram, meter: Meter, calls: list[Invocation],
@@ -154,7 +154,7 @@ class Checkpointer:
             self._context.log.note(f"warning: {error}")
 
     def save_last(self, done: int) -> None:
-        """The checkpoint that a run which stops early goes on from, unless it is there."""
+        """The checkpoint that a run which stops early resumes from, unless it is there."""
         self.wait_until_finished()
         there = [checkpoint.updates for checkpoint in find.numbered(self._context.folder)]
         if self._context.writes and (done != self.saved or done not in there):  # that file may be damaged and left out
@@ -167,7 +167,9 @@ class Checkpointer:
             average, values = Checkpoint(str(context.folder / name), -1), None
             if context.team.first:
                 finite = not context.run.options.training.keep_going
-                average, used, damaged = averages.of_run(context.folder, name, count, context.run.length, done, finite)
+                average, used, damaged = averages.write_average(
+                    context.folder, name, count, context.run.length, done, finite
+                )
                 for warning in damaged:
                     context.log.note(warning)
                 context.log.note(f"Saved the average of {used} checkpoint{'s' * (used > 1)} to {average.prefix}")

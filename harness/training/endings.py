@@ -1,4 +1,4 @@
-"""The last lines of a training: accuracy, where the run lies, how to go on."""
+"""The last lines of a training: accuracy, where the run lies, how to resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def finished(context: TrainingContext, done: int, validator: Validator, host_thr
         return
     note(f"The run is in {folder}; its picture: {plot.write_run_svg(folder, titles.of_run(run.options.values()))}")
     _write_page(context)
-    if not context.team.first:  # instance 0's folder is the one to go on with
+    if not context.team.first:  # instance 0's folder is the one to resume
         return
     if done < length.iterations and not validator.ends_run:
         note(f"Go on:           {hints.command('restore', *hints.resuming(run, folder))}")
@@ -55,8 +55,8 @@ def _write_page(context: TrainingContext) -> None:
 
 
 def stopped(context: TrainingContext, call: str, reason: str, *changed: str) -> None:
-    """Log the end of a call that ends early. `call`: the command line that goes on with the run as long as its options are
-    not recorded; `changed`: options with which going on is no repetition."""
+    """Log the end of a call that ends early. `call`: the command line that resumes the run as long as its options are
+    not recorded; `changed`: options with which resuming is no repetition."""
     run, folder, log, writer = context.run, context.folder, context.log, context.writer
     log.note(f"Stopped: {reason}")
     try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitialState:
-    """`calls`: of the run, that led here, the present one last. For a run that goes on there are also the checkpoint, its
+    """`calls`: of the run, that led here, the present one last. For a resumed run there are also the checkpoint, its
     tensors, and the rows of validation.csv by name."""
 
     meter: Meter
@@ -67,7 +67,7 @@ def recorded_values(run: Run, folder: Path, resumed: Checkpoint | None) -> dict[
 
 
 def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
-    """The digest of the classes' names that the weights of a run which goes on know, if that has been recorded."""
+    """The digest of the classes' names that the weights of a resumed run know, if that has been recorded."""
     digest = run_record.arguments(folder).get(CLASSES) if resumed else None
     return {CLASSES: digest} if digest else {}
 
@@ -75,7 +75,7 @@ def known_names(folder: Path, resumed: Checkpoint | None) -> dict[str, Any]:
 def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialState:
     """The initial weights, or those of --init-path."""
     run, team = context.run, context.team
-    calls = _calls(team, {}, 0)
+    calls = _invocations(team, {}, 0)
     if run.options.training.init_path and team.first:
         _load_init_path(context, program)
     if team.group:
@@ -86,11 +86,11 @@ def _new_state(context: TrainingContext, program: TrainingProgram) -> InitialSta
 def _load_init_path(context: TrainingContext, program: TrainingProgram) -> None:
     """The weights of --init-path; a classifier of another number of classes begins anew."""
     run, log = context.run, context.log
-    source, values, damaged = read.initial(Path(run.options.training.init_path))
+    source, values, damaged = read.load_init_path(Path(run.options.training.init_path))
     for warning in damaged:
         log.note(warning)
     tensors, lines = compatibility.initial_tensors(run, source, values)
-    program.begin_with(tensors)
+    program.load_initial(tensors)
     log.note(f"Begun with the weights of {source.prefix}")
     for line in lines:
         log.note(line)
@@ -152,11 +152,11 @@ def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -
     """Rows and averages as they were at the checkpoint, and the calls up to this one."""
     run, team, log = context.run, context.team, context.log
     state = team.broadcast_json(state_file.read(checkpoint) if team.first else None)
-    calls = _calls(team, state, checkpoint.updates)
+    calls = _invocations(team, state, checkpoint.updates)
     pending = averages.requested(run.options.training) if run.options.checkpoint.validation else []
     log.tell_of_averages([name for name, _ in pending])
     lineage, stays = state_file.lineage(context.folder, checkpoint), not state.get(state_file.SAFETY)
-    log.go_on_after(checkpoint.updates, lineage, stays, expected_rows(run, context.folder))
+    log.resume_after(checkpoint.updates, lineage, stays, expected_rows(run, context.folder))
     if team.first:
         state = meter_state(context, checkpoint, state)
     state = team.broadcast_json(state)
@@ -165,7 +165,7 @@ def _restored_rows_and_meter(context: TrainingContext, checkpoint: Checkpoint) -
 
 def meter_state(context: TrainingContext, checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Any]:
     """The state of the averages at the checkpoint; if it is lost, or may be anything, the state that the rows tell."""
-    if state and not state_file.unverified(checkpoint):
+    if state and not state_file.is_unverified(checkpoint):
         return state
     file = checkpoint.state_path.name
     sound = f"anything that vouches for its {file}" if state else f"a sound {file}"
@@ -180,8 +180,8 @@ def meter_state(context: TrainingContext, checkpoint: Checkpoint, state: dict[st
 def expected_rows(run: Run, folder: Path) -> dict[str, Callable[[], ExpectedRows]]:
     """The updates after which the run has rows by table, as the options of its first and of its last call tell."""
     recorded = run_record.arguments(folder)
-    starts = [since for _, since in state_file.calls(recorded)] or [0]
-    first = run_record.first(folder) if starts[0] == 0 and len(starts) > 1 else {}
+    starts = [since for _, since in state_file.invocations(recorded)] or [0]
+    first = run_record.first_arguments(folder) if starts[0] == 0 and len(starts) > 1 else {}
     unknown = (starts[1] if first else 0, starts[-1])
     earlier, last = _log_points(run, first), _log_points(run, recorded)
     return {name: partial(_expected_rows, earlier[name], last[name], unknown) for name in last}
@@ -207,6 +207,6 @@ def _log_points(run: Run, recorded: Mapping[str, Any]) -> dict[str, Callable[[],
     return {"training.csv": length.log_points, "validation.csv": length.checkpoint_points if validated else list}
 
 
-def _calls(team: Team, state: Mapping[str, Any], updates: int) -> list[state_file.Invocation]:
-    """The calls of the run up to this one, which all instances name alike."""
-    return state_file.calls({CALLS: team.broadcast_json(state_file.calls(state, updates))})
+def _invocations(team: Team, state: Mapping[str, Any], updates: int) -> list[state_file.Invocation]:
+    """Return the invocations of the run up to this one, which all instances name alike."""
+    return state_file.invocations({CALLS: team.broadcast_json(state_file.with_new_invocation(state, updates))})

@@ -108,7 +108,7 @@ class TrainingLoop:
                 first = self._advance(first, end)
 
     def _begin(self) -> None:
-        """Save the initial checkpoint of a new run. If a run that goes on ended between saving and validating its newest
+        """Save the initial checkpoint of a new run. If a resumed run ended between saving and validating its newest
         checkpoint, or observing its numbers, that is done now."""
         resumed = self._initial.checkpoint
         with self._signals.deferred():

@@ -26,12 +26,12 @@ from harness.training.context import TrainingContext
 from harness.training.initial_state import recorded_values
 from log import RunLog
 
-_TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with which a run ends, and says how to go on
+_TOLD = (StopRequest, FloatingPointError, SaveError, OSError)  # errors with which a run ends, and says how to resume
 
 
 @contextmanager
 def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, call: str) -> Iterator[TrainingContext]:
-    """A run in its folder. An early end says where the run is and how to go on. `call`: the command line that goes on with a
+    """A run in its folder. An early end says where the run is and how to resume. `call`: the command line that resumes a
     `saved` run as long as its options are not recorded."""
     request = profile.requested(run.options.device, folder, os.environ) if team.first else None
     held = locks.held(folder) if folders.writes(run) else nullcontext()
@@ -59,7 +59,7 @@ def opened(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None, c
 
 
 def _open_log(run: Run, team: Team, folder: Path, saved: LoadedCheckpoint | None) -> RunLog:
-    """The log with its head; the options of a new run are recorded, those of one that goes on when it is restored."""
+    """The log with its head; the options of a new run are recorded, those of a resumed one when it is restored."""
     logging = run.options.logging
     values = recorded_values(run, folder, saved.checkpoint if saved else None)
     has_log = team.first or logging.log_all_instances

@@ -36,7 +36,7 @@ class NewRun(TrainingOrigin):
         """CheckpointError for weights that are not there, before an option is refused that suits their network."""
         given = options.training.init_path
         if given and not membership.follows(os.environ, options.training.distributed):
-            find.initial(Path(given))
+            find.init_checkpoint(Path(given))
         return []
 
     def read_checkpoint(self, run: Run) -> tuple[Run, None]:
@@ -69,7 +69,7 @@ class SavedRun(TrainingOrigin):
         """CheckpointError if there is no run in the folder. `repeated`: the call is that which began the run, made again."""
         self._follows = membership.call_follows(argv, script)
         if not self._follows:
-            find.of_run(folder)  # a folder without checkpoints is no run
+            find.run_checkpoints(folder)  # a folder without checkpoints is no run
         self.folder, self._repeated = folder, repeated
         self.recorded = entry.recorded_options(folder, argv, script)
         self.total_replicas = self.recorded.get("total_replicas")
@@ -97,7 +97,7 @@ class SavedRun(TrainingOrigin):
 
     def check_source(self, options: RunOptions) -> list[str]:
         """Lines on damaged checkpoints and lost records; OptionError if nothing tells the seed."""
-        file = run_record.file(self.folder)
+        file = run_record.arguments_file(self.folder)
         if options.device.seed is None:
             raise OptionError(
                 f"{file} does not tell the run's seed, which everything random follows from: put it back as the run wrote "
@@ -136,7 +136,7 @@ class SavedRun(TrainingOrigin):
         return "\n".join([*warnings, *differing, f"{end}{unused}; a larger --{larger} extends it\n"])
 
     def check_run(self, run: Run) -> list[str]:
-        """Raise an OptionError for options that the run cannot go on with; return the lines of `override_notes`."""
+        """Raise an OptionError for options that the run cannot resume with; return the lines of `override_notes`."""
         if not run.options.logging.logs:
             raise OptionError("--no-logs: a resumed run goes on in its own folder; leave the option out")
         if run.options.given("init_path") and not self._repeated:
@@ -164,7 +164,7 @@ class SavedRun(TrainingOrigin):
             last_update(run, self.updates)
         if read_error and run.cluster.instance == 0:
             raise read_error
-        check_writable(self.folder, goes_on=True)
+        check_writable(self.folder, resuming=True)
         write.check_writable(self.folder, self.updates)
         elsewhere = _changed_arithmetic_notes(run, latest) if latest and not self._is_complete(run) else []
         return [*override_notes(run, self.recorded), *changed_data_warnings(run, recorded), *elsewhere]

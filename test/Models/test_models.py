@@ -501,7 +501,7 @@ def test_norm_policies(name, family, size, changes, expected):
 
 def test_never_more_norm_groups_than_channels():
     norm = GroupNorm(groups=32)
-    parts = efficientnet.Parts(norm=norm, activation="swish", group_dim=1, se=True)
+    parts = efficientnet.BlockSettings(norm=norm, activation="swish", group_dim=1, se=True)
     assert [parts.norm_for(channels).groups for channels in (8, 32, 64)] == [8, 32, 32]
 
 

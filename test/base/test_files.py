@@ -139,7 +139,7 @@ def test_averages_stay_in_the_run_folder(folder, tmp_path):
     (folder / "ckpt").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(files.NotRegular, match="its own folder only"):
         files.own_folder(folder / "ckpt")
-    assert averages.files is files  # which `of_run` asks
+    assert averages.files is files  # which `write_average` asks
 
 
 def test_a_file_that_is_too_large_is_not_read(folder):

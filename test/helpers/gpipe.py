@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from emulator.plan.schedules import Timeline, laid_out
+from emulator.plan.schedules import Timeline, from_clocks
 
 
 def all_forwards_first(stages: int, micro_batches: int) -> Timeline:
     """GPipe (Huang et al. 2019), with the backwards in the order of the forwards."""
-    return laid_out(
+    return from_clocks(
         stages,
         micro_batches,
         forward=lambda i, j: i + j,

@@ -18,8 +18,8 @@ from emulator.plan.schedules import (
     grouped,
     idle_fraction,
     idle_share,
-    live,
     max_in_flight,
+    max_live,
     needs,
     one_forward_one_backward,
     order,
@@ -177,7 +177,7 @@ def test_every_size_is_valid_with_the_stated_counts(name, stages, count):
     assert sorted(map(str, actions)) == sorted(f"{j}{kind}{i}" for j in range(stages) for kind in "FB" for i in range(count))
     assert idle_fraction(timeline) == pytest.approx(IDLE[name](stages, count), abs=1e-12)
     for j in range(stages):
-        assert live(timeline, j) == LIVE[name](stages, count, j)
+        assert max_live(timeline, j) == LIVE[name](stages, count, j)
         for kind in "FB":  # gradients are added in this order
             assert [action.micro_batch for action in order(timeline, j) if action.kind == kind] == list(range(count))
 

@@ -77,7 +77,7 @@ def moved(number_format: number_formats.Format, x: np.ndarray, largest: float) -
 
 
 def scaled(precision: Precision) -> dict[str, np.ndarray]:
-    """The kernels, and the largest numbers after the update, with formats that follow these."""
+    """The kernels, and the amax history after the update, with scaled formats."""
     weights, pictures, targets = numbers()
     of, (kernel, bias, kernel_2, bias_2) = precision.operands, weights
     w, w_2 = (moved(of.weight, weights[name], np.abs(weights[name]).max()) for name in (kernel, kernel_2))

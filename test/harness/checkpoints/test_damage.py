@@ -174,7 +174,7 @@ def test_a_manifest_names_files_beside_it(name, folder):
     path = folder / "ckpt-6.manifest.json"
     listed = json.loads(path.read_text())["files"]
     path.write_text(json.dumps({"files": {**listed, name: next(iter(listed.values()))}}))
-    for look in (manifest.find_damage, manifest.shortage):
+    for look in (manifest.find_damage, manifest.find_truncation):
         assert look(folder / "ckpt-6") == "ckpt-6.manifest.json cannot be read"
 
 
@@ -221,11 +221,11 @@ def test_a_checkpoint_under_another_number_is_trusted_by_no_command(copy, target
     shown = read.load_latest_of(find.select(folder), "--restore-path")  # for --predict
     assert shown[0] == chosen and shown[2] == [warning]
     assert read.find_latest(folder) == (chosen, [warning])
-    begun = read.initial(folder)
+    begun = read.load_init_path(folder)
     assert begun[0] == chosen and begun[2] == [warning]
     for path in (folder / name, folder / f"{name}.index"):
         with pytest.raises(CheckpointError, match="of update 2|not in its manifest"):
-            read.initial(path)
+            read.load_init_path(path)
     averaged = succeed("weight_avg", "--restore-path", folder, "--mode", "mean", "-N", 1, "--filename", tmp_path / "mean")
     assert warning in averaged.err and f"Using 1: ckpt-{good}" in averaged.out
 
@@ -234,7 +234,7 @@ def test_tensors_that_a_manifest_and_a_state_vouch_for_are_read_by_whoever_uses_
     names, tensor = set(), tensor_bundle._tensor
     monkeypatch.setattr(tensor_bundle, "_tensor", lambda name, *rest: names.add(name) or tensor(name, *rest))
     flipped(folder / "ckpt-4.data-00000-of-00001", 0.5)
-    kept, (warning,) = read.usable(find.numbered(folder), finite=False)
+    kept, (warning,) = read.readable_checkpoints(find.numbered(folder), finite=False)
     assert names == {"global_step"}
     assert [checkpoint.updates for checkpoint in kept] == [0, 2, 6] and "ckpt-4 is damaged" in warning
 
@@ -280,7 +280,7 @@ def test_any_damage_gives_the_weights_of_the_number_or_an_error(whole, tmp_path,
         assert all("\n" not in warning for warning in warnings)
         mended = RunLog(folder, console=False)
         states = state_file.lineage(folder, chosen)
-        mended.go_on_after(chosen.updates, states, stays=True)
+        mended.resume_after(chosen.updates, states, stays=True)
         mended.close()
         if len([state for _, state in states if state]) <= chosen.updates // 2:
             return  # rows whose states are lost, too
@@ -369,8 +369,8 @@ def test_what_was_left_out_as_damaged_has_no_say_in_the_rows_of_later_calls(fold
         state = state_file.read(begun) if begun else {}
         done = begun.updates if begun else 0
         if begun:
-            log.go_on_after(done, state_file.lineage(folder, begun), stays=True)
-        calls = state_file.calls(state, done)
+            log.resume_after(done, state_file.lineage(folder, begun), stays=True)
+        calls = state_file.with_new_invocation(state, done)
         for end, loss in ends.items():
             log._tables["training.csv"].append({**dict.fromkeys(TRAINING_COLUMNS, loss), "iteration": end})
             kept = {state_file.ITERATION: end, CALLS: calls, **log.kept(end, stays=True)}
@@ -409,7 +409,7 @@ def test_another_runs_checkpoint_is_trusted_by_no_command(folder):
     state = state_file.read(Checkpoint.at(folder, 6))
     assert state[RUN_ID] == run_record.arguments(folder)[RUN_ID]
     write.save_numbered(Checkpoint.at(folder, 6), variables(folder, 6), {**state, RUN_ID: "another"})
-    for found, *_, (warning,) in (read.find_latest(folder), read.load_latest(folder), read.initial(folder)):
+    for found, *_, (warning,) in (read.find_latest(folder), read.load_latest(folder), read.load_init_path(folder)):
         assert found.updates == 4 and "ckpt-6" in warning and "another run's" in warning
     with pytest.raises(CheckpointError, match="another run's"):
         read.tensors(Checkpoint.at(folder, 6))

@@ -151,7 +151,7 @@ def test_the_tensors_of_a_checkpoint_are_known_without_tensorflow(trained):
     assert (
         tensor_bundle.shapes(index)
         == expected
-        == {name: each.shape for name, each in compatibility.saved(prepared("")).items()}
+        == {name: each.shape for name, each in compatibility.expected_training_tensors(prepared("")).items()}
     )
 
 
@@ -163,7 +163,7 @@ def test_what_a_training_keeps_is_known_without_tensorflow(rule):
             slots, precision = UPDATE_RULES[rule].slots, asked.plan.precision
             weights = ProgramVariables(asked.trace.variables, 0, slots, asked.trained, precision=precision)
             kept = {name: variable.shape.as_list() for name, variable in weights.saved.items()}
-        assert {name: list(each.shape) for name, each in compatibility.saved(asked).items()} == kept
+        assert {name: list(each.shape) for name, each in compatibility.expected_training_tensors(asked).items()} == kept
 
 
 def test_a_damaged_list_of_tensors_is_refused(trained, tmp_path):
@@ -288,11 +288,13 @@ def test_weights_that_cannot_be_computed_with_are_named(tmp_path, case, monkeypa
 def test_weights_without_a_classifier_are_something_to_begin_with():
     """But not those of another network, which has none of the variables."""
     asked, weights = prepared(""), Checkpoint("w.npz", -1)
-    found = {name: each.shape for name, each in compatibility.model(asked).items() if name not in (KERNEL, BIAS)}
-    assert compatibility.left_out(found, asked, weights) == [KERNEL, BIAS]
+    found = {
+        name: each.shape for name, each in compatibility.expected_model_tensors(asked).items() if name not in (KERNEL, BIAS)
+    }
+    assert compatibility.classifier_to_reinitialise(found, asked, weights) == [KERNEL, BIAS]
     for others in ({f"other/{name}": shape for name, shape in found.items()}, {"v": (3,)}):
         with pytest.raises(CheckpointError, match="does not fit the network asked for"):
-            compatibility.left_out(others, asked, weights)
+            compatibility.classifier_to_reinitialise(others, asked, weights)
 
 
 @pytest.mark.parametrize(
@@ -302,12 +304,15 @@ def test_weights_without_a_classifier_are_something_to_begin_with():
 )  # fmt: skip
 def test_a_classifier_begins_anew_only_for_other_classes(kernel, bias, fits):
     asked, weights = prepared(""), Checkpoint("w.npz", -1)
-    found = {name: each.shape for name, each in compatibility.model(asked).items()} | {KERNEL: kernel, BIAS: bias}
+    found = {name: each.shape for name, each in compatibility.expected_model_tensors(asked).items()} | {
+        KERNEL: kernel,
+        BIAS: bias,
+    }
     if fits:
-        assert compatibility.left_out(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
+        assert compatibility.classifier_to_reinitialise(found, asked, weights) == ([KERNEL, BIAS] if kernel[1] == 7 else [])
     else:
         with pytest.raises(CheckpointError, match="does not fit the network asked for: all/fc1/dense/"):
-            compatibility.left_out(found, asked, weights)
+            compatibility.classifier_to_reinitialise(found, asked, weights)
 
 
 def test_a_filter_that_matches_nothing():

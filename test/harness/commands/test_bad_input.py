@@ -393,11 +393,11 @@ def test_a_run_goes_on_with_the_options_of_its_last_call(without_manifests):
     values = json.loads(record.read_text())
     for calls, stale in (([*state["calls"], ["ab", 0], ["cd", 1]], False), ([["ef", 0]], False), (state["calls"], True)):
         record.write_text(json.dumps({**values, "calls": calls}))  # of a later call, of another branch, of an earlier one
-        lost = run_record.lost(without_manifests)
+        lost = run_record.stale_record_reason(without_manifests)
         assert lost == (f"ckpt-1 is of a later call of the run than {record}" if stale else None)
     record.unlink()
     newest.state_path.write_text(json.dumps({**state, "run_id": "another", "calls": [["ab", 7]]}))
-    assert run_record.lost(without_manifests) is None  # what came from elsewhere tells nothing of this run
+    assert run_record.stale_record_reason(without_manifests) is None  # what came from elsewhere tells nothing of this run
 
 
 def test_the_names_that_the_weights_know_stay_those_of_the_training(without_manifests):

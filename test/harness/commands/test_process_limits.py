@@ -113,7 +113,7 @@ def test_without_a_folder_for_temporary_files_the_variable_is_named(monkeypatch,
         new_run_folder("name", "logs", None, keep=False)
 
 
-@pytest.mark.parametrize("look", [read.find_latest, find.select, read.initial, averages.candidates])
+@pytest.mark.parametrize("look", [read.find_latest, find.select, read.load_init_path, averages.candidates])
 def test_a_folder_of_another_user_is_not_called_empty(monkeypatch, tmp_path, look):
     def forbidden(path: object = ".") -> list[str]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -171,6 +171,16 @@ def test_a_run_whose_reader_has_gone_ends_in_one_line(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, "a line\n")
     assert done.stderr == "train.py: error: Broken pipe: standard output\n"
+
+
+@pytest.mark.parametrize("words", [["train.py", "--help"], ["plan.py", "--model", "resnet"]])
+def test_a_full_standard_output_is_named(tmp_path, words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, ROOT / words[0], *words[1:]],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"{words[0]}: error: No space left on device: standard output\n")
 
 
 def test_tensorflow_is_imported_where_standard_error_takes_nothing(tmp_path):

@@ -60,7 +60,7 @@ def test_an_observation_that_a_kill_prevented_is_made_when_the_run_goes_on(tmp_p
     assert [each.updates for each in record.read(folder)] == [2, 4] and record.read(folder)[0] == whole
     again = [*words, "--iterations", 4, "--logs-path", folder, "--autoresume"]
     assert "is complete" in succeed("train", *again).out
-    record.go_on_after(folder, 2)
+    record.truncate_after(folder, 2)
     assert "Numbers observed after update 4" in succeed("train", *again).out
     assert [each.updates for each in record.read(folder)] == [2, 4] and "is complete" in succeed("train", *again).out
 

@@ -42,13 +42,13 @@ PROGRAMS = {
 def test_a_program_is_known_by_its_words(text):
     found = LaunchedProgram.of(text.split())
     assert (found.script, found.run_folder and str(found.run_folder)) == PROGRAMS[text]
-    found.check_goes_on()
+    found.check_resumable()
 
 
 @pytest.mark.parametrize("words", ["train.py", "train.py --logs-path a", "train.py --autoresume false --logs-path a"])
 def test_a_training_that_would_begin_anew_is_refused(words):
     with pytest.raises(OptionError, match="give train.py --autoresume and --logs-path"):
-        LaunchedProgram.of(["python", *words.split()]).check_goes_on()
+        LaunchedProgram.of(["python", *words.split()]).check_resumable()
 
 
 LOST = ExitStatus(137, first_failure="instance 1 was killed by SIGKILL")

@@ -261,7 +261,7 @@ def test_training_goes_on_and_is_validated_with_the_programs_that_it_kept():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "about": {}, "keys": {}}'}]
+    "change", [{"graph.pb": b"garbage"}, {"graph.pb": b""}, {"names.json": b'{"names": {}, "metadata": {}, "keys": {}}'}]
 )
 def test_what_is_whole_and_of_no_use_is_built_anew(tmp_path, change, shared_entry):
     run, content, path = shared_entry
